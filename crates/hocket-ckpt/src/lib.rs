@@ -1,0 +1,1 @@
+//! Checkpoints for Hocket: manifest, chunk planning, safetensors, durable and conditional writes, checked reads.

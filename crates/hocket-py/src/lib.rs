@@ -1,0 +1,17 @@
+//! The extension module `hocket.native._native`: it parses arguments, releases the interpreter
+//! lock, calls the pure crates, wraps what they return.
+
+use pyo3::prelude::*;
+
+mod ckpt;
+mod store;
+mod stream;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    store::register(module)?;
+    stream::register(module)?;
+    ckpt::register(module)?;
+    Ok(())
+}

@@ -1,0 +1,1 @@
+//! Shards of training data for Hocket: format, index, order, cache, prefetch, decoding.

@@ -1,0 +1,1 @@
+"""Training methods for Hocket's trainer, each also a plain function."""

@@ -1,0 +1,1 @@
+"""FSDP2 layouts, gradient synchronisation and the launcher for Hocket's trainer."""

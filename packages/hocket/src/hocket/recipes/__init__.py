@@ -1,0 +1,1 @@
+"""All of Hocket: the trainer, its siblings, recipes and the hocket command."""

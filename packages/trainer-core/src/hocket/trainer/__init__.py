@@ -1,0 +1,1 @@
+"""The training loop of Hocket: events, engine, state, time, callbacks, loggers."""

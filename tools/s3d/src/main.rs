@@ -1,0 +1,3 @@
+//! A local S3 server with faults on request.
+
+fn main() {}

@@ -17,7 +17,7 @@ class _Clocked(Protocol):
     timestamp: Timestamp
     previous_timestamp: Timestamp
     max_duration: Time | None
-    dataloader_len: int | None
+    dataloader_len: Time | int | None
 
 
 IsTime: TypeAlias = Callable[[Any, Any], bool]
@@ -120,7 +120,7 @@ def _progress(state: _Clocked, counts: Counts) -> float:
                 "an interval in `dur` with `max_duration` in `ep` needs the number of batches an epoch has, "
                 "and the data loader has no length; state `max_duration` in `ba`, or the interval in `ba`"
             )
-        done += counts.batch_in_epoch / state.dataloader_len
+        done += counts.batch_in_epoch / int(state.dataloader_len)
     return done / duration.value
 
 

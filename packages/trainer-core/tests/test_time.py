@@ -257,6 +257,8 @@ def test_the_end_of_training_is_met_once_and_at_the_asked_events():
     is_time = every("5ba", include_end_of_training=True)
     assert fired_batches(is_time, "2ep", epoch_len=5) == [(5, "batch_end"), (10, "batch_end")]
     is_time = every("1ep", include_end_of_training=True)
+    assert fired_batches(is_time, "10ba", epoch_len=5) == [(5, "epoch_end"), (10, "batch_end")]
+    is_time = every("1ep", include_end_of_training=True)
     assert fired_batches(is_time, "7ba", epoch_len=5) == [(5, "epoch_end"), (7, "batch_end")]
 
 

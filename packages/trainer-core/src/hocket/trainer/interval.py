@@ -14,10 +14,14 @@ from hocket.trainer.timestamp import Counts, Timestamp, count_in
 class _Clocked(Protocol):
     """What an interval reads of the state."""
 
-    timestamp: Timestamp
-    previous_timestamp: Timestamp
-    max_duration: Time | None
-    dataloader_len: Time | int | None
+    @property
+    def timestamp(self) -> Timestamp: ...
+    @property
+    def previous_timestamp(self) -> Timestamp: ...
+    @property
+    def max_duration(self) -> Time | None: ...
+    @property
+    def dataloader_len(self) -> Time | int | None: ...
 
 
 IsTime: TypeAlias = Callable[[Any, Any], bool]
@@ -70,8 +74,8 @@ class _Every:
         self.include_end_of_training = include_end_of_training
         self._event = _SEEN_AFTER.get(interval.unit, "batch") + suffix
         self._events = frozenset(kind + suffix for kind in ("batch", "epoch", "iteration"))
-        # Only keeps the end of training from being met twice; a resumed run does not need it.
-        self._last_batch = -1
+        # Keeps one batch from being met twice: at its own end, and at that of its epoch or of the training.
+        self._last: Counts | None = None
 
     def __call__(self, state: _Clocked, event: Enum) -> bool:
         name = event.value
@@ -79,21 +83,22 @@ class _Every:
             return False
         if not (
             (name == self._event and self._is_crossed(state))
-            or (
-                self.include_end_of_training
-                and self._last_batch != state.timestamp.counts.batch
-                and _is_over(state)
-            )
+            or (self.include_end_of_training and _is_over(state))
         ):
             return False
-        self._last_batch = state.timestamp.counts.batch
-        return True
+        now = state.timestamp.counts
+        last, self._last = self._last, now
+        return last is None or (last.batch, last.sample, last.total_wct) != (
+            now.batch,
+            now.sample,
+            now.total_wct,
+        )
 
     def _is_crossed(self, state: _Clocked) -> bool:
         before, now = state.previous_timestamp.counts, state.timestamp.counts
         if self.interval.unit is TimeUnit.DURATION:
             share = self.interval.value
-            return _parts(_progress(state, before), share) != _parts(_progress(state, now), share)
+            return _parts(share_done(state, before), share) != _parts(share_done(state, now), share)
         length, unit = int(self.interval.value), self.interval.unit
         return count_in(before, unit) // length != count_in(now, unit) // length
 
@@ -106,8 +111,12 @@ def _parts(progress: float, share: float) -> int:
     return int(progress / share + 1e-9)
 
 
-def _progress(state: _Clocked, counts: Counts) -> float:
-    """The share of the training that is done, from 0 to 1; within an epoch by its batches."""
+def share_done(state: _Clocked, counts: Counts) -> float:
+    """The share of the training that is done at `counts`, from 0 to 1; within an epoch by its batches.
+
+    Raises:
+        TimeUnitError: If `max_duration` is not set, or counts epochs of an unknown length.
+    """
     duration = state.max_duration
     if duration is None:
         raise TimeUnitError(

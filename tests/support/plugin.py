@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from support import leaks, sampling
-from support.s3d import s3d, s3d_faults
+from support.s3d import ServerError, build, s3d, s3d_faults
 
 __all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
 
@@ -33,6 +35,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = kept
     sampling.skip_unasked(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the S3 server before the first test that needs it: a cold build outlasts a test's time limit."""
+    is_needed = any({"s3d", "s3d_faults"} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if is_needed and not session.config.option.collectonly:
+        # What goes wrong is told by the fixture, for the tests that ask for it.
+        with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
+            build()
 
 
 @pytest.hookimpl(wrapper=True)

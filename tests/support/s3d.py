@@ -49,12 +49,8 @@ class Server:
         self.endpoint = ""
         self.bucket = ""
         self.env: dict[str, str] = {}
-        self._settings = {
-            "faults": list(faults),
-            "seed": seed,
-            "latency_ms": latency_ms,
-            "bandwidth": bandwidth,
-        }
+        self._faults = faults
+        self._numbers = {"seed": seed, "latency-ms": latency_ms, "bandwidth": bandwidth}
         self._root = root
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[str] | None = None
@@ -96,17 +92,15 @@ class Server:
         self._call("POST", "reset")
 
     def _start(self, root: Path) -> subprocess.Popen[str]:
-        settings = self._settings
         command = [str(build()), "--root", str(root), "--port", "0", "--until-stdin-closes"]
-        for fault in settings["faults"]:
+        for fault in self._faults:
             command += ["--fault", fault]
-        for name in ("seed", "latency_ms", "bandwidth"):
-            if settings[name]:
-                command += [f"--{name.replace('_', '-')}", str(settings[name])]
+        for name, number in self._numbers.items():
+            command += [f"--{name}", str(number)]
         # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )  # fmt: skip
+        )
 
     def _read_announcement(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

@@ -9,9 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from support import leaks, sampling
-from support.s3d import ServerError, build, s3d, s3d_faults
-
-__all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
+from support.s3d import Server, ServerError, build
 
 FAILED = pytest.StashKey[bool]()
 
@@ -74,3 +72,28 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 def cases() -> Callable[..., int]:
     """How many cases a slow test draws in this run: `cases(full=10_000, sample=50)`."""
     return sampling.cases
+
+
+@pytest.fixture(scope="session")
+def s3d() -> Iterator[Server]:
+    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
+    _build_or_skip()
+    with Server() as server:
+        leaks.keep_process(server.pid)
+        yield server
+    leaks.release_process(server.pid)
+
+
+@pytest.fixture
+def s3d_faults() -> Iterator[Callable[..., Server]]:
+    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
+    _build_or_skip()
+    with contextlib.ExitStack() as stack:
+        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))
+
+
+def _build_or_skip() -> None:
+    try:
+        build()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))

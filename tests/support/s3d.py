@@ -11,14 +11,9 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import pytest
-
-from support import leaks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 1200
@@ -168,28 +163,3 @@ def build() -> Path:
         if message.get("executable") and message["target"]["name"] == "s3d"
     ]
     return Path(programs[-1])
-
-
-def _built_or_skip() -> None:
-    try:
-        build()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def s3d() -> Iterator[Server]:
-    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
-    _built_or_skip()
-    with Server() as server:
-        leaks.keep_process(server.pid)
-        yield server
-    leaks.release_process(server.pid)
-
-
-@pytest.fixture
-def s3d_faults() -> Iterator[Callable[..., Server]]:
-    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
-    _built_or_skip()
-    with contextlib.ExitStack() as stack:
-        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))

@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointIncompatibleError",
     "CheckpointNotFoundError",
     "CheckpointPartialError",
+    "CheckpointStateError",
     "CheckpointTimeoutError",
     "CheckpointUnfencedError",
 ]
@@ -46,6 +47,10 @@ class CheckpointCorruptError(CheckpointError):
 
 class CheckpointIncompatibleError(CheckpointError, ValueError):
     """The checkpoint is sound but not for this reader or this model: format, keys, shapes, dtypes."""
+
+
+class CheckpointStateError(CheckpointError, TypeError):
+    """The state holds what no checkpoint can hold, or ranks hold different states; the place is named."""
 
 
 class CheckpointUnfencedError(CheckpointError):

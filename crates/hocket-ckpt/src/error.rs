@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 
+use hocket_store::StoreError;
+
 /// The result of this crate's verbs.
 pub type Result<T> = std::result::Result<T, CkptError>;
 
@@ -69,22 +71,9 @@ pub enum CkptError {
     /// The caller's arguments make no sense.
     #[error("{0}")]
     Invalid(String),
-    /// The disk said no.
-    #[error("`{path}`: permission denied: {reason}")]
-    Permission {
-        /// The file or folder.
-        path: String,
-        /// What was tried and what the system answered.
-        reason: String,
-    },
-    /// The disk failed.
-    #[error("`{path}`: {reason}")]
-    Io {
-        /// The file or folder.
-        path: String,
-        /// What was tried and what the system answered.
-        reason: String,
-    },
+    /// The disk or the store failed.
+    #[error(transparent)]
+    Store(StoreError),
     /// The caller was interrupted; what was begun has been cleaned up.
     #[error("interrupted")]
     Interrupted,
@@ -93,23 +82,23 @@ pub enum CkptError {
 impl CkptError {
     /// A failed system call on `path`; `action` is what was tried, as in "write".
     pub(crate) fn io(path: &Path, action: &str, error: &io::Error) -> Self {
-        let path = path.display().to_string();
-        match error.kind() {
+        let uri = path.display().to_string();
+        let reason = format!("cannot {action}: {error}");
+        Self::Store(match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                Self::Permission {
-                    path,
-                    reason: format!("cannot {action}: {error}"),
-                }
+                StoreError::Permission { uri, reason }
             }
-            io::ErrorKind::NotFound => Self::NotFound {
-                uri: path,
-                reason: format!("cannot {action}: {error}"),
-            },
-            _ => Self::Io {
-                path,
-                reason: format!("cannot {action}: {error}"),
-            },
-        }
+            io::ErrorKind::NotFound => StoreError::NotFound { uri },
+            _ => StoreError::Io { uri, reason },
+        })
+    }
+
+    /// Something of the process's own that was not to be had: a thread, memory.
+    pub(crate) fn process(reason: impl Into<String>) -> Self {
+        Self::Store(StoreError::Io {
+            uri: "hocket-ckpt".to_owned(),
+            reason: reason.into(),
+        })
     }
 
     /// A manifest that breaks a rule.
@@ -119,6 +108,16 @@ impl CkptError {
             file: None,
             offset: None,
             reason: reason.into(),
+        }
+    }
+}
+
+impl From<StoreError> for CkptError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Interrupted => Self::Interrupted,
+            StoreError::Config { message } => Self::Invalid(message),
+            error => Self::Store(error),
         }
     }
 }

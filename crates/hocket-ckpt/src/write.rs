@@ -15,11 +15,12 @@ use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
-use crate::place::{Place, is_data_path};
+use crate::place::{Kind, Place, is_data_path};
+use crate::remote;
 use crate::safetensors::{ALIGNMENT, Entry, Layout, lay_out};
 
 /// Bytes of one buffer of the ring.
-const BUFFER_BYTES: usize = 4 << 20;
+pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 
 /// Buffers in flight at once, one a thread: 32 MiB.
 const MAX_WORKERS: usize = 8;
@@ -55,7 +56,10 @@ pub fn write_file(
         )));
     }
     let layout = lay_out(entries, metadata)?;
-    let digests = write_local(&place.root().join(path), &layout, sync, interrupted)?;
+    let digests = match place.kind() {
+        Kind::Local(root) => write_local(&root.join(path), &layout, sync, interrupted)?,
+        Kind::Remote(store) => remote::write(store, path, &layout, interrupted)?,
+    };
     let data_start = layout.header.len() as u64;
     Ok(Written {
         file: DataFile {
@@ -86,9 +90,7 @@ fn write_local(
     }
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => CkptError::Exists {
-            uri: path.display().to_string(),
-            reason: "data files are never replaced. Save under another name, or delete the old one first".to_owned(),
-        },
+XX        },
         _ => CkptError::io(path, "create the file", &error),
     })?;
     let outcome = fill_local(path, file, layout, sync, interrupted);
@@ -237,12 +239,7 @@ impl Buffer {
     fn new() -> Result<Self> {
         // SAFETY: the allocation has a size that is not 0.
         let pointer = unsafe { alloc_zeroed(Self::ALLOCATION) };
-        NonNull::new(pointer)
-            .map(Self)
-            .ok_or_else(|| CkptError::Io {
-                path: "memory".to_owned(),
-                reason: format!("no {BUFFER_BYTES} bytes for a write buffer"),
-            })
+        NonNull::new(pointer).map(Self).ok_or_else(|| CkptError::process(format!("no {BUFFER_BYTES} bytes for a write buffer")))
     }
 
     fn bytes(&self) -> &[u8] {

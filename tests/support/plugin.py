@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support import leaks, sampling
+from support.s3d import s3d, s3d_faults
+
+__all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,49 +1,44 @@
-"""The root of Hocket's errors, and those of an object store or a disk."""
+"""What a store's failure means to a handler. The roots of `hocket.ckpt` and `hocket.stream` derive from here.
 
-__all__ = [
-    "HocketError",
-    "StoreChangedError",
-    "StoreConfigError",
-    "StoreError",
-    "StoreExistsError",
-    "StoreIOError",
-    "StoreNotFoundError",
-    "StorePermissionError",
-    "StoreTransientError",
-]
+A class is caught for what can be done about it, so most are also the built-in exception that code without Hocket
+would catch: `except FileNotFoundError` works on a store as it does on a file.
+"""
 
 
 class HocketError(Exception):
-    """The root of every error that Hocket raises itself."""
+    """Root of every error that Hocket's packages raise themselves."""
 
 
 class StoreError(HocketError):
-    """The root of what an object store or a disk answers."""
+    """Root of the store's errors."""
 
 
 class StoreNotFoundError(StoreError, FileNotFoundError):
-    """There is no such object."""
+    """No such object, or no such bucket."""
 
 
 class StoreExistsError(StoreError, FileExistsError):
-    """The object is there already, and it was not to be replaced."""
+    """The key is taken, and the object was to be created only if absent."""
 
 
 class StoreChangedError(StoreError):
-    """The object is not the one that was read before."""
+    """The object is not the one seen before: read it again from the start."""
 
 
 class StorePermissionError(StoreError, PermissionError):
-    """Credentials are missing or do not allow this."""
+    """The store refuses these credentials, or there are none; the message names the variables to set."""
 
 
 class StoreConfigError(StoreError, ValueError):
-    """A URI or an option makes no sense."""
+    """A URI, key or option that no retry makes right."""
 
 
 class StoreTransientError(StoreError, ConnectionError):
-    """The store did not answer well within the deadline; trying again later may help."""
+    """The store could not be reached, or kept failing until its deadline.
+
+    For a conditional `put` it can also mean that the answer was lost; read the object back to know.
+    """
 
 
 class StoreIOError(StoreError, OSError):
-    """The disk failed, or is full."""
+    """The store or the file system refused for a reason of its own, which the message gives."""

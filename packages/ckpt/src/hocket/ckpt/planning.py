@@ -1,8 +1,8 @@
 """Which rank writes which part of which tensor: pure arithmetic, computed alike on every rank.
 
-No rank asks another. A tensor's placement on its mesh says which box of it every rank holds; a box that only one rank
-holds is written by that rank; a box that several hold is written by one of them, or cut over them in rows, so that the
-bytes that the ranks write are as even as they can be.
+No rank asks another. A tensor's placement on its mesh says which box of it every rank holds; a box that only
+one rank holds is written by that rank; a box that several hold is written by one of them, or cut over them in
+rows, so that the bytes that the ranks write are as even as they can be.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from typing import NamedTuple
 __all__ = ["SPLIT_BYTES", "Box", "Holding", "Item", "Part", "Placing", "boxes", "local_box", "plan_parts"]
 
 SPLIT_BYTES = 64 << 10
-"""A replicated box is cut over its holders only from this size on: the most by which rounding unbalances a rank."""
+"""A replicated box is cut over its holders only from this size on: by so much rounding unbalances a rank."""
 
 
 class Box(NamedTuple):
@@ -40,7 +40,7 @@ class Placing:
     ranks: tuple[int, ...]
     """The mesh's global ranks, row-major."""
     cuts: tuple[int | None, ...]
-    """Per mesh axis: the dim of the tensor that it cuts into near-equal pieces, or None where it replicates."""
+    """Per mesh axis: the tensor's dim that it cuts into near-equal pieces, or None where it replicates."""
 
 
 class Holding(NamedTuple):
@@ -84,7 +84,8 @@ def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
     for dim, num_ranks, position in zip(placing.cuts, placing.mesh_shape, reversed(coordinate), strict=True):
         if dim is None:
             continue
-        # As torch.chunk cuts: all pieces ⌈n/R⌉ but for the last, which is shorter, and those behind it, empty.
+        # As torch.chunk cuts: all pieces ⌈n/R⌉ but for the last, which is shorter, and those behind it,
+        # empty.
         piece = -(-size[dim] // num_ranks)
         offset = min(position * piece, size[dim])
         start[dim] += offset
@@ -106,10 +107,11 @@ def boxes(shape: tuple[int, ...], placing: Placing) -> tuple[Holding, ...]:
 def plan_parts(items: Sequence[Item], world_size: int, rank: int) -> tuple[list[Part], list[int]]:
     """What a rank writes, and the bytes that every rank writes.
 
-    Boxes that one rank holds are its own. The others are dealt out group by group (a group: the ranks that hold the
-    same boxes), smaller groups first, as one long strip of bytes that is cut where each rank has reached the
-    common level. A box of less than `SPLIT_BYTES` is not cut, so a rank may miss the level by half of that, or by
-    half a row where rows are larger. Cost: one pass over the items, and one over each group's boxes.
+    Boxes that one rank holds are its own. The others are dealt out group by group (a group: the ranks that
+    hold the same boxes), smaller groups first, as one long strip of bytes that is cut where each rank has
+    reached the common level. A box of less than `SPLIT_BYTES` is not cut, so a rank may miss the level by
+    half of that, or by half a row where rows are larger. Cost: one pass over the items, and one over each
+    group's boxes.
 
     Args:
         items: The same on every rank, in the same order.

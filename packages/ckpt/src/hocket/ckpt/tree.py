@@ -9,8 +9,8 @@ __all__ = ["Flat", "Leaf", "Path", "clean_key", "flatten", "join", "unflatten"]
 
 Path = tuple[str | int, ...]
 
-# What `torch.compile`, activation checkpointing and DDP put into the names of a wrapped model. `module.` is also what
-# people call a submodule, so it counts only where a key begins.
+# What `torch.compile`, activation checkpointing and DDP put into the names of a wrapped model. `module.` is
+# also what people call a submodule, so it counts only where a key begins.
 _ANYWHERE = ("_orig_mod.", "_checkpoint_wrapped_module.")
 _LEADING = (*_ANYWHERE, "module.")
 _DEEPEST = 64
@@ -51,9 +51,9 @@ def join(path: Iterable[str | int]) -> str:
 def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
     """Takes a tree apart.
 
-    Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts with keys
-    that are no strings (if no tensor is in them). An optimizer's node with `slots_like`, which has no state yet, is an
-    empty dict.
+    Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
+    with keys that are no strings (if no tensor is in them). An optimizer's node with `slots_like`, which has
+    no state yet, is an empty dict.
 
     Args:
         state: Nested dicts and lists.
@@ -69,7 +69,8 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
                 raise CheckpointStateError(
-                    f"Two places of the state have the name `{leaf.name}`: {list(other.path)} and {list(cleaned)} "
+                    f"Two places of the state have the name `{leaf.name}`: {list(other.path)} and "
+                    f"{list(cleaned)} "
                     f"(as given: {list(path)}). Rename one of them."
                 )
         (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
@@ -81,7 +82,9 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
         yield path, node
         return
     if len(path) > _DEEPEST:
-        raise CheckpointStateError(f"`{join(path):.200}…` is nested more than {_DEEPEST} deep, or holds itself.")
+        raise CheckpointStateError(
+            f"`{join(path):.200}…` is nested more than {_DEEPEST} deep, or holds itself."
+        )
     if hasattr(node, "slots_like"):
         yield path, {}
         return
@@ -103,13 +106,15 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
         for key, item in node.items():
             if isinstance(key, bool) or not isinstance(key, str | int):
                 raise CheckpointStateError(
-                    f"`{join(path)}` holds tensors under the key {key!r}: expected keys that are strings or integers."
+                    f"`{join(path)}` holds tensors under the key {key!r}: expected keys that are strings or "
+                    f"integers."
                 )
             yield from _leaves(item, (*path, key), is_tensor)
         return
     kind = type(node)
     raise CheckpointStateError(
-        f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint does not hold: expected a "
+        f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint does not hold: "
+        f"expected a "
         "tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it into them in "
         "`state_dict()`."
     )
@@ -134,8 +139,8 @@ def _refuse_tensors(node: object, path: Path, is_tensor: Callable[[object], bool
 def unflatten(leaves: Iterable[tuple[Path, object]]) -> object:
     """Puts a tree together from paths and leaves.
 
-    A node whose keys are the integers from 0 on is a list; any other node is a dict. No leaves at all give an empty
-    dict; a leaf with an empty path is the whole tree.
+    A node whose keys are the integers from 0 on is a list; any other node is a dict. No leaves at all give an
+    empty dict; a leaf with an empty path is the whole tree.
 
     Raises:
         CheckpointStateError: A leaf stands where others are below it.

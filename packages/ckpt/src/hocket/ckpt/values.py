@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
-from hocket.ckpt.manifest import ValueRecord, encode_value
+from hocket.ckpt.manifest import decode_value, encode_value
 from hocket.ckpt.tree import Leaf
 
-__all__ = ["canonical", "canonical_leaves", "value_records"]
+__all__ = ["canonical", "canonical_leaves", "from_canonical"]
 
 
 def canonical(value: object, where: str) -> bytes:
@@ -22,14 +22,19 @@ def canonical(value: object, where: str) -> bytes:
     """
     try:
         encoded = encode_value(value)
-        return json.dumps(encoded, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(
+            encoded, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":")
+        ).encode()
     except CheckpointIncompatibleError as error:
         raise CheckpointStateError(f"`{where}` cannot be saved: {error}") from error
     except RecursionError as error:
-        raise CheckpointStateError(f"`{where}` cannot be saved: it is nested too deep, or holds itself.") from error
+        raise CheckpointStateError(
+            f"`{where}` cannot be saved: it is nested too deep, or holds itself."
+        ) from error
     except UnicodeEncodeError as error:
         raise CheckpointStateError(
-            f"`{where}` cannot be saved: it holds text that is no Unicode (a lone surrogate). Save it as bytes."
+            f"`{where}` cannot be saved: it holds text that is no Unicode (a lone surrogate). Save it as "
+            f"bytes."
         ) from error
 
 
@@ -38,6 +43,6 @@ def canonical_leaves(leaves: Mapping[str, Leaf]) -> dict[str, bytes]:
     return {name: canonical(leaf.value, name) for name, leaf in leaves.items()}
 
 
-def value_records(leaves: Mapping[str, Leaf]) -> dict[str, ValueRecord]:
-    """The manifest's records of leaves."""
-    return {name: ValueRecord(path=leaf.path, value=leaf.value) for name, leaf in leaves.items()}
+def from_canonical(text: bytes) -> object:
+    """The value that `canonical` was given; mappings in the order of their keys."""
+    return decode_value(json.loads(text))

@@ -38,11 +38,12 @@ def unpack_error(failure: Failure, what: str) -> CheckpointError:
         what: What failed, to begin the message with.
     """
     kind = getattr(errors, failure["type"], None)
-    is_ours = isinstance(kind, type) and issubclass(kind, CheckpointError)
-    named = "" if is_ours else f"{failure['type']}: "
+    named = ""
+    if not (isinstance(kind, type) and issubclass(kind, CheckpointError)):
+        kind, named = CheckpointError, f"{failure['type']}: "
     ranks = failure["ranks"]
     where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
-    return (kind if is_ours else CheckpointError)(f"{what} failed{where}: {named}{failure['message']}")
+    return kind(f"{what} failed{where}: {named}{failure['message']}")
 
 
 def agree(

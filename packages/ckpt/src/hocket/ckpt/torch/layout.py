@@ -1,15 +1,20 @@
 """Where tensors lie: dtype, global shape and mesh of a tensor, and the memory of this rank's part of it."""
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.planning import Box, Placing, local_box
 from hocket.ckpt.tree import Leaf, Path
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "local_tensor", "mesh_axes", "torch_dtype"]
 
@@ -69,6 +74,12 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor. Their module takes seconds to import: where nobody did, there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def torch_dtype(name: str, tensor: str) -> torch.dtype:
     """The dtype of safetensors' name; `tensor` is named where torch has none."""
     try:
@@ -82,13 +93,13 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor: the same memory, detached."""
     with torch.no_grad():
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
 
 
 def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
     """Axes and sizes of the first DTensor's mesh, for people to read; None where nothing is sharded."""
     for leaf in tensors.values():
-        if isinstance(leaf.value, DTensor):
+        if is_dtensor(leaf.value):
             mesh = leaf.value.device_mesh
             names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
             return dict(zip(names, map(int, mesh.shape), strict=True))
@@ -113,7 +124,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
         tensor = leaf.value
         assert isinstance(tensor, torch.Tensor)
         _refuse_unusable(name, tensor)
-        if isinstance(tensor, DTensor):
+        if is_dtensor(tensor):
             mesh = tensor.device_mesh
             if id(mesh) not in meshes:
                 meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
@@ -163,7 +174,7 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.dtype not in DTYPES:
         raise CheckpointStateError(f"`{name}` has dtype `{tensor.dtype}`, which safetensors has no name for.")
-    if not isinstance(tensor, DTensor) and is_traceable_wrapper_subclass(tensor):
+    if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
             f"parts."
@@ -171,6 +182,8 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
 
 
 def _cuts(name: str, tensor: DTensor) -> tuple[int | None, ...]:
+    from torch.distributed.tensor import Replicate, Shard
+
     cuts: list[int | None] = []
     for placement in tensor.placements:
         # By exact type: a strided shard is not one box, and counts as no `Shard`, whatever it derives from.

@@ -15,6 +15,7 @@ from os import environ
 from typing import Protocol
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
@@ -30,7 +31,7 @@ _opened = 0
 class KeyValue(Protocol):
     """What is asked of the store; `torch.distributed.Store` has it."""
 
-    def set(self, key: str, value: bytes, /) -> object:
+    def set(self, key: str, value: str, /) -> object:
         """Sets a key."""
 
     def get(self, key: str, /) -> bytes:
@@ -52,9 +53,9 @@ class Alone:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
 
-    def set(self, key: str, value: bytes, /) -> None:
+    def set(self, key: str, value: str, /) -> None:
         """Sets a key."""
-        self._values[key] = value
+        self._values[key] = value.encode()
 
     def get(self, key: str, /) -> bytes:
         """The value of a key that is there."""
@@ -82,13 +83,14 @@ class Rendezvous:
         rank: This rank. Rank 0 is the coordinator.
         world_size: How many there are.
         nonce: 16 random bytes, the same on all ranks: what makes save ids unique.
+        store: What they share.
     """
 
     def __init__(self, store: KeyValue, *, rank: int, world_size: int, nonce: bytes):
         self.rank = rank
         self.world_size = world_size
         self.nonce = nonce
-        self._store = store
+        self.store = store
 
     @property
     def is_coordinator(self) -> bool:
@@ -96,8 +98,8 @@ class Rendezvous:
         return self.rank == 0
 
     def post(self, key: str, value: bytes) -> None:
-        """Puts a value where the other ranks find it."""
-        self._store.set(key, value)
+        """Puts a value, UTF-8 text, where the other ranks find it."""
+        self.store.set(key, value.decode())
 
     def collect(self, key: str, ranks: Iterable[int], *, timeout_s: float, what: str) -> dict[int, bytes]:
         """Waits for `key/rank` of each rank; takes them out of the store.
@@ -110,14 +112,14 @@ class Rendezvous:
 
         def look() -> bool:
             # In order, and no further than the first that is not there: one question a poll, not one a rank.
-            while missing and self._store.check([f"{key}/{missing[0]}"]):
+            while missing and self.store.check([f"{key}/{missing[0]}"]):
                 rank = missing.pop(0)
-                found[rank] = bytes(self._store.get(f"{key}/{rank}"))
-                self._store.delete_key(f"{key}/{rank}")
+                found[rank] = bytes(self.store.get(f"{key}/{rank}"))
+                self.store.delete_key(f"{key}/{rank}")
             return not missing
 
         if not _poll(look, timeout_s):
-            late = [rank for rank in missing if not self._store.check([f"{key}/{rank}"])] or missing
+            late = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])] or missing
             raise CheckpointTimeoutError(
                 f"Rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
                 f"within "
@@ -133,22 +135,22 @@ class Rendezvous:
             CheckpointTimeoutError: It was not there in time.
             torch.distributed.DistError: The coordinator's process is gone.
         """
-        if not _poll(lambda: self._store.check([key]), timeout_s):
+        if not _poll(lambda: self.store.check([key]), timeout_s):
             raise CheckpointTimeoutError(f"Rank 0 did not post {what} within {timeout_s:g} s.")
-        return bytes(self._store.get(key))
+        return bytes(self.store.get(key))
 
     def tick(self, key: str) -> None:
         """Counts this rank at a key."""
-        self._store.add(key, 1)
+        self.store.add(key, 1)
 
     def await_ticks(self, key: str, count: int, *, timeout_s: float) -> bool:
         """Waits until `count` ranks have counted themselves; whether they did in time."""
-        return _poll(lambda: self._store.add(key, 0) >= count, timeout_s)
+        return _poll(lambda: self.store.add(key, 0) >= count, timeout_s)
 
     def forget(self, *keys: str) -> None:
         """Takes values out of the store."""
         for key in keys:
-            self._store.delete_key(key)
+            self.store.delete_key(key)
 
 
 def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
@@ -192,7 +194,7 @@ def open_rendezvous(*, timeout_s: float = 60) -> Rendezvous:
             f"on every rank."
         )
     host, port, nonce_hex = shared.get(key).decode().split()
-    store = dist.TCPStore(
+    store = TCPStore(
         host,
         int(port),
         world_size,
@@ -203,7 +205,7 @@ def open_rendezvous(*, timeout_s: float = 60) -> Rendezvous:
     return Rendezvous(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
 
 
-def _host_store(world_size: int) -> tuple[str, dist.TCPStore]:
+def _host_store(world_size: int) -> tuple[str, TCPStore]:
     """Serves the store from this process; returns the address at which the others reach it."""
     host = environ.get("MASTER_ADDR", "127.0.0.1")
     if "MASTER_ADDR" not in environ and int(environ.get("LOCAL_WORLD_SIZE", world_size)) != world_size:
@@ -218,7 +220,7 @@ def _host_store(world_size: int) -> tuple[str, dist.TCPStore]:
     else:
         listener = socket.create_server(("", 0), backlog=max(128, world_size))
     with listener:
-        store = dist.TCPStore(
+        store = TCPStore(
             host,
             listener.getsockname()[1],
             world_size,

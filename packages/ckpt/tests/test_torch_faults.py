@@ -92,6 +92,8 @@ try:
     print("committed")
 except Exception as error:
     print(type(error).__name__, error)
+store.close()
+sys.stdout.flush()
 os._exit(0)  # the group cannot be taken down without rank 1
 """
 

@@ -19,7 +19,9 @@ from hocket.native import _native
 
 __all__ = ["CheckpointStore", "Entry"]
 
-_FAREWELL_S = 5
+# How long the coordinator, whose process serves the rendezvous, stays for ranks that have not heard the last
+# outcome: they ask twenty times a second. Only a rank that is gone or late makes it wait to the end.
+_FAREWELL_S = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +173,11 @@ class CheckpointStore:
             job.write()
         finally:
             self._staged_is_written.set()
+        before, self._unseen = self._unseen, job.save_id
         job.settle()
-        if self._rendezvous.is_coordinator:
+        if before is not None and self._rendezvous.is_coordinator:
             # All ranks have reported this save, so all have seen the outcome of the one before.
-            if self._unseen is not None:
-                self._rendezvous.forget(f"{self._unseen}/outcome", f"{self._unseen}/seen")
-            self._unseen = job.save_id
+            self._rendezvous.forget(f"{before}/outcome", f"{before}/seen")
 
     def load(
         self,
@@ -285,7 +286,7 @@ class CheckpointStore:
         """
         in_time = self._worker.stop(self.timeout_s)
         unseen, self._unseen = self._unseen, None
-        if unseen is not None and self._rendezvous.world_size > 1:
+        if unseen is not None and self._rendezvous.is_coordinator:
             self._rendezvous.await_ticks(
                 f"{unseen}/seen", self._rendezvous.world_size - 1, timeout_s=_FAREWELL_S
             )

@@ -75,6 +75,7 @@ def local_box(shape: Sequence[int], placing: Placing, rank: int) -> Box | None:
     return _box_at(tuple(shape), placing, placing.ranks.index(rank))
 
 
+@lru_cache(maxsize=65536)
 def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
     coordinate = []
     for num_ranks in reversed(placing.mesh_shape):

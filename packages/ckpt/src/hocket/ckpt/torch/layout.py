@@ -16,7 +16,7 @@ from hocket.ckpt.tree import Leaf, Path
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "local_tensor", "mesh_axes", "torch_dtype"]
+__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "mesh_axes", "torch_dtype"]
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -90,12 +90,6 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
         ) from None
 
 
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor: the same memory, detached."""
-    with torch.no_grad():
-        return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
-
-
 def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
     """Axes and sizes of the first DTensor's mesh, for people to read; None where nothing is sharded."""
     for leaf in tensors.values():
@@ -106,6 +100,7 @@ def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
     return None
 
 
+@torch.no_grad()  # without gradients `to_local` is the memory itself, not a node of the graph
 def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list[TensorInfo]:
     """Describes each tensor of a tree, in its order.
 
@@ -132,20 +127,14 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
         else:
             placing = Placing(*everywhere, (None,))
         shape = tuple(map(int, tensor.shape))
-        local, box = local_tensor(tensor), local_box(shape, placing, rank)
+        local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+        box = local_box(shape, placing, rank)
         if box is not None and tuple(local.shape) != box.size:
             raise CheckpointStateError(
                 f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
                 f"{getattr(tensor, 'placements', ())} give {box.size}. Redistribute it before saving."
             )
-        memory = (
-            local.untyped_storage()._cdata,
-            local.storage_offset(),
-            local.stride(),
-            shape,
-            local.dtype,
-            placing,
-        )
+        memory = (_memory_of(local), shape, placing)
         same_as = first_with.setdefault(memory, name)
         infos.append(
             TensorInfo(
@@ -161,6 +150,12 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
             )
         )
     return infos
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same view of the same storage, be it empty."""
+    storage = tensor.untyped_storage()._cdata
+    return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype)
 
 
 def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:

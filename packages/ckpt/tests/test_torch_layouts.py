@@ -72,7 +72,7 @@ def write(uri, fulls, placings, world_size, is_staged):
             save_id=SAVE_ID,
             rendezvous=Rendezvous(Alone(), rank=rank, world_size=world_size, nonce=b"\0" * 16),
             timeout_s=10,
-            user=None,
+            user=b"null",
             policy="reseed",
             snapshot=snapshot,
         )

@@ -282,3 +282,16 @@ def test_a_name_is_one_path_component(tmp_path, name):
 def test_values_of_a_rank_are_bounded(tmp_path):
     with pytest.raises(CheckpointStateError, match="65536"):
         CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})
+
+
+def test_what_the_user_attaches_is_copied_and_checked_before_anything_is_written(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    user = {"tags": ["a"]}
+    handle = store.save({}, step=0, user=user, mode="async")
+    user["tags"].append("b")
+    handle.wait(30)
+    assert store.load("step-0", {}).user == {"tags": ["a"]}
+    with pytest.raises(CheckpointStateError, match="`user`"):
+        store.save({}, step=1, user=object())
+    assert not (tmp_path / "step-1").exists()
+    store.close()

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import torch.distributed as dist
+
 from hocket.ckpt.torch.background import SaveHandle
 from hocket.ckpt.torch.loading import Loaded
 from hocket.ckpt.torch.store import CheckpointStore
 
 __all__ = ["load", "provide", "save"]
 
-_stores: dict[str, CheckpointStore] = {}
+_stores: dict[tuple[str, int], CheckpointStore] = {}
 
 
 def provide(uri: str, **options: Any) -> CheckpointStore:
@@ -63,6 +65,8 @@ def _store_of(uri: str) -> tuple[CheckpointStore, str]:
     prefix = prefix if slash else "."
     if not name or prefix.endswith(":/"):
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
-    if prefix not in _stores:
-        _stores[prefix] = CheckpointStore(prefix)
-    return _stores[prefix], name
+    # A store that was opened before the job had its process group knows of one rank only.
+    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    if (prefix, world_size) not in _stores:
+        _stores[prefix, world_size] = CheckpointStore(prefix)
+    return _stores[prefix, world_size], name

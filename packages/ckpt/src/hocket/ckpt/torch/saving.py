@@ -22,6 +22,7 @@ from hocket.ckpt.torch.committing import Report
 from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
 from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.snapshot import Entry, Snapshot
+from hocket.ckpt.values import from_canonical
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class SaveJob:
     save_id: str
     rendezvous: Rendezvous
     timeout_s: float
-    user: Any
     policy: Literal["reseed", "require", "drop"]
+    user: bytes = b"null"
+    """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
     snapshot: Snapshot | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -136,7 +138,7 @@ class SaveJob:
                 snapshot=self.snapshot,
                 inlined=self.inlined,
                 reports=reports,
-                user=self.user,
+                user=from_canonical(self.user),
                 policy=self.policy,
             )
             # From here on an error need not mean that nothing was committed: it may be the answer that was

@@ -15,6 +15,7 @@ from hocket.ckpt.torch.loading import Loaded, select
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.torch.saving import SaveJob, new_save_id
 from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
+from hocket.ckpt.values import canonical
 from hocket.native import _native
 
 __all__ = ["CheckpointStore", "Entry"]
@@ -42,8 +43,8 @@ class CheckpointStore:
     """The checkpoints under a folder or an object prefix.
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
-    torch.distributed is initialised, a small key-value store of its own is opened with it; no process group
-    is used, so that a save runs beside the job's collectives.
+    torch.distributed is initialised by then, a small key-value store of its own is opened with it; no process
+    group is used, so that a save runs beside the job's collectives.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
@@ -118,10 +119,7 @@ class CheckpointStore:
             CheckpointTimeoutError: A rank did not report.
             CheckpointError: The save failed on a rank, which is named. Nothing was committed.
         """
-        if mode not in ("sync", "async"):
-            raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"`step` is {step!r}; expected an integer from 0 on")
+        _check_arguments(step, mode, per_rank_policy)
         uri = self._uri_of(name := name or f"step-{step}")
         self._num_saves += 1
         job = SaveJob(
@@ -130,12 +128,12 @@ class CheckpointStore:
             save_id=new_save_id(self._rendezvous, self._num_saves, uri),
             rendezvous=self._rendezvous,
             timeout_s=self.timeout_s,
-            user=user,
             policy=per_rank_policy,
         )
         try:
             self._await_turn(mode)
             job.per_rank = checked_per_rank(per_rank)
+            job.user = canonical(user, "user")
             job.snapshot = self._planner.snapshot(state)
             is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
             job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
@@ -299,6 +297,15 @@ class CheckpointStore:
         if not name or name in (".", "..") or "/" in name or "\\" in name:
             raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
         return f"{self.uri.rstrip('/')}/{name}"
+
+
+def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"`step` is {step!r}; expected an integer from 0 on")
+    if mode not in ("sync", "async"):
+        raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
+    if per_rank_policy not in ("reseed", "require", "drop"):
+        raise ValueError(f"`per_rank_policy` is {per_rank_policy!r}; expected 'reseed', 'require' or 'drop'")
 
 
 def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ mod manifest;
 mod pace;
 mod place;
 mod read;
+mod remote;
 mod safetensors;
 mod verify;
 mod write;

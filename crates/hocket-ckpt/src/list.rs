@@ -3,11 +3,14 @@
 use std::io;
 use std::path::Path;
 
+use hocket_store::Store;
+
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
 use crate::manifest::{HEAD_BYTES, Head, MANIFEST_NAME, decode_head};
 use crate::pace::Interrupted;
-use crate::place::{Place, is_plain_name};
+use crate::place::{Kind, Place, found, is_plain_name};
+use crate::remote;
 
 /// What a child of a prefix is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +41,27 @@ pub struct Listed {
 /// # Errors
 /// `NotFound` where there is no such prefix, and what the disk or the store says.
 pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> {
-    let mut listed = Vec::new();
-    for name in place.folders(interrupted)? {
-        if interrupted() {
-            return Err(CkptError::Interrupted);
+    let names = folders(place, interrupted)?;
+    let mut listed = Vec::with_capacity(names.len());
+    match place.kind() {
+        Kind::Local(_) => {
+            for name in names {
+                listed.push(look(&place.child(&name)?, name, interrupted)?);
+            }
         }
-        listed.push(look(&place.child(&name), name, interrupted)?);
+        Kind::Remote(_) => {
+            let looks =
+                |index: usize| look_remote(place.child(&names[index]), names[index].clone());
+            remote::gather(
+                names.len(),
+                looks,
+                |_, one| {
+                    listed.push(one);
+                    Ok(())
+                },
+                interrupted,
+            )?;
+        }
     }
     listed.sort_by(|a, b| {
         let key = |one: &Listed| {
@@ -56,34 +74,63 @@ pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> 
     Ok(listed)
 }
 
-fn look(place: &Place, name: String, interrupted: Interrupted<'_>) -> Result<Listed> {
-    if let Some(bytes) = place.get_start(MANIFEST_NAME, HEAD_BYTES, interrupted)? {
-        return Ok(match decode_head(&bytes, place.uri()) {
-            Ok((head, _, _)) => Listed {
-                name,
-                status: Status::Committed,
-                head: Some(head),
-                problem: None,
-            },
-            Err(error) => Listed {
-                name,
-                status: Status::Foreign,
-                head: None,
-                problem: Some(error.to_string()),
-            },
-        });
+/// Names of the folders under a prefix.
+fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+    match place.kind() {
+        Kind::Local(root) => {
+            let look = || -> io::Result<Vec<String>> {
+                let mut names = Vec::new();
+                for entry in root.read_dir()? {
+                    let entry = entry?;
+                    if entry.path().is_dir() {
+                        names.push(entry.file_name().to_string_lossy().into_owned());
+                    }
+                }
+                Ok(names)
+            };
+            found(look(), root, "list the folder")?
+                .ok_or_else(|| place.not_found("there is no such folder"))
+        }
+        Kind::Remote(store) => {
+            let store = store.clone();
+            let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
+            if listing.dirs.is_empty() && listing.objects.is_empty() {
+                return Err(place.not_found("nothing stands under this prefix"));
+            }
+            Ok(listing.dirs)
+        }
     }
-    let status = if place.has_data(interrupted)? {
-        Status::Partial
-    } else {
-        Status::Foreign
+}
+
+fn look(place: &Place, name: String, interrupted: Interrupted<'_>) -> Result<Listed> {
+    let start = place.get_start(MANIFEST_NAME, HEAD_BYTES, interrupted)?;
+    let has_data = start.is_none() && place.has_data(interrupted)?;
+    Ok(judge(place, name, start, has_data))
+}
+
+async fn look_remote(place: Result<Place>, name: String) -> Result<Listed> {
+    let place = place?;
+    let Kind::Remote(store) = place.kind() else {
+        return Err(CkptError::Invalid(format!("`{name}` is no object prefix")));
     };
-    Ok(Listed {
+    let start = remote::get_start(store.clone(), MANIFEST_NAME.to_owned(), HEAD_BYTES).await?;
+    let has_data = start.is_none() && remote::has_data(store.clone()).await?;
+    Ok(judge(&place, name, start, has_data))
+}
+
+fn judge(place: &Place, name: String, start: Option<Vec<u8>>, has_data: bool) -> Listed {
+    let (status, head, problem) = match start.map(|bytes| decode_head(&bytes, place.uri())) {
+        Some(Ok((head, _, _))) => (Status::Committed, Some(head), None),
+        Some(Err(error)) => (Status::Foreign, None, Some(error.to_string())),
+        None if has_data => (Status::Partial, None, None),
+        None => (Status::Foreign, None, None),
+    };
+    Listed {
         name,
         status,
-        head: None,
-        problem: None,
-    })
+        head,
+        problem,
+    }
 }
 
 /// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
@@ -98,15 +145,29 @@ pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result
             place.uri()
         )));
     }
-    let child = place.child(name);
+    let child = place.child(name)?;
     let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
     if !has_manifest && !child.has_data(interrupted)? {
-        return Err(CkptError::NotFound {
-            uri: child.uri().to_owned(),
-            reason: "no checkpoint to delete: neither a manifest nor data files".to_owned(),
-        });
+        return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
     }
-    delete_local(child.root())
+    match child.kind() {
+        Kind::Local(root) => delete_local(root),
+        Kind::Remote(store) => delete_remote(store, interrupted),
+    }
+}
+
+fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
+    let handle = store.clone();
+    let begin = async move {
+        handle.delete(MANIFEST_NAME).await?;
+        Ok(handle.list("data").await?)
+    };
+    let objects = remote::wait(begin, interrupted)?;
+    let remove = |index: usize| {
+        let (store, key) = (store.clone(), objects[index].key.clone());
+        async move { Ok(store.delete(&key).await?) }
+    };
+    remote::gather(objects.len(), remove, |_, ()| Ok(()), interrupted)
 }
 
 fn delete_local(root: &Path) -> Result<()> {
@@ -166,8 +227,23 @@ pub fn sizes(
     paths: &[String],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Option<u64>>> {
-    paths
-        .iter()
-        .map(|path| place.size(path, interrupted))
-        .collect()
+    let store = match place.kind() {
+        Kind::Local(root) => {
+            let size = |path: &String| {
+                let path = root.join(path);
+                Ok(found(path.metadata(), &path, "look at the file")?
+                    .map(|metadata| metadata.len()))
+            };
+            return paths.iter().map(size).collect();
+        }
+        Kind::Remote(store) => store,
+    };
+    let mut sizes = vec![None; paths.len()];
+    let look = |index: usize| remote::size(store.clone(), paths[index].clone());
+    let take = |index: usize, size: Option<u64>| {
+        sizes[index] = size;
+        Ok(())
+    };
+    remote::gather(paths.len(), look, take, interrupted)?;
+    Ok(sizes)
 }

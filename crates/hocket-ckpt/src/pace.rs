@@ -48,7 +48,9 @@ pub(crate) fn run<S>(
                 .spawn_scoped(scope, body)
             {
                 stop.store(true, Ordering::Relaxed);
-                return Err(CkptError::process(format!("cannot start a worker: {error}")));
+                return Err(CkptError::process(format!(
+                    "cannot start a worker: {error}"
+                )));
             }
         }
         drop(sender);
@@ -108,7 +110,9 @@ pub(crate) fn detached<T: Send + 'static>(
     };
     let named = std::thread::Builder::new().name("hocket-ckpt-sync".to_owned());
     if let Err(error) = named.spawn(body) {
-        return Err(CkptError::process(format!("cannot start a worker: {error}")));
+        return Err(CkptError::process(format!(
+            "cannot start a worker: {error}"
+        )));
     }
     loop {
         match receiver.recv_timeout(TICK) {
@@ -116,7 +120,9 @@ pub(crate) fn detached<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) if interrupted() => return Err(CkptError::Interrupted),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(CkptError::process("a worker ended without an answer; this is a defect of Hocket"));
+                return Err(CkptError::process(
+                    "a worker ended without an answer; this is a defect of Hocket",
+                ));
             }
         }
     }

@@ -2,39 +2,39 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use hocket_store::{Store, StoreError, StoreOptions};
 
 use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;
+use crate::remote;
 
-/// A folder or an object prefix.
+/// A folder or an object prefix. A handle: it holds no client and may be kept across a fork.
 #[derive(Debug, Clone)]
 pub struct Place {
     uri: String,
-    root: PathBuf,
+    store: Store,
+}
+
+/// How a place is reached.
+pub(crate) enum Kind<'a> {
+    /// A folder, by system calls of our own: aligned, direct, linked.
+    Local(&'a Path),
+    /// An object store.
+    Remote(&'a Store),
 }
 
 impl Place {
-    /// Parses a URI; no I/O.
+    /// Parses a URI or a path; no I/O.
     ///
     /// # Errors
     /// `Invalid` for a scheme that is not known.
     pub fn open(uri: &str) -> Result<Self> {
-        let path = match uri.split_once("://") {
-            None => uri,
-            Some(("file", path)) => path,
-            Some((scheme, _)) => {
-                return Err(CkptError::Invalid(format!(
-                    "`{uri}`: no store speaks `{scheme}://`; expected a path or `file://`"
-                )));
-            }
-        };
-        if path.is_empty() {
-            return Err(CkptError::Invalid(format!("`{uri}` names no folder")));
-        }
+        let store = Store::open(uri, StoreOptions::default())?;
         Ok(Self {
             uri: uri.to_owned(),
-            root: PathBuf::from(path),
+            store,
         })
     }
 
@@ -44,16 +44,16 @@ impl Place {
         &self.uri
     }
 
-    pub(crate) fn root(&self) -> &Path {
-        &self.root
+    pub(crate) fn kind(&self) -> Kind<'_> {
+        match self.store.local_root() {
+            Some(root) => Kind::Local(root),
+            None => Kind::Remote(&self.store),
+        }
     }
 
     /// The place of a child.
-    pub(crate) fn child(&self, name: &str) -> Self {
-        Self {
-            uri: format!("{}/{name}", self.uri.trim_end_matches('/')),
-            root: self.root.join(name),
-        }
+    pub(crate) fn child(&self, name: &str) -> Result<Self> {
+        Self::open(&format!("{}/{name}", self.uri.trim_end_matches('/')))
     }
 
     /// At most the first `limit` bytes of a file; none where it is not there.
@@ -61,29 +61,35 @@ impl Place {
         &self,
         key: &str,
         limit: u64,
-        _interrupted: Interrupted<'_>,
+        interrupted: Interrupted<'_>,
     ) -> Result<Option<Vec<u8>>> {
-        let path = self.root.join(key);
+        let root = match self.kind() {
+            Kind::Local(root) => root,
+            Kind::Remote(store) => {
+                return remote::wait(
+                    remote::get_start(store.clone(), key.to_owned(), limit),
+                    interrupted,
+                );
+            }
+        };
+        let path = root.join(key);
         let mut bytes = Vec::new();
         let mut read = || File::open(&path)?.take(limit).read_to_end(&mut bytes);
         found(read(), &path, "read the file").map(|read| read.map(|_| bytes))
     }
 
-    /// Bytes of a file; none where it is not there.
-    pub(crate) fn size(&self, key: &str, _interrupted: Interrupted<'_>) -> Result<Option<u64>> {
-        let path = self.root.join(key);
-        Ok(found(path.metadata(), &path, "look at the file")?.map(|metadata| metadata.len()))
-    }
-
     /// Whether data files of ours are there.
-    pub(crate) fn has_data(&self, _interrupted: Interrupted<'_>) -> Result<bool> {
-        let path = self.root.join("data");
+    pub(crate) fn has_data(&self, interrupted: Interrupted<'_>) -> Result<bool> {
+        let root = match self.kind() {
+            Kind::Local(root) => root,
+            Kind::Remote(store) => {
+                return remote::wait(remote::has_data(store.clone()), interrupted);
+            }
+        };
+        let path = root.join("data");
         let look = || -> io::Result<bool> {
             for entry in path.read_dir()? {
-                if Path::new(&entry?.file_name())
-                    .extension()
-                    .is_some_and(|extension| extension == "safetensors")
-                {
+                if is_data_file(&entry?.file_name().to_string_lossy()) {
                     return Ok(true);
                 }
             }
@@ -92,30 +98,17 @@ impl Place {
         Ok(found(look(), &path, "list the folder")?.unwrap_or(false))
     }
 
-    /// Names of the folders in this one.
-    ///
-    /// # Errors
-    /// `NotFound` where there is no such folder.
-    pub(crate) fn folders(&self, _interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-        let look = || -> io::Result<Vec<String>> {
-            let mut names = Vec::new();
-            for entry in self.root.read_dir()? {
-                let entry = entry?;
-                if entry.path().is_dir() {
-                    names.push(entry.file_name().to_string_lossy().into_owned());
-                }
-            }
-            Ok(names)
-        };
-        found(look(), &self.root, "list the folder")?.ok_or_else(|| CkptError::NotFound {
+    /// Says that nothing is here.
+    pub(crate) fn not_found(&self, reason: impl Into<String>) -> CkptError {
+        CkptError::NotFound {
             uri: self.uri.clone(),
-            reason: "there is no such folder".to_owned(),
-        })
+            reason: reason.into(),
+        }
     }
 }
 
 /// None where there is no such file.
-fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Result<Option<T>> {
+pub(crate) fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error)
@@ -128,6 +121,22 @@ fn found<T>(result: io::Result<T>, path: &Path, action: &str) -> Result<Option<T
         }
         Err(error) => Err(CkptError::io(path, action, &error)),
     }
+}
+
+/// None where there is no such object.
+pub(crate) fn found_remote<T>(result: hocket_store::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a name is that of a data file.
+pub(crate) fn is_data_file(name: &str) -> bool {
+    Path::new(name)
+        .extension()
+        .is_some_and(|extension| extension == "safetensors")
 }
 
 /// Whether `path` is a plain relative path below `data/`: what a data file may be called.

@@ -3,12 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use bytes::Bytes;
+use hocket_store::Store;
 
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
-use crate::place::Place;
+use crate::place::{Kind, Place, found_remote};
+use crate::remote;
 use crate::safetensors::Memory;
 
 /// Blocks of one span, the unit that a worker takes or one request fetches.
@@ -57,36 +62,168 @@ pub fn read(
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let touches = plan(files, reads)?;
-    let spans = spans(&touches);
-    let opened = open_local(place, files, &touches)?;
     let digests = digests_of(place, files, &touches, check)?;
+    let job = Job {
+        place,
+        files,
+        reads,
+        spans: spans(&touches),
+        digests,
+        check,
+    };
+    match place.kind() {
+        Kind::Local(root) => read_local(root, &job, &open_all(root, &job)?, interrupted),
+        Kind::Remote(store) => read_remote(store, &job, interrupted),
+    }
+}
+
+/// A verb's plan and what it needs.
+struct Job<'a> {
+    place: &'a Place,
+    files: &'a [DataFile],
+    reads: &'a [Read],
+    spans: Vec<&'a [Touch]>,
+    /// By file; empty where nothing is hashed.
+    digests: Vec<Vec<Digest>>,
+    check: bool,
+}
+
+impl<'a> Job<'a> {
+    /// The blocks of a span, each with the reads that touch it.
+    fn blocks(&self, index: usize) -> impl Iterator<Item = (Block<'a>, &'a [Touch])> {
+        let (place, files) = (self.place, self.files);
+        self.spans[index]
+            .chunk_by(|a, b| a.block == b.block)
+            .map(move |group| {
+                let (file, number) = (&files[group[0].file], group[0].block);
+                (
+                    Block {
+                        place,
+                        file,
+                        number,
+                    },
+                    group,
+                )
+            })
+    }
+
+    /// Indices of the files that the plan touches.
+    fn touched(&self) -> Vec<usize> {
+        let mut files: Vec<usize> = self.spans.iter().map(|span| span[0].file).collect();
+        files.dedup();
+        files
+    }
+
+    /// Where a span begins and ends in its file's data.
+    fn range(&self, index: usize) -> (u64, u64) {
+        if !self.check {
+            let reads = self.spans[index]
+                .iter()
+                .map(|touch| &self.reads[touch.read]);
+            let from = reads.clone().map(|read| read.offset).min().unwrap_or(0);
+            let to = reads.map(Read::end).max().unwrap_or(0);
+            let (low, high) = self.blocks_range(index);
+            return (from.max(low), to.min(high));
+        }
+        self.blocks_range(index)
+    }
+
+    fn blocks_range(&self, index: usize) -> (u64, u64) {
+        let span = self.spans[index];
+        let (file, last) = (&self.files[span[0].file], span[span.len() - 1].block);
+        let from = span[0].block * BLOCK_BYTES;
+        (from, last * BLOCK_BYTES + file.block_bytes(last))
+    }
+}
+
+fn read_local(
+    root: &Path,
+    job: &Job<'_>,
+    opened: &[Option<File>],
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let workers = MAX_WORKERS.min(cores * 2);
+    let start = || Ok(vec![0_u8; BLOCK_BYTES as usize]);
     pace::run(
         workers,
-        spans.len(),
+        job.spans.len(),
         interrupted,
-        || Ok(vec![0_u8; BLOCK_BYTES as usize]),
+        start,
         |scratch, index| {
-            for group in spans[index].chunk_by(|a, b| a.block == b.block) {
-                let file = group[0].file;
+            for (block, touches) in job.blocks(index) {
+                let file = touches[0].file;
                 let Some(handle) = opened[file].as_ref() else {
                     continue;
                 };
-                let block = Block {
-                    place,
-                    file: &files[file],
-                    number: group[0].block,
-                };
-                if check {
-                    let digest = digests[file][group[0].block as usize];
-                    read_checked(handle, &block, digest, group, reads, scratch)?;
+                let source = Source { root, handle };
+                if job.check {
+                    let digest = job.digests[file][block.number as usize];
+                    read_checked(&source, &block, digest, touches, job.reads, scratch)?;
                 } else {
-                    read_bare(handle, &block, group, reads)?;
+                    read_bare(&source, &block, touches, job.reads)?;
                 }
             }
             Ok(())
         },
+    )
+}
+
+/// Fetches the spans by ranged requests; what arrives is hashed and scattered on the calling thread.
+fn read_remote(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
+    check_sizes(store, job, interrupted)?;
+    let fetch = |index: usize| {
+        let (store, file) = (store.clone(), &job.files[job.spans[index][0].file]);
+        let (from, to) = job.range(index);
+        let (key, range) = (
+            file.path.clone(),
+            file.data_start + from..file.data_start + to,
+        );
+        let gone = missing(job.place, file);
+        async move { found_remote(store.get_range(&key, range).await)?.ok_or(gone) }
+    };
+    remote::gather(
+        job.spans.len(),
+        fetch,
+        |index, bytes: Bytes| {
+            let (from, _) = job.range(index);
+            for (block, touches) in job.blocks(index) {
+                if job.check {
+                    let at = (block.start() - from) as usize;
+                    let content = &bytes[at..at + block.bytes()];
+                    block.check(content, job.digests[touches[0].file][block.number as usize])?;
+                }
+                for touch in touches {
+                    let read = &job.reads[touch.read];
+                    let (in_block, in_read, length) = block.overlap(read);
+                    let at = (block.start() + in_block as u64 - from) as usize;
+                    // SAFETY: destinations do not overlap, and this thread alone writes them.
+                    let target = unsafe { read.memory.slice_mut(in_read, length) };
+                    target.copy_from_slice(&bytes[at..at + length]);
+                }
+            }
+            Ok(())
+        },
+        interrupted,
+    )
+}
+
+/// Compares the sizes of the files that the plan touches: a file that was cut or added to is told before it is read.
+fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
+    let touched = job.touched();
+    let sizes = |index: usize| remote::size(store.clone(), job.files[touched[index]].path.clone());
+    remote::gather(
+        touched.len(),
+        sizes,
+        |index, size: Option<u64>| {
+            let file = &job.files[touched[index]];
+            check_size(
+                job.place,
+                file,
+                size.ok_or_else(|| missing(job.place, file))?,
+            )
+        },
+        interrupted,
     )
 }
 
@@ -146,19 +283,18 @@ fn spans(touches: &[Touch]) -> Vec<&[Touch]> {
     spans
 }
 
-/// Opens the files that the plan touches and compares their sizes.
-fn open_local(place: &Place, files: &[DataFile], touches: &[Touch]) -> Result<Vec<Option<File>>> {
-    let mut opened: Vec<Option<File>> = files.iter().map(|_| None).collect();
-    for group in touches.chunk_by(|a, b| a.file == b.file) {
-        let index = group[0].file;
-        opened[index] = Some(open_data(place, &files[index])?);
+/// Opens the files that the plan touches.
+fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<File>>> {
+    let mut opened: Vec<Option<File>> = job.files.iter().map(|_| None).collect();
+    for index in job.touched() {
+        opened[index] = Some(open_data(root, job.place, &job.files[index])?);
     }
     Ok(opened)
 }
 
 /// Opens a data file whose size is what the manifest says.
-pub(crate) fn open_data(place: &Place, file: &DataFile) -> Result<File> {
-    let path = place.root().join(&file.path);
+pub(crate) fn open_data(root: &Path, place: &Place, file: &DataFile) -> Result<File> {
+    let path = root.join(&file.path);
     let handle = File::open(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(place, file),
         _ => CkptError::io(&path, "open the data file", &error),
@@ -172,13 +308,10 @@ pub(crate) fn open_data(place: &Place, file: &DataFile) -> Result<File> {
 }
 
 pub(crate) fn missing(place: &Place, file: &DataFile) -> CkptError {
-    CkptError::NotFound {
-        uri: place.uri().to_owned(),
-        reason: format!(
-            "the manifest names data file `{}`, which is not there",
-            file.path
-        ),
-    }
+    place.not_found(format!(
+        "the manifest names data file `{}`, which is not there",
+        file.path
+    ))
 }
 
 pub(crate) fn check_size(place: &Place, file: &DataFile, size: u64) -> Result<()> {
@@ -223,11 +356,11 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.number * BLOCK_BYTES
     }
 
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.file.block_bytes(self.number) as usize
     }
 
@@ -256,24 +389,33 @@ impl Block<'_> {
             ),
         })
     }
+}
 
-    /// Reads a part of the block.
-    pub(crate) fn read_at(&self, handle: &File, offset: usize, target: &mut [u8]) -> Result<()> {
-        let at = self.file.data_start + self.start() + offset as u64;
-        handle.read_exact_at(target, at).map_err(|error| {
-            let path = self.place.root().join(&self.file.path);
-            CkptError::io(
-                &path,
-                &format!("read {} bytes at {at}", target.len()),
-                &error,
-            )
+/// An open data file.
+pub(crate) struct Source<'a> {
+    pub(crate) root: &'a Path,
+    pub(crate) handle: &'a File,
+}
+
+impl Source<'_> {
+    /// Reads a part of a block.
+    pub(crate) fn read_at(
+        &self,
+        block: &Block<'_>,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<()> {
+        let at = block.file.data_start + block.start() + offset as u64;
+        self.handle.read_exact_at(target, at).map_err(|error| {
+            let action = format!("read {} bytes at {at}", target.len());
+            CkptError::io(&self.root.join(&block.file.path), &action, &error)
         })
     }
 }
 
 /// Reads one block, into its destination where it lies wholly in one, and hashes it.
 fn read_checked(
-    handle: &File,
+    source: &Source<'_>,
     block: &Block<'_>,
     digest: Digest,
     touches: &[Touch],
@@ -288,10 +430,10 @@ fn read_checked(
         let read = &reads[touches[position].read];
         // SAFETY: destinations do not overlap, and this worker alone has this block.
         let target = unsafe { read.memory.slice_mut(block.overlap(read).1, bytes) };
-        block.read_at(handle, 0, target)?;
+        source.read_at(block, 0, target)?;
         target
     } else {
-        block.read_at(handle, 0, &mut scratch[..bytes])?;
+        source.read_at(block, 0, &mut scratch[..bytes])?;
         &scratch[..bytes]
     };
     block.check(content, digest)?;
@@ -312,13 +454,18 @@ fn scatter(block: &Block<'_>, content: &[u8], read: &Read) {
 }
 
 /// Reads just what is asked for.
-fn read_bare(handle: &File, block: &Block<'_>, touches: &[Touch], reads: &[Read]) -> Result<()> {
+fn read_bare(
+    source: &Source<'_>,
+    block: &Block<'_>,
+    touches: &[Touch],
+    reads: &[Read],
+) -> Result<()> {
     for touch in touches {
         let read = &reads[touch.read];
         let (in_block, in_read, length) = block.overlap(read);
         // SAFETY: destinations do not overlap, and this worker alone has this block.
         let target = unsafe { read.memory.slice_mut(in_read, length) };
-        block.read_at(handle, in_block, target)?;
+        source.read_at(block, in_block, target)?;
     }
     Ok(())
 }

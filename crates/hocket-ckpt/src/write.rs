@@ -28,6 +28,10 @@ const MAX_WORKERS: usize = 8;
 /// Smaller files go through the page cache: their flush costs more than their copy.
 const DIRECT_MIN_BYTES: u64 = 8 << 20;
 
+/// What to do about a data file that is there already.
+pub(crate) const NEVER_REPLACED: &str =
+    "data files are never replaced. Save under another name, or delete the old one first";
+
 /// A file that was written: the manifest's record, and where each entry lies in the data.
 #[derive(Debug, Clone)]
 pub struct Written {
@@ -88,11 +92,17 @@ fn write_local(
         std::fs::create_dir_all(folder)
             .map_err(|error| CkptError::io(folder, "make the folder", &error))?;
     }
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => CkptError::Exists {
-XX        },
-        _ => CkptError::io(path, "create the file", &error),
-    })?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => CkptError::Exists {
+                uri: path.display().to_string(),
+                reason: NEVER_REPLACED.to_owned(),
+            },
+            _ => CkptError::io(path, "create the file", &error),
+        })?;
     let outcome = fill_local(path, file, layout, sync, interrupted);
     if outcome.is_err() {
         // The first error is the one to tell; what is left behind shows as an orphan.
@@ -239,7 +249,9 @@ impl Buffer {
     fn new() -> Result<Self> {
         // SAFETY: the allocation has a size that is not 0.
         let pointer = unsafe { alloc_zeroed(Self::ALLOCATION) };
-        NonNull::new(pointer).map(Self).ok_or_else(|| CkptError::process(format!("no {BUFFER_BYTES} bytes for a write buffer")))
+        NonNull::new(pointer).map(Self).ok_or_else(|| {
+            CkptError::process(format!("no {BUFFER_BYTES} bytes for a write buffer"))
+        })
     }
 
     fn bytes(&self) -> &[u8] {

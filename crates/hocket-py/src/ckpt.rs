@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
+use crate::errors::ckpt_error;
 use hocket_ckpt::{
     CkptError, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read, Status, Written,
 };
@@ -52,35 +53,8 @@ fn call<T: Send>(
     outcome.map_err(|error| match (error, raised.into_inner()) {
         (CkptError::Interrupted, Ok(Some(raised))) => raised,
         (CkptError::Interrupted, _) => PyKeyboardInterrupt::new_err(()),
-        (error, _) => raise(py, error),
+        (error, _) => ckpt_error(py, &error),
     })
-}
-
-/// The Python exception of an error: one class a variant.
-fn raise(py: Python<'_>, error: CkptError) -> PyErr {
-    let (module, class) = match &error {
-        CkptError::Invalid(_) => return PyValueError::new_err(error.to_string()),
-        CkptError::NotFound { .. } => ("hocket.ckpt.errors", "CheckpointNotFoundError"),
-        CkptError::Partial { .. } => ("hocket.ckpt.errors", "CheckpointPartialError"),
-        CkptError::Exists { .. } => ("hocket.ckpt.errors", "CheckpointExistsError"),
-        CkptError::Corrupt { .. } => ("hocket.ckpt.errors", "CheckpointCorruptError"),
-        CkptError::Incompatible { .. } => ("hocket.ckpt.errors", "CheckpointIncompatibleError"),
-        CkptError::Unfenced { .. } => ("hocket.ckpt.errors", "CheckpointUnfencedError"),
-        CkptError::Permission { .. } => ("hocket.native.errors", "StorePermissionError"),
-        _ => ("hocket.native.errors", "StoreIOError"),
-    };
-    let message = error.to_string();
-    let build = || {
-        let class = py.import(module)?.getattr(class)?;
-        match error {
-            CkptError::Corrupt { file, offset, .. } => class.call1((message, file, offset)),
-            _ => class.call1((message,)),
-        }
-    };
-    match build() {
-        Ok(exception) => PyErr::from_value(exception),
-        Err(error) => error,
-    }
 }
 
 /// A data file of the manifest, as a mapping.

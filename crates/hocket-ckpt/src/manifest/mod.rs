@@ -47,12 +47,9 @@ fn fetch(place: &Place, limit: u64, interrupted: Interrupted<'_>) -> Result<Vec<
         None if place.has_data(interrupted)? => Err(CkptError::Partial {
             uri: place.uri().to_owned(),
         }),
-        None => Err(CkptError::NotFound {
-            uri: place.uri().to_owned(),
-            reason: format!(
-                "expected a checkpoint, a folder with `{MANIFEST_NAME}` in it. `hocket-ckpt ls` on the folder above lists \
-                 those that are there"
-            ),
-        }),
+        None => Err(place.not_found(format!(
+            "expected a checkpoint, a folder with `{MANIFEST_NAME}` in it. `hocket-ckpt ls` on the folder above lists those \
+             that are there"
+        ))),
     }
 }

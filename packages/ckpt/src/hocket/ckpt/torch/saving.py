@@ -23,7 +23,7 @@ from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
 from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.snapshot import Entry, Snapshot
 from hocket.ckpt.values import from_canonical
-from hocket.native import _native
+from hocket.native import Store, _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptWritten
@@ -250,8 +250,6 @@ class SaveJob:
         if self.written is None:
             return
         try:
-            from hocket.native import Store
-
             Store(self.uri).delete(self.written["path"])
         except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own error is what counts
             _log.warning("could not remove `%s` under `%s`: %s", self.written["path"], self.uri, error)

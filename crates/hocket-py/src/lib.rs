@@ -4,8 +4,10 @@
 use pyo3::prelude::*;
 
 mod ckpt;
+mod errors;
 mod store;
 mod stream;
+mod wait;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {

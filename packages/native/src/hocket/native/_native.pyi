@@ -1,9 +1,335 @@
 """The Rust extension: one function per verb, none of which holds the interpreter lock while bytes move."""
 
+from builtins import list as _list
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict, final, type_check_only
+
+from typing_extensions import Buffer
+
 __version__: str
 
 # --- store ------------------------------------------------------------------------------------
 
+@final
+class ObjectMeta:
+    """One object of a store."""
+
+    def __new__(cls, key: str, size: int, etag: str | None, modified_ms: int) -> ObjectMeta: ...
+    @property
+    def key(self) -> str:
+        """The key, below the store's own prefix."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def etag(self) -> str | None:
+        """The entity tag as the store writes it (S3: with its quotes); it changes whenever the object does."""
+
+    @property
+    def modified_ms(self) -> int:
+        """Last change, in milliseconds since 1970 (UTC)."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[type[ObjectMeta], tuple[str, int, str | None, int]]: ...
+
+@final
+class Store:
+    """Objects by key: `s3://bucket/prefix`, a local directory (path or `file:///dir`), or `memory://name`.
+
+    A handle: URI and options, no client and no socket. It pickles, goes to threads, and stays good in a
+    forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without the
+    interpreter lock, and Ctrl-C ends its wait within 100 ms.
+
+    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`
+    (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment at each call.
+
+    Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or credentials that cannot work,
+    `StorePermissionError` when they are refused or missing, `StoreTransientError` when the store stays
+    unreachable or failing for `deadline_s`, `StoreIOError` for the rest.
+
+    Args:
+        uri: Where the objects are. A relative path is taken from the working directory of now.
+        endpoint: Address of the S3 service, instead of the environment's.
+        region: Its region, instead of the environment's; `us-east-1` where neither is given.
+        part_bytes: Bytes of one ranged GET of a larger object. Default 8 MiB.
+        max_requests: Requests in flight at once, over all verbs of this process on this bucket. Default 16.
+        budget_bytes: No transfer starts while the process has this much in flight. Default 256 MiB.
+        timeout_s: Seconds for one request, plus one for each MiB that it carries. Default 30.
+        deadline_s: Seconds for all tries of one request, plus one for each MiB. Default 120.
+        max_retries: Tries after the first. Default 10.
+        backoff_ms: Shortest and longest pause before a retry, drawn between half and all of it.
+            Default (100, 10000).
+
+    Example:
+        >>> store = Store("memory://example")
+        >>> etag = store.put("a/b", b"hello")
+        >>> store.get("a/b", start=1, end=3)
+        b'el'
+    """
+
+    def __new__(
+        cls,
+        uri: str | PathLike[str],
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        part_bytes: int | None = None,
+        max_requests: int | None = None,
+        budget_bytes: int | None = None,
+        timeout_s: float | None = None,
+        deadline_s: float | None = None,
+        max_retries: int | None = None,
+        backoff_ms: tuple[int, int] | None = None,
+    ) -> Store: ...
+    @property
+    def uri(self) -> str:
+        """The URI in its normal form: no slash at the end, an absolute path for a directory."""
+
+    def get(self, key: str, *, start: int | None = None, end: int | None = None) -> bytes:
+        """Return an object, or its bytes from `start` to `end` (exclusive).
+
+        Larger objects come by parallel ranged GETs, all pinned to one ETag.
+
+        Raises:
+            StoreNotFoundError: There is no such object.
+            StoreChangedError: It was replaced while it was read.
+            StoreIOError: The range does not lie within the object.
+        """
+
+    def head(self, key: str) -> ObjectMeta:
+        """Return size, ETag and time of an object.
+
+        Raises:
+            StoreNotFoundError: There is no such object.
+        """
+
+    def put(
+        self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str | None:
+        """Write an object whole, from any buffer, and return its ETag.
+
+        Args:
+            key: Its name.
+            data: Its bytes; a `bytes` object is sent without a copy.
+            if_absent: Only if the key is free.
+            if_match: Only if the object still has this ETag.
+
+        Raises:
+            StoreExistsError: `if_absent`, and the key is taken.
+            StoreChangedError: `if_match`, and the object has another ETag or is gone.
+            StoreTransientError: Also when the answer to a conditional write was lost and the condition is now
+                broken, perhaps by this very write: read the object back.
+        """
+
+    def upload(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
+        """Write a local file under `key`, in parts of at least 8 MiB, several at once; visible when complete."""
+
+    def download(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
+        """Write an object into the file `path`, parts in place: neither synced nor atomic, which is the caller's.
+
+        Raises:
+            StoreNotFoundError: There is no such object, or no directory for `path`.
+            StoreChangedError: It was replaced while it was read; the file's content is then undefined.
+        """
+
+    def list(self, prefix: str = "") -> _list[ObjectMeta]:
+        """Return all objects below `prefix` (whole segments: `a` finds `a/b`, not `ab`), sorted by key."""
+
+    def list_dirs(self, prefix: str = "") -> tuple[_list[str], _list[ObjectMeta]]:
+        """Return one level below `prefix`: keys of the directories (no slash at the end), and the objects."""
+
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is no error."""
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
+
 # --- stream -----------------------------------------------------------------------------------
 
 # --- ckpt -------------------------------------------------------------------------------------
+# `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a file inside
+# it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller keeps the memory alive and
+# unchanged until the call returns. Every verb releases the interpreter lock and wakes within 100 ms for Ctrl-C.
+# Errors are those of `hocket.ckpt.errors`, and of `hocket.native.errors` where the disk or the store failed.
+
+CKPT_BLOCK_BYTES: int
+"""Bytes of a block, the unit of digest and of reading: 1 MiB of a file's data, counted from `data_start`."""
+
+CKPT_FORMAT: int
+"""The greatest format number that this build reads and the one that it writes."""
+
+@type_check_only
+class CkptFile(TypedDict):
+    """A data file as the manifest lists it."""
+
+    path: str
+    size: int
+    data_start: int
+    header: str
+    digests: str
+
+@type_check_only
+class CkptWritten(CkptFile):
+    """What `ckpt_write_file` says of the file it wrote: the manifest's record, and where each entry lies."""
+
+    entries: dict[str, tuple[int, int]]
+
+@type_check_only
+class CkptListed(TypedDict):
+    """One child of a prefix."""
+
+    name: str
+    status: Literal["committed", "partial", "foreign"]
+    step: int | None
+    created: str | None
+    save_id: str | None
+    format: int | None
+    version: str | None
+    files: int | None
+    tensors: int | None
+    bytes: int | None
+    problem: str | None
+
+def ckpt_write_file(
+    uri: str,
+    path: str,
+    *,
+    entries: Sequence[tuple[str, str, Sequence[int], int, int]],
+    metadata: Mapping[str, str],
+    sync: bool = True,
+) -> CkptWritten:
+    """Writes one data file, a plain safetensors file, straight from memory.
+
+    The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by descending item
+    size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are hashed there, and go to
+    disk by `O_DIRECT` where the file system takes it; an object store gets a multipart upload. Folders are made as
+    needed. A file that fails half-way is removed.
+
+    Args:
+        uri: The checkpoint.
+        path: The file inside it; created, never replaced.
+        entries: (name, safetensors dtype such as `BF16`, shape, address, bytes) each; bytes = items × item size. An
+            entry of no bytes may have address 0.
+        metadata: The header's `__metadata__`.
+        sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
+
+    Returns:
+        `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`); `digests`
+        (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name → (offset in the
+        data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+
+    Raises:
+        CheckpointExistsError: `path` is there already.
+        ValueError: A bad entry (unknown dtype, bytes that do not fit the shape, a name twice) or a bad path.
+    """
+
+def ckpt_manifest_encode(document: bytes) -> bytes:
+    """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
+
+    The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is made
+    from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
+
+    Raises:
+        CheckpointCorruptError: The document breaks a rule of the format; the message says which.
+        CheckpointIncompatibleError: Its format number is not one that this build writes.
+    """
+
+def ckpt_manifest_decode(manifest: bytes, *, uri: str = "") -> bytes:
+    """The document inside the bytes of a manifest, after full validation. `uri` serves the messages only."""
+
+def ckpt_manifest_read(uri: str) -> bytes:
+    """Reads `checkpoint.json.zst` of a checkpoint; returns its document, JSON, after full validation.
+
+    Validated: both digests; the format number; file paths plain and inside; offsets within file sizes; chunks
+    inside shapes and tiling each tensor exactly; nothing twice.
+
+    Raises:
+        CheckpointNotFoundError: There is nothing at `uri`.
+        CheckpointPartialError: Data files without a manifest: never committed.
+        CheckpointCorruptError: A digest or a rule does not hold.
+        CheckpointIncompatibleError: A later format; the version that reads it is named.
+    """
+
+def ckpt_manifest_head(uri: str) -> bytes:
+    """The first frame of a manifest, JSON, by one ranged read; the document is not looked at. Raises as `ckpt_manifest_read`."""
+
+def ckpt_commit(uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False) -> None:
+    """Writes the manifest to its name if and only if none is there: this is the commit.
+
+    Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed. Object
+    store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and the same save
+    id is success.
+
+    Args:
+        uri: The checkpoint.
+        manifest: What `ckpt_manifest_encode` gave.
+        save_id: The save id inside it.
+        unfenced: Commit although the store lets two conditional writes through. Two savers then may both believe
+            that they won.
+
+    Raises:
+        CheckpointExistsError: Another save's checkpoint is there.
+        CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and endpoint).
+    """
+
+def ckpt_read(
+    uri: str,
+    files: Sequence[CkptFile],
+    reads: Sequence[tuple[int, int, int, int]],
+    *,
+    check: bool = True,
+) -> None:
+    """Reads byte ranges of data files into memory, every block checked.
+
+    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination is read
+    into it and hashed there; others go through a scratch block.
+
+    Args:
+        uri: The checkpoint.
+        files: Files of the manifest; only those that a read names are opened.
+        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not overlap.
+        check: False reads bare ranges and hashes nothing.
+
+    Raises:
+        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and `offset` (in
+            the data, of the block; None for a size) let the caller name the tensor. Destinations are then undefined.
+        CheckpointNotFoundError: A file is gone.
+    """
+
+def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
+    """Every bad block of a file as (block, offset in the data); (-1, -data_start) stands for a header that differs.
+
+    Raises:
+        CheckpointNotFoundError: The file is not there.
+        CheckpointCorruptError: It is shorter or longer than the manifest says.
+    """
+
+def ckpt_list(uri: str) -> list[CkptListed]:
+    """What stands under a prefix, sorted by step, then created, then name; the uncommitted come first.
+
+    `committed`: has a manifest whose first frame reads. `partial`: has our data files and no manifest. `foreign`:
+    anything else that is a folder; `problem` says why where it has a manifest that does not read.
+
+    Raises:
+        CheckpointNotFoundError: There is no such prefix.
+    """
+
+def ckpt_delete(uri: str, name: str) -> None:
+    """Removes the checkpoint `name` under `uri`: the manifest first, so that no instant shows a broken one.
+
+    Takes only the manifest and files under `data/`, then the folder if it is empty.
+
+    Raises:
+        CheckpointNotFoundError: Nothing is there.
+        ValueError: `name` is not one plain path component.
+    """
+
+def ckpt_sizes(uri: str, paths: Sequence[str]) -> list[int | None]:
+    """Bytes of each file as seen from here; None where it is not there. For the coordinator, before it commits."""
+
+def xxh3_128(buffer: bytes) -> bytes:
+    """XXH3-128 of bytes, 16 bytes in canonical (big endian) form."""

@@ -40,7 +40,9 @@ class Classifier(nn.Module):
     def loss(self, outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(outputs, batch["y"])
 
-    def eval_forward(self, batch: dict[str, torch.Tensor], outputs: torch.Tensor | None = None) -> torch.Tensor:
+    def eval_forward(
+        self, batch: dict[str, torch.Tensor], outputs: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self.forward(batch) if outputs is None else outputs
 
 
@@ -87,7 +89,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (full() if full else tensor).detach().clone()
 
 
-def train_alone(steps: int = STEPS, *, max_norm: float = 1.0) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
+def train_alone(
+    steps: int = STEPS, *, max_norm: float = 1.0
+) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
     """Train the plain model in this process: final parameters, losses, and gradient norms before clipping."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
 
 from hocket.dist import provide
+from support.ranks import run_ranks
 
 
 def _models() -> Any:
@@ -33,7 +33,9 @@ LAYOUTS = {
 }
 
 
-def _train(config: dict[str, Any] | None, microbatches: int, policy: str) -> tuple[dict, list[float], list[float], dict]:
+def _train(
+    config: dict[str, Any] | None, microbatches: int, policy: str
+) -> tuple[dict, list[float], list[float], dict]:
     with provide(config, device="cpu", timeout_s=30) as parallelism:
         rank, size = parallelism.data_parallel
         model = models.build(seed=3 if rank == 0 else 99)  # rank 0's values hold
@@ -41,7 +43,9 @@ def _train(config: dict[str, Any] | None, microbatches: int, policy: str) -> tup
         laid_out = parallelism.lay_out(model, [optimizer])
         losses, norms = [], []
         for batch in models.batches():
-            parts = [models.share(models.share(batch, rank, size), i, microbatches) for i in range(microbatches)]
+            parts = [
+                models.share(models.share(batch, rank, size), i, microbatches) for i in range(microbatches)
+            ]
             mine = torch.zeros((), dtype=torch.float64)
             for index, part in enumerate(parts):
                 parallelism.sync_gradients(laid_out, policy == "every" or index == microbatches - 1)
@@ -62,7 +66,9 @@ def _check(results: list[tuple], kind: str) -> None:
         assert list(trained) == list(parameters)
         assert set(kinds.values()) == {kind}
         for name, value in parameters.items():
-            torch.testing.assert_close(trained[name], value, atol=1e-6, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                trained[name], value, atol=1e-6, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+            )
         assert trained_losses == pytest.approx(losses, abs=1e-6)
         assert trained_norms == pytest.approx(norms, rel=1e-5)
         assert trained_norms == results[0][2], "the norm differs between ranks"

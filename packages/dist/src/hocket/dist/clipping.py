@@ -13,9 +13,9 @@ from hocket.dist.errors import ModelError
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Scale gradients in place so that their joint 2-norm is at most `max_norm`.
 
-    Collective where gradients are sharded: one sum of a single number for each mesh. Does not wait for the device.
-    Unlike torch's function of the same name, which returns each rank's partial norm for sharded gradients, what
-    comes back is the whole norm.
+    Collective where gradients are sharded: one sum of a single number for each mesh. Does not wait for the
+    device. Unlike torch's function of the same name, which returns each rank's partial norm for sharded
+    gradients, what comes back is the whole norm.
 
     Args:
         parameters: Those without a gradient are passed over.
@@ -51,8 +51,8 @@ def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, .
                     groups.append(gradient.device_mesh.get_group(axis))
                 elif not placement.is_replicate():
                     raise ModelError(
-                        f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected Shard or "
-                        "Replicate. Clip it before it is laid out so, or redistribute it."
+                        f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
+                        "Shard or Replicate. Clip it before it is laid out so, or redistribute it."
                     )
         found[tuple(groups)].append(_local(gradient))
     return found

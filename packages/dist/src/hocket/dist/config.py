@@ -34,17 +34,20 @@ class FSDPConfig:
     """
 
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD"
-    """FULL_SHARD frees each block's parameters after its forward (ZeRO-3), SHARD_GRAD_OP keeps them (ZeRO-2)."""
+    """FULL_SHARD frees each block's parameters after its forward (ZeRO-3), SHARD_GRAD_OP keeps them
+    (ZeRO-2)."""
 
     reshard_after_forward: bool | int = True
-    """An int re-shards after forward over that many ranks only; it divides the shard degree, 1 and itself apart."""
+    """An int re-shards after forward over that many ranks only; it divides the shard degree, 1 and itself
+    apart."""
 
     mixed_precision: str | Mapping[str, Any] = "DEFAULT"
     """`DEFAULT`: parameters in `amp_dtype`, gradients summed in float32. `PURE`: both in `amp_dtype`.
     `FULL`: nothing is cast. A mapping sets `param_dtype`, `reduce_dtype` and `output_dtype` by hand."""
 
     amp_dtype: torch.dtype | str | None = None
-    """The low precision that DEFAULT and PURE mean, such as "bf16"; the trainer fills in its own. None: no cast."""
+    """The low precision that DEFAULT and PURE mean, such as "bf16"; the trainer fills in its own. None: no
+    cast."""
 
     data_parallel_shard_degree: int = -1
     """Ranks that share one copy of the parameters; -1 is as many as there are."""
@@ -82,7 +85,8 @@ class FSDPConfig:
         Keys of Composer's FSDP1 config that mean nothing here are accepted, and said once on rank 0's log.
 
         Raises:
-            ConfigError: A key is unknown (the nearest is suggested), or cannot be honoured (what to use is said).
+            ConfigError: A key is unknown (the nearest is suggested), or cannot be honoured (what to use is
+            said).
         """
         known = {field.name for field in fields(cls)}
         rest = settle_legacy_keys(config, known)
@@ -117,7 +121,8 @@ class FSDPConfig:
             chosen = dict(self.mixed_precision)
             if chosen.pop("buffer_dtype", None) is not None:
                 raise ConfigError(
-                    "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2: cast the buffers once, when the model is built."
+                    "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2: cast the buffers once, "
+                    "when the model is built."
                 )
             for key in chosen:
                 if key not in _MIXED_PRECISION_KEYS:
@@ -132,13 +137,14 @@ class FSDPConfig:
             case "PURE":
                 if amp is None:
                     raise ConfigError(
-                        "`mixed_precision='PURE'` needs to know the low precision: set `amp_dtype='bf16'`, or write "
+                        "`mixed_precision='PURE'` needs to know the low precision: set `amp_dtype='bf16'`, "
+                        "or write "
                         "`mixed_precision={'param_dtype': 'bf16', 'reduce_dtype': 'bf16'}`."
                     )
                 return amp, amp, None
         raise ConfigError(
-            f"`mixed_precision` is {self.mixed_precision!r}, expected 'DEFAULT', 'PURE', 'FULL', or a dict of "
-            f"{', '.join(f'`{key}`' for key in _MIXED_PRECISION_KEYS)}."
+            f"`mixed_precision` is {self.mixed_precision!r}, expected 'DEFAULT', 'PURE', 'FULL', or a dict "
+            f"of {', '.join(f'`{key}`' for key in _MIXED_PRECISION_KEYS)}."
         )
 
     def _check_reshard(self) -> None:
@@ -149,7 +155,8 @@ class FSDPConfig:
             )
         if not isinstance(value, bool) and self.sharding_strategy == "SHARD_GRAD_OP":
             raise ConfigError(
-                f"`reshard_after_forward={value}` re-shards after forward and `sharding_strategy='SHARD_GRAD_OP'` does not: "
+                f"`reshard_after_forward={value}` re-shards after forward and "
+                "`sharding_strategy='SHARD_GRAD_OP'` does not: "
                 "leave one of them out."
             )
 

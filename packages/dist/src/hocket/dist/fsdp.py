@@ -44,8 +44,8 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> list[str]:
     chosen = choose_wraps(model) if config.auto_wrap else {}
     if not chosen and config.auto_wrap and mesh.size() > 1 and mesh.get_rank() == 0:
         _log.warning(
-            "%s has no repeated blocks, so it is one group and gathered whole at each step. Mark modules with "
-            "`_fsdp_wrap = True` to split it.",
+            "%s has no repeated blocks, so it is one group and gathered whole at each step. Mark modules "
+            "with `_fsdp_wrap = True` to split it.",
             type(model).__name__,
         )
     if config.sync_module_states and mesh.size() > 1:
@@ -105,8 +105,8 @@ def broadcast_values(model: nn.Module, mesh: DeviceMesh) -> None:
 def _gather_in_methods(model: nn.Module) -> None:
     """Let `eval_forward` and `generate` gather as forward does, and free after a forward without gradients.
 
-    With gradients, backward frees what the root has kept. Without, nothing would: the model would go on holding
-    whole parameters, which are not those that its optimizers and checkpoints know.
+    With gradients, backward frees what the root has kept. Without, nothing would: the model would go on
+    holding whole parameters, which are not those that its optimizers and checkpoints know.
     """
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
 

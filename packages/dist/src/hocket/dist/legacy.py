@@ -35,7 +35,8 @@ class _Refused:
 REFUSED_STRATEGIES = {
     "NO_SHARD": "it shards nothing. Leave `fsdp_config` out: the model is then replicated.",
     "HYBRID_SHARD": "say `data_parallel_replicate_degree` (the number of copies) with 'FULL_SHARD' instead.",
-    "_HYBRID_SHARD_ZERO2": "say `data_parallel_replicate_degree` (the number of copies) with 'SHARD_GRAD_OP' instead.",
+    "_HYBRID_SHARD_ZERO2": "say `data_parallel_replicate_degree` (the number of copies) with "
+    "'SHARD_GRAD_OP' instead.",
 }
 
 NEEDLESS: dict[str, _Needless] = {

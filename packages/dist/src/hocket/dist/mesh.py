@@ -24,14 +24,14 @@ def degrees(config: FSDPConfig, world_size: int) -> tuple[int, int]:
         shard = world_size // replicate
     if replicate * shard != world_size:
         raise ConfigError(
-            f"`data_parallel_replicate_degree` × `data_parallel_shard_degree` is {replicate} × {shard}, but the job has "
-            f"{world_size} ranks. Leave the shard degree at -1 to fill them."
+            f"`data_parallel_replicate_degree` × `data_parallel_shard_degree` is {replicate} × {shard}, but "
+            f"the job has {world_size} ranks. Leave the shard degree at -1 to fill them."
         )
     resharded = config.reshard_after_forward
     if not isinstance(resharded, bool) and (resharded >= shard or shard % resharded):
         raise ConfigError(
-            f"`reshard_after_forward` is {resharded}: it must divide the shard degree ({shard}) and be smaller. "
-            "Use True or False."
+            f"`reshard_after_forward` is {resharded}: it must divide the shard degree ({shard}) and be "
+            "smaller. Use True or False."
         )
     return replicate, shard
 

@@ -30,8 +30,8 @@ def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[G
 def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[GroupNames]) -> None:
     """Put the model's present parameters into the optimizers, in place, where those of the same name were.
 
-    State that is there already goes along: a tensor as large as its parameter is laid out as the parameter is,
-    anything else (a step count) is kept.
+    State that is there already goes along: a tensor as large as its parameter is laid out as the parameter
+    is, anything else (a step count) is kept.
 
     Args:
         model: After its parameters were replaced.
@@ -54,9 +54,9 @@ def _names_in(optimizer: Optimizer, names: Mapping[int, str]) -> GroupNames:
         strangers = [parameter for parameter in group["params"] if id(parameter) not in names]
         if strangers:
             raise OptimizerError(
-                f"{type(optimizer).__name__}'s group {index} holds {len(strangers)} parameters that the model does not "
-                f"have, the first of shape {tuple(strangers[0].shape)}. Build it from `model.parameters()` of the model "
-                "given to the trainer."
+                f"{type(optimizer).__name__}'s group {index} holds {len(strangers)} parameters that the "
+                f"model does not have, the first of shape {tuple(strangers[0].shape)}. Build it from "
+                "`model.parameters()` of the model given to the trainer."
             )
         groups.append([names[id(parameter)] for parameter in group["params"]])
     return groups

@@ -1,7 +1,8 @@
 """The two layouts of a model over ranks, as the trainer asks for them: sharded, and replicated.
 
-Both have the same four verbs (`lay_out`, `sync_gradients`, `clip_grad_norm_`, `reduce_async`) and the attribute
-`data_parallel`, which is the trainer's `Parallelism` protocol, and both own a `ProcessGroup` that `close` leaves.
+Both have the same four verbs (`lay_out`, `sync_gradients`, `clip_grad_norm_`, `reduce_async`) and the
+attribute `data_parallel`, which is the trainer's `Parallelism` protocol, and both own a `ProcessGroup` that
+`close` leaves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +38,7 @@ class _InGroup:
         self.device = group.device
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients in place to a joint 2-norm of at most `max_norm`; see `hocket.dist.clip_grad_norm_`.
+        """Scale gradients in place to a joint 2-norm of at most `max_norm`, by `hocket.dist.clip_grad_norm_`.
 
         Collective where they are sharded. Returns the norm before, a plain scalar equal on all ranks.
         """
@@ -103,11 +104,11 @@ class FSDPParallelism(_InGroup):
         return model
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
-        """Reduce the gradients of the next backwards over the ranks, or let them add up, unsharded, until told to.
+        """Reduce the gradients of the next backwards over the ranks, or let them add up until told to.
 
         Args:
             model: What `lay_out` returned.
-            when: False needs memory for whole gradients.
+            when: False keeps whole gradients on each rank, and needs the memory for them.
         """
         if not isinstance(model, FSDPModule):
             raise ModelError(f"{type(model).__name__} is not sharded. Give what `lay_out` returned.")
@@ -137,7 +138,7 @@ class ReplicatedParallelism(_InGroup):
         self._model: nn.Module | None = None
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
-        """Move the model to the device and let its forward average gradients; parameters stay the same objects.
+        """Move the model to the device and let its forward average gradients; parameters stay themselves.
 
         Collective. Values become those of rank 0.
 

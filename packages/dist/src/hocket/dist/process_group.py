@@ -128,7 +128,8 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
-    # A job of one needs no address; any other first calls the roll, since init_process_group cannot say who is absent.
+    # A job of one needs no address; any other first calls the roll, since init_process_group cannot say who
+    # is absent.
     store = (
         dist.HashStore() if world.world_size == 1 else call_roll(_connect(world, timeout_s), world, timeout_s)
     )
@@ -184,8 +185,8 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
     missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
     if missing or address is None or port is None:
         raise WorldError(
-            f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not set: ranks "
-            "cannot find each other. Start the script with `hocket-launch -n N script.py`."
+            f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not "
+            "set: ranks cannot find each other. Start the script with `hocket-launch -n N script.py`."
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
@@ -203,8 +204,8 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
         absent = () if agent_has_it or world.rank == 0 else (0,)
         who = "the launcher" if agent_has_it else "rank 0"
         raise AbsentRanksError(
-            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {who} should listen, within "
-            f"{timeout_s:g} s: {error}",
+            f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {who} should "
+            f"listen, within {timeout_s:g} s: {error}",
             absent,
         ) from error
     # After a restart the agent's store still has the keys of the attempt before.
@@ -217,8 +218,9 @@ def _agree_with_existing(world: World) -> World:
         return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     if (rank, world_size) != (world.rank, world.world_size):
         raise WorldError(
-            f"`torch.distributed` was initialised as rank {rank} of {world_size}, but the environment says rank "
-            f"{world.rank} of {world.world_size}. Unset `RANK` and `WORLD_SIZE`, or initialise it from them."
+            f"`torch.distributed` was initialised as rank {rank} of {world_size}, but the environment says "
+            f"rank {world.rank} of {world.world_size}. Unset `RANK` and `WORLD_SIZE`, or initialise it from "
+            "them."
         )
     return world
 
@@ -228,7 +230,8 @@ def _first_barrier(group: dist.ProcessGroup, world: World, timeout_s: float) -> 
         dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s), wait_all_ranks=True)
     except RuntimeError as error:
         raise AbsentRanksError(
-            f"Rank {world.rank} of {world.world_size}: the first barrier of the job failed within {timeout_s:g} s: {error}"
+            f"Rank {world.rank} of {world.world_size}: the first barrier of the job failed within "
+            f"{timeout_s:g} s: {error}"
         ) from error
 
 

@@ -21,8 +21,8 @@ def provide(
 ) -> FSDPParallelism | ReplicatedParallelism:
     """Join the other ranks and return the layout that `config` asks for.
 
-    Collective: the first thing any rank does with the others, so a rank that is absent is named here. The config
-    is checked before anything is waited for.
+    Collective: the first thing any rank does with the others, so a rank that is absent is named here. The
+    config is checked before anything is waited for.
 
     Args:
         config: None replicates the model; a config or a dict of its keys shards it with FSDP2.

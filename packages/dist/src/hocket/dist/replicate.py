@@ -25,8 +25,8 @@ class _Forward(nn.Module):
 class Replica:
     """Puts DDP behind a model's forward.
 
-    In training, with gradients, a call averages the gradients of its backward over the ranks. In evaluation, or
-    without gradients, no rank waits for another, so ranks may run forward unequally often.
+    In training, with gradients, a call averages the gradients of its backward over the ranks. In evaluation,
+    or without gradients, no rank waits for another, so ranks may run forward unequally often.
 
     Args:
         model: Its parameters and buffers are set to those of rank 0. Collective.

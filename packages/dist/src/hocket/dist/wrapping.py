@@ -1,7 +1,7 @@
 """Which modules become a group of their own, gathered and freed together.
 
-The user's word comes first: `module._fsdp_wrap = True` or `False`, then `fsdp_wrap_fn(module)` on the model or
-on one of its children, as Composer has them. Without either, repeated blocks are found by their shape.
+The user's word comes first: `module._fsdp_wrap = True` or `False`, then `fsdp_wrap_fn(module)` on the model
+or on one of its children, as Composer has them. Without either, repeated blocks are found by their class.
 """
 
 from collections import Counter, defaultdict
@@ -26,8 +26,8 @@ def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
         model: Before it is sharded.
 
     Returns:
-        Module name to the options it was given (`reshard_after_forward`, `mixed_precision`), often none. Empty
-        where no policy was given and the model has no repeated blocks: the root is then the only group.
+        Module name to the options it was given (`reshard_after_forward`, `mixed_precision`), often none.
+        Empty where no policy was given and the model has no repeated blocks: the root is then the only group.
 
     Raises:
         WrapError: A policy was given and matches nothing, matches a container without a forward of its own,
@@ -46,14 +46,15 @@ def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
         wraps[name] = _options(answer, name)
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             raise WrapError(
-                f"The wrap policy chose `{name}`, a {type(module).__name__}, which has no forward of its own. "
-                "Choose the modules inside it."
+                f"The wrap policy chose `{name}`, a {type(module).__name__}, which has no forward of its "
+                "own. Choose the modules inside it."
             )
     if not wraps and (wrap_fn or any(marks.values())):
         given = f"`{where}.fsdp_wrap_fn`" if wrap_fn else "`_fsdp_wrap`"
         raise WrapError(
-            f"{given} matches no module with parameters, so the whole model would be gathered at once. Let it "
-            "match the repeated blocks, or take it away to have them found; `auto_wrap=False` makes one group."
+            f"{given} matches no module with parameters, so the whole model would be gathered at once. Let "
+            "it match the repeated blocks, or take it away to have them found; `auto_wrap=False` makes one "
+            "group."
         )
     _check_tied(model, set(wraps))
     # Deeper first: a group takes the parameters below it that no earlier group has.
@@ -108,7 +109,8 @@ def _options(answer: "bool | Mapping[str, Any]", name: str) -> dict[str, Any]:
     if not isinstance(answer, Mapping):
         if answer is not True:
             raise WrapError(
-                f"The wrap policy answered {answer!r} for `{name}`, expected True, False or a dict of options."
+                f"The wrap policy answered {answer!r} for `{name}`, expected True, False or a dict of "
+                "options."
             )
         return {}
     for key in answer:
@@ -126,8 +128,9 @@ def _check_tied(model: nn.Module, wraps: set[str]) -> None:
         if len(groups) > 1:
             (one, first), (other, second) = list(groups.items())[:2]
             raise WrapError(
-                f"`{first}` and `{second}` are one tied parameter, but the wrap policy puts them into different groups "
-                f"(`{one or 'the root'}` and `{other or 'the root'}`). Set `_fsdp_wrap = False` on the wrapped one."
+                f"`{first}` and `{second}` are one tied parameter, but the wrap policy puts them into "
+                f"different groups (`{one or 'the root'}` and `{other or 'the root'}`). Set `_fsdp_wrap = "
+                "False` on the wrapped one."
             )
 
 

@@ -31,7 +31,7 @@ def choose_device(given: str | torch.device | None) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise TrainerConfigError(f"`device` is `{given}`, and torch finds no GPU; use `cpu`, or mend CUDA")
-    if device.index is None:
+    if device == torch.device("cuda"):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

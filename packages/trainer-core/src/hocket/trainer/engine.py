@@ -36,7 +36,7 @@ class Listeners:
         def __getattr__(self, name: str) -> tuple[Listener, ...]: ...
 
 
-# Events that end what a `BEFORE_*` event began: algorithms undo there in the reverse order, so that they nest.
+# Events that end what a `BEFORE_*` event began: algorithms undo there in reverse, so that they nest.
 # The data loader's and the checkpoint's `AFTER_*` events end nothing of an algorithm's.
 _REVERSED = frozenset(
     {

@@ -86,7 +86,7 @@ class Feed:
         self._ahead: Fed | None = None
         self._state = self._loader_state()
         self._num_to_skip = 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _new_stream(device) if device.type == "cuda" else None
 
     def take(self) -> tuple[Fed, Agreed] | None:
         """The next batch and what the ranks agreed on about it; None when there is none to train on.
@@ -137,7 +137,7 @@ class Feed:
         return agreed.is_end and self.take() is None
 
     def state_dict(self) -> Mapping[str, Any] | None:
-        """The loader's state just after the last batch taken, or after the end of the epoch, if it has one."""
+        """The loader's state just after the last batch taken, or after the epoch's end, if it has one."""
         return self._state
 
     def resume(self, state: Mapping[str, Any] | None, *, num_batches: int) -> bool:
@@ -192,7 +192,7 @@ class Feed:
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 batch = to_device(batch, self._device)
-                arrival = torch.cuda.Event()
+                arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]  # of torch
                 arrival.record(self._stream)
         elif self._device.type != "cpu":
             batch = to_device(batch, self._device)
@@ -241,6 +241,10 @@ class _Known(PendingAgreement):
     def wait(self) -> Agreed:
         assert self._agreed is not None
         return self._agreed
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # of torch
 
 
 def to_device(part: Any, device: torch.device) -> Any:

@@ -46,7 +46,7 @@ def _served(loader: Any) -> tuple[tuple[int, int] | None, str]:
         if (served := getattr(part, "data_parallel", None)) is not None:
             return served, name
     for name in ("sampler", "batch_sampler"):
-        sampler = getattr(loader, name, None)
+        sampler: Any = getattr(loader, name, None)
         if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
             return (sampler.rank, sampler.num_replicas), f"its `{type(sampler).__name__}`"
     return None, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hocket.trainer.accumulation import LossMean, microbatches
 from hocket.trainer.agreement import Agreed
@@ -79,6 +80,7 @@ def train_batch(run: Run, fed: Fed, agreed: Agreed) -> None:
     state, on, fire, precision = run.state, run.engine.on, run.engine.fire, run.precision
     apply_schedulers(state)
     if on.before_train_batch: fire(Event.BEFORE_TRAIN_BATCH)
+    model_loss: Any = state.model.loss
     batch, mean = state.batch, LossMean(agreed, state.parallelism)
     samples = run.feed.spec.num_samples(batch) if state.algorithms else fed.samples
     size = state.device_train_microbatch_size
@@ -92,7 +94,7 @@ def train_batch(run: Run, fed: Fed, agreed: Agreed) -> None:
             state.outputs = state.module(state.batch)
             if on.after_forward: fire(Event.AFTER_FORWARD)
             if on.before_loss: fire(Event.BEFORE_LOSS)
-            state.loss = state.model.loss(state.outputs, state.batch)
+            state.loss = model_loss(state.outputs, state.batch)
             if on.after_loss: fire(Event.AFTER_LOSS)
         if on.before_backward: fire(Event.BEFORE_BACKWARD)
         precision.backward(mean.share_of(state.loss, weight))

@@ -65,8 +65,8 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
         for parameter in group["params"]:
             if parameter not in name_of:
                 raise TrainerConfigError(
-                    f"`{type(optimizer).__name__}` holds a parameter of shape {list(parameter.shape)} that "
-                    "the model does not have; make the optimizer from the parameters of the model that is trained"
+                    f"`{type(optimizer).__name__}` holds a parameter of shape {list(parameter.shape)} "
+                    "that the model does not have; make it from the parameters of the model that is trained"
                 )
             names.append(name_of[parameter])
             parameters[name_of[parameter]] = parameter

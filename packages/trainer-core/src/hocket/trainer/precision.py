@@ -46,7 +46,8 @@ class Precision:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, scaled for fp16."""
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # of torch
 
     def unscale(self, optimizers: Sequence[Optimizer]) -> None:
         """Make the gradients those of the loss itself, so that they can be clipped."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 StateTree = dict[str, Any]
-"""Nested dicts and lists; leaves are tensors (plain or sharded), None, bool, int, float, str, tuple, bytes."""
+"""Nested dicts and lists; leaves: tensors (plain or sharded), None, bool, int, float, str, tuple, bytes."""
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from hocket.ckpt.torch import provide as provide_checkpoints
@@ -19,12 +20,9 @@ def hold_parallelism(config):
     return parallelism.data_parallel
 
 
-def hold_both():
-    return hold_parallelism(None), hold_parallelism({})
-
-
-def test_parallelism_replicated_and_sharded():
-    assert run_ranks(hold_both, 2) == [((0, 2), (0, 2)), ((1, 2), (1, 2))]
+@pytest.mark.parametrize("config", [None, {}], ids=["replicated", "sharded"])
+def test_parallelism(config):
+    assert run_ranks(hold_parallelism, 2, config) == [(0, 2), (1, 2)]
 
 
 def hold_store(folder):

@@ -92,8 +92,6 @@ class MetricsQueue:
         with self._changed:
             if self._is_closing:
                 raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
-            if len(self._entries) >= self.capacity:
-                self._make_room()
             number = self._next_entry
             self._next_entry += 1
             self._entries[number] = entry
@@ -101,6 +99,8 @@ class MetricsQueue:
                 self._droppable[number] = None
             for name in entry.values:
                 self._newest[name] = number
+            if len(self._entries) > self.capacity:
+                self._make_room()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
@@ -112,15 +112,20 @@ class MetricsQueue:
                 self._changed.notify_all()
 
     def _make_room(self) -> None:
-        while len(self._entries) >= self.capacity and self._droppable:
-            number, _ = self._droppable.popitem(last=False)
+        # Oldest first. What holds the last point of a name stays in line, since a newer one may come.
+        too_many = len(self._entries) - self.capacity
+        gone: list[int] = []
+        for number in self._droppable:
+            if len(gone) == too_many:
+                break
             entry = self._entries[number]
             last = {name: value for name, value in entry.values.items() if self._newest[name] == number}
             self.num_dropped += len(entry.values) - len(last)
-            if last:
-                entry.values = last
-            else:
-                del self._entries[number]
+            entry.values = last
+            if not last:
+                gone.append(number)
+        for number in gone:
+            del self._entries[number], self._droppable[number]
 
     def _run(self) -> None:
         # Bound once: a forked child replaces the attribute, and this thread does not exist there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: 
     """
     steps = range(start + 1, last + 1)
     present = [step for step in steps if step in job.batches and step in job.losses and step in reference.losses]
-    differences = [abs(job.losses[s] - reference.losses[s]) / abs(reference.losses[s]) for s in present]
+    differences = [_difference(job.losses[step], reference.losses[step]) for step in present]
     return Verdict(
         name=name,
         ranks=job.ranks,
@@ -94,6 +95,12 @@ def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: 
         must_be_identical=job.ranks == reference.ranks,
         is_complete=bool(present) and list(present) == list(steps),
     )
+
+
+def _difference(loss: float, wanted: float) -> float:
+    """Relative; infinite where one of them is no number."""
+    difference = abs(loss - wanted) / abs(wanted)
+    return math.inf if math.isnan(difference) else difference
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ class ObjectMeta:
 
     @property
     def etag(self) -> str | None:
-        """The entity tag as the store writes it (S3: with its quotes); it changes whenever the object does."""
+        """The entity tag as the store writes it (S3: with its quotes); another object has another one."""
 
     @property
     def modified_ms(self) -> int:
@@ -41,14 +41,15 @@ class Store:
     """Objects by key: `s3://bucket/prefix`, a local directory (path or `file:///dir`), or `memory://name`.
 
     A handle: URI and options, no client and no socket. It pickles, goes to threads, and stays good in a
-    forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without the
-    interpreter lock, and Ctrl-C ends its wait within 100 ms.
+    forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without
+    the interpreter lock, and Ctrl-C ends its wait within 100 ms.
 
-    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`
-    (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment at each call.
+    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+    `AWS_ENDPOINT_URL` (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment
+    at each call.
 
-    Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or credentials that cannot work,
-    `StorePermissionError` when they are refused or missing, `StoreTransientError` when the store stays
+    Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or setting that cannot work,
+    `StorePermissionError` when credentials are refused or missing, `StoreTransientError` when the store stays
     unreachable or failing for `deadline_s`, `StoreIOError` for the rest.
 
     Args:
@@ -126,10 +127,17 @@ class Store:
         """
 
     def upload(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
-        """Write a local file under `key`, in parts of at least 8 MiB, several at once; visible when complete."""
+        """Write a local file under `key`, in parts of at least 8 MiB, several at once.
+
+        The object is visible when it is complete, and not before.
+
+        Raises:
+            StoreNotFoundError: There is no file `path`.
+            StoreChangedError: The file grew or shrank while it was read; nothing was written.
+        """
 
     def download(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
-        """Write an object into the file `path`, parts in place: neither synced nor atomic, which is the caller's.
+        """Write an object into the file `path`, its parts in place: sync and rename are the caller's.
 
         Raises:
             StoreNotFoundError: There is no such object, or no directory for `path`.

@@ -1,0 +1,86 @@
+"""The norm of all gradients, wherever their parts are."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+
+from hocket.dist.errors import ModelError
+
+
+def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Scale gradients in place so that their joint 2-norm is at most `max_norm`.
+
+    Collective where gradients are sharded: one sum of a single number for each mesh. Does not wait for the
+    device. Unlike torch's function of the same name, which returns each rank's partial norm for sharded
+    gradients, what comes back is the whole norm.
+
+    Args:
+        parameters: Those without a gradient are passed over.
+        max_norm: At least 0; `inf` only measures.
+
+    Returns:
+        The norm before clipping: a plain float32 scalar (float64 for float64 gradients), equal on all ranks.
+
+    Raises:
+        ModelError: A gradient has a layout other than replicated or sharded.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    squares = [
+        _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(gradients).items()
+    ]
+    total = torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt()
+    coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for (device, _), local in _by_kind([_local(gradient) for gradient in gradients]).items():
+        torch._foreach_mul_(local, coefficient.to(device))
+    return total
+
+
+def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
+    """Return local parts by the process groups over which their norms add up; () is whole on every rank."""
+    found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        groups: list[dist.ProcessGroup] = []
+        if isinstance(gradient, DTensor):
+            for axis, placement in enumerate(gradient.placements):
+                if isinstance(placement, Shard):
+                    groups.append(gradient.device_mesh.get_group(axis))
+                elif not placement.is_replicate():
+                    raise ModelError(
+                        f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
+                        "Shard or Replicate. Clip it before it is laid out so, or redistribute it."
+                    )
+        found[tuple(groups)].append(_local(gradient))
+    return found
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _by_kind(tensors: list[torch.Tensor]) -> dict[tuple[torch.device, torch.dtype], list[torch.Tensor]]:
+    kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        kinds[tensor.device, tensor.dtype].append(tensor)
+    return kinds
+
+
+def _square_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return Σ x² as a scalar in float32, or float64 where a tensor has it."""
+    device = tensors[0].device
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    squares = [
+        torch.stack(torch._foreach_norm(kind, 2, dtype=dtype)).square().sum().to(device)
+        for kind in _by_kind(tensors).values()
+    ]
+    return torch.stack(squares).sum()
+
+
+def _sum_over_ranks(square: torch.Tensor, groups: tuple[dist.ProcessGroup, ...]) -> torch.Tensor:
+    for group in groups:
+        dist.all_reduce(square, group=group)
+    return square

@@ -1,0 +1,54 @@
+"""What can go wrong between processes, one class for each way of handling it.
+
+```
+DistError                  catch this for "the distributed part failed"
+├── ConfigError            a setting is wrong: correct it (also a ValueError)
+│   └── WrapError          the wrap policy fits no module, or cuts tied weights apart
+├── WorldError             RANK, WORLD_SIZE and their like are missing or contradict (also a ValueError)
+├── ModelError             this model cannot be laid out as it is (also a ValueError)
+├── OptimizerError         an optimizer does not belong to the model (also a ValueError)
+├── AbsentRanksError       ranks did not appear in time: look at their logs (also a TimeoutError)
+└── CollectiveError        an exchange between ranks failed or timed out
+```
+"""
+
+
+class DistError(RuntimeError):
+    """Root of everything that `hocket.dist` raises on purpose."""
+
+
+class ConfigError(DistError, ValueError):
+    """A setting is unknown, impossible, or cannot be honoured; the message names what to use instead."""
+
+
+class WrapError(ConfigError):
+    """The wrap policy matches no module, or would separate parameters that are tied."""
+
+
+class WorldError(DistError, ValueError):
+    """The environment does not say which rank of how many this process is, or contradicts itself."""
+
+
+class ModelError(DistError, ValueError):
+    """The model cannot be laid out as it is: parameters without values, or laid out already."""
+
+
+class OptimizerError(DistError, ValueError):
+    """An optimizer holds parameters that the model does not have."""
+
+
+class AbsentRanksError(DistError, TimeoutError):
+    """Some ranks did not appear before the deadline.
+
+    Args:
+        message: What failed and what to do.
+        ranks: The ranks that did not appear, ascending.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class CollectiveError(DistError):
+    """An exchange between ranks failed or timed out; the cause is chained."""

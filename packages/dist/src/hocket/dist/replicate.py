@@ -1,0 +1,61 @@
+"""A whole copy of the model on every rank, gradients averaged by torch's `DistributedDataParallel`.
+
+DDP is a module around the model and so changes the names of its parameters, its type and its methods. Here it
+stays out of sight: the model keeps its place, and only its `forward` goes through DDP.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class _Forward(nn.Module):
+    """What DDP wraps: the model's parameters, and the forward that its class has."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+
+class Replica:
+    """Puts DDP behind a model's forward.
+
+    In training, with gradients, a call averages the gradients of its backward over the ranks. In evaluation,
+    or without gradients, no rank waits for another, so ranks may run forward unequally often.
+
+    Args:
+        model: Its parameters and buffers are set to those of rank 0. Collective.
+        device: Where the model is.
+        find_unused_parameters: Let a forward leave parameters unused, at the cost of a search in each step.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, device: torch.device, find_unused_parameters: bool = False
+    ) -> None:
+        self._model = model
+        self._ddp = DistributedDataParallel(
+            _Forward(model),
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=True,
+        )
+        # On the instance, so that the class, its name and `state_dict()` stay as they are.
+        model.forward = self._forward  # type: ignore[method-assign]
+
+    def sync_gradients(self, when: bool) -> None:
+        """Average the gradients of the next backward over the ranks, or let them add up here."""
+        self._ddp.require_backward_grad_sync = when
+
+    def detach(self) -> None:
+        """Give the model its own forward back."""
+        self._model.__dict__.pop("forward", None)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._model.training and torch.is_grad_enabled():
+            return self._ddp(*args, **kwargs)
+        return type(self._model).forward(self._model, *args, **kwargs)

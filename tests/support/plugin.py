@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -10,6 +10,8 @@ from support import leaks, sampling
 from support.s3d import s3d, s3d_faults
 
 __all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
+
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,11 +35,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sampling.skip_unasked(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note that a test failed, for `no_leaks`."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves threads, processes, files or environment behind."""
-    with leaks.no_leaks():
-        yield
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads, processes, files or environment behind.
+
+    One that failed already is not looked at: its traceback keeps everything alive that it held.
+    """
+    before = leaks.snapshot()
+    yield
+    try:
+        if FAILED not in request.node.stash:
+            leaks.check(before)
+    finally:
+        leaks.restore_environment(before)
 
 
 @pytest.fixture

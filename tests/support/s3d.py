@@ -33,7 +33,7 @@ class ServerError(RuntimeError):
 class Server:
     """One running server over one folder, as a context manager.
 
-    Faults are lines of `key=value`, as on the server's command line: `"kind=slowdown,rate=0.05,op=GetObject"`.
+    Faults are lines as on the server's command line: `"kind=slowdown,rate=0.05,op=GetObject,key=*/data/*"`.
 
     Args:
         *faults: Rules that hold from the start; `set_faults` changes them.
@@ -115,7 +115,7 @@ class Server:
         if not line:
             status = process.poll()
             raise ServerError(
-                f"s3d said nothing within {START_TIMEOUT_S} s (exit status {status}); its error is on standard error"
+                f"s3d did not start within {START_TIMEOUT_S} s (exit status {status}); see its standard error"
             )
         said = json.loads(line)
         self.endpoint, self.bucket = said["endpoint"], said["bucket"]
@@ -164,12 +164,7 @@ def build() -> Path:
         raise FileNotFoundError("`cargo` was not found; install a Rust toolchain (rustup) to build tools/s3d")
     command = [cargo, "build", "--quiet", "-p", "s3d", "--message-format=json-render-diagnostics"]
     done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )
     if done.returncode:
         raise ServerError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")

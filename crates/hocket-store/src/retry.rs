@@ -151,7 +151,8 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))
         }
-        _ if !is_http => Fault::Final(StoreError::io(uri, describe(error, seen))),
+        // What memory refuses beside the above is a range.
+        _ if !is_http => Fault::Range(describe(error, seen)),
         _ => match seen.status {
             Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
             // Turned away before anything was done.

@@ -33,7 +33,6 @@ impl S3 for Service {
         }
         Ok(S3Response::new(CreateBucketOutput {
             location: Some(format!("/{bucket}")),
-            ..Default::default()
         }))
     }
 

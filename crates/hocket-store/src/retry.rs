@@ -156,6 +156,11 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
         _ => match seen.status {
             // A listing's error comes without a type.
             Some(404) => Fault::Final(StoreError::NotFound { uri }),
+            Some(400) if describe(error, seen).contains("Token") => {
+                // `ExpiredToken`, `InvalidToken`: S3 calls them bad requests.
+                let reason = describe(error, seen);
+                Fault::Final(StoreError::Permission { uri, reason })
+            }
             Some(401 | 403) => Fault::Final(StoreError::Permission {
                 uri,
                 reason: describe(error, seen),

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from hocket.native import Store, errors
 from support.s3d import Server
 
 PART = 64 << 10
-MULTIPART = 20 << 20  # more than two parts of 8 MiB
+MULTIPART = 9 << 20  # two parts of at least 8 MiB
 QUICK = {"part_bytes": PART, "backoff_ms": (1, 20)}
 Faults = Callable[..., Server]
 
@@ -99,6 +100,22 @@ def test_a_failed_upload_is_aborted_and_leaves_the_old_object(serve: Faults, tmp
     with pytest.raises(errors.StoreTransientError, match="500"):
         store.upload("k", tmp_path / "source")
     assert store.get("k") == b"old"
+    _wait_until(lambda: server.stats()["requests"].get("AbortMultipartUpload", 0) == 1)
+
+
+def test_an_interrupted_upload_is_aborted(serve: Faults, tmp_path: Path) -> None:
+    server = serve("kind=latency,ms=1000,op=UploadPart")
+    write(tmp_path / "source", MULTIPART)
+
+    def interrupt() -> None:
+        _wait_until(lambda: server.stats()["requests"].get("UploadPart", 0) > 0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Store(server.uri("p")).upload("k", tmp_path / "source")
+    thread.join(10)
     _wait_until(lambda: server.stats()["requests"].get("AbortMultipartUpload", 0) == 1)
 
 

@@ -20,6 +20,7 @@
 
 mod budget;
 mod client;
+mod env;
 mod error;
 mod http;
 mod local;

@@ -1,6 +1,7 @@
 //! The handle, and its verbs on whole objects.
 
 use crate::client::{self, Remote};
+use crate::env::AwsEnv;
 use crate::error::{Result, StoreError};
 use crate::options::StoreOptions;
 use crate::retry::{Fault, Tries};
@@ -54,8 +55,8 @@ pub enum PutMode {
     Match(String),
 }
 
-/// A handle on a store: its URI and options, never a client. Cheap to clone, `Send`, `Sync`, and safe to keep
-/// across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
+/// A handle on a store: its URI and options, never a client; for S3 also the `AWS_*` variables as they were when
+/// it was opened. Cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -66,6 +67,7 @@ struct Inner {
     uri: String,
     location: Location,
     options: StoreOptions,
+    env: AwsEnv,
 }
 
 /// What serves a handle in this process.
@@ -83,11 +85,17 @@ impl Store {
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         options.validate()?;
         let location = Location::parse(uri)?;
+        let env = match location {
+            Location::S3 { .. } => AwsEnv::read(),
+            _ => AwsEnv::default(),
+        };
+        let uri = location.uri();
         Ok(Self {
             inner: Arc::new(Inner {
-                uri: location.uri(),
+                uri,
                 location,
                 options,
+                env,
             }),
         })
     }
@@ -392,7 +400,9 @@ impl Store {
         Ok(match &self.inner.location {
             Location::Local { .. } => Backend::Local,
             Location::Memory { name, .. } => Backend::Remote(client::memory(name, self.options())),
-            Location::S3 { bucket, .. } => Backend::Remote(client::s3(bucket, self.options())?),
+            Location::S3 { bucket, .. } => {
+                Backend::Remote(client::s3(bucket, self.options(), &self.inner.env)?)
+            }
         })
     }
 

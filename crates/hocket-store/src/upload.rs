@@ -91,6 +91,8 @@ struct Parts {
     part_bytes: u64,
     pending: Vec<Bytes>,
     pending_bytes: u64,
+    /// Bytes of the parts handed over for sending.
+    sent_bytes: u64,
     id: Option<Arc<str>>,
     /// ETag of what stood under the key before, to tell a completion of ours from what was there.
     before: Option<String>,
@@ -127,6 +129,7 @@ impl Upload {
                     part_bytes: least.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
                     pending: Vec::new(),
                     pending_bytes: 0,
+                    sent_bytes: 0,
                     id: None,
                     before: None,
                     sending: JoinSet::new(),
@@ -261,6 +264,7 @@ impl Parts {
         let payload: PutPayload = std::mem::take(&mut self.pending).into_iter().collect();
         let index = self.sent.len();
         self.sent.push(None);
+        self.sent_bytes += size;
         // Of an unknown size: parts grow so that their number stays within bounds.
         if (index as u64 + 1).is_multiple_of(MAX_PARTS / 10) {
             self.part_bytes *= 2;
@@ -350,6 +354,10 @@ impl Parts {
 
     /// The ETag of the finished object.
     async fn finish(&mut self, store: &Store, key: &str, size: u64) -> Result<Option<String>> {
+        // A failed or dropped `write` leaves a hole, which must not become an object.
+        if self.sent_bytes + self.pending_bytes != size {
+            return Err(ended(&store.object_uri(key)));
+        }
         if self.id.is_none() {
             let data = join(std::mem::take(&mut self.pending));
             return store
@@ -360,6 +368,9 @@ impl Parts {
             self.send(store, key).await?;
         }
         self.collect(true).await?;
+        if self.sent.iter().any(Option::is_none) {
+            return Err(ended(&store.object_uri(key)));
+        }
         let etag = self.complete(store, key, size).await?;
         self.id = None;
         Ok(etag)

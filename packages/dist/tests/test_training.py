@@ -1,94 +1,207 @@
 """Training sharded or replicated is training: the same numbers as one process with the plain model."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 from hocket.dist import provide
 from support.ranks import run_ranks
 
-
-def _models() -> Any:
-    name = "hocket_dist_test_models"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("models.py"))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+STEPS = 20
+MAX_NORM = 1.0
 
 
-models = _models()
+class Block(nn.Module):
+    """A residual block whose inner width divides by no number of ranks."""
 
-LAYOUTS = {
-    "fsdp": {},
-    "zero2": {"sharding_strategy": "SHARD_GRAD_OP"},
-    "one group": {"auto_wrap": False},
-    "hsdp": {"data_parallel_replicate_degree": 2},
-    "replicated": None,
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 7)
+        self.down = nn.Linear(7, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Classifier(nn.Module):
+    """Takes a batch and has a loss, as trainers want; the 3 rows of its head are fewer than 4 ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 6)
+        self.blocks = nn.ModuleList(Block(6) for _ in range(3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.embed(batch["x"])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def loss(self, outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, batch["y"])
+
+
+class Case(NamedTuple):
+    """A layout, and how a rank's batch is run through it."""
+
+    config: dict[str, Any] | None
+    microbatches: int = 1
+    sync: str = "every"
+
+
+class Run(NamedTuple):
+    """What one rank saw."""
+
+    initial: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    losses: list[float]
+    norms: list[float]
+    kinds: set[str]
+    class_name: str
+    description: str
+
+
+CASES = {
+    "fsdp": Case({}),
+    "fsdp, microbatches": Case({}, 2),
+    "fsdp, microbatches, one synchronisation": Case({}, 2, "last"),
+    "zero2": Case({"sharding_strategy": "SHARD_GRAD_OP"}),
+    "one group": Case({"auto_wrap": False}),
+    "replicated": Case(None),
+    "replicated, microbatches": Case(None, 2),
+    "replicated, microbatches, one synchronisation": Case(None, 2, "last"),
+}
+CASES_OF_4 = {
+    "fsdp": Case({}),
+    "hsdp": Case({"data_parallel_replicate_degree": 2}),
+    "re-sharded over 2": Case({"reshard_after_forward": 2}),
+    "replicated": Case(None),
 }
 
 
-def _train(
-    config: dict[str, Any] | None, microbatches: int, policy: str
-) -> tuple[dict, list[float], list[float], dict]:
-    with provide(config, device="cpu", timeout_s=30) as parallelism:
+def _build(seed: int = 3) -> Classifier:
+    torch.manual_seed(seed)
+    return Classifier()
+
+
+def _batches() -> Iterator[dict[str, torch.Tensor]]:
+    """The global batches, alike wherever they are made."""
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(STEPS):
+        x = torch.randn(8, 5, generator=generator)
+        yield {"x": x, "y": torch.randint(0, 3, (8,), generator=generator)}
+
+
+def _share(batch: dict[str, torch.Tensor], index: int, count: int) -> dict[str, torch.Tensor]:
+    return {key: value.chunk(count)[index] for key, value in batch.items()}
+
+
+def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters by name, put together from their shards. Collective."""
+    found = {}
+    for name, value in model.named_parameters():
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found[name] = full.detach().clone()
+    return found
+
+
+@functools.cache
+def _alone() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float], list[float]]:
+    """The reference: the plain model in this process."""
+    model = _build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    initial, losses, norms = _whole(model), [], []
+    for batch in _batches():
+        loss = model.loss(model(batch), batch)
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return initial, _whole(model), losses, norms
+
+
+def _train(case: Case) -> Run:
+    with provide(case.config, device="cpu", timeout_s=30) as parallelism:
         rank, size = parallelism.data_parallel
-        model = models.build(seed=3 if rank == 0 else 99)  # rank 0's values hold
+        model = _build(seed=3 if rank == 0 else 99)  # the values of rank 0 hold
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         laid_out = parallelism.lay_out(model, [optimizer])
-        losses, norms = [], []
-        for batch in models.batches():
-            parts = [
-                models.share(models.share(batch, rank, size), i, microbatches) for i in range(microbatches)
-            ]
-            mine = torch.zeros((), dtype=torch.float64)
-            for index, part in enumerate(parts):
-                parallelism.sync_gradients(laid_out, policy == "every" or index == microbatches - 1)
-                loss = model.loss(laid_out(part), part) / microbatches
+        initial, losses, norms = _whole(laid_out), [], []
+        for batch in _batches():
+            mine = torch.zeros(1, dtype=torch.float64)
+            for index in range(case.microbatches):
+                part = _share(_share(batch, rank, size), index, case.microbatches)
+                parallelism.sync_gradients(laid_out, case.sync == "every" or index == case.microbatches - 1)
+                loss = laid_out.loss(laid_out(part), part) / case.microbatches
                 loss.backward()
                 mine += loss.detach().double()
-            norms.append(parallelism.clip_grad_norm_(model.parameters(), 1.0).item())
+            norm = parallelism.clip_grad_norm_(laid_out.parameters(), MAX_NORM)
+            assert type(norm) is torch.Tensor
+            norms.append(norm.item())
             optimizer.step()
             optimizer.zero_grad()
-            losses.append((parallelism.reduce_async(mine.reshape(1)).wait() / size).item())
-        kinds = {name: type(value).__name__ for name, value in model.state_dict().items()}
-        return {name: models.whole(value) for name, value in model.named_parameters()}, losses, norms, kinds
+            losses.append((parallelism.reduce_async(mine).wait() / size).item())
+        kinds = {type(value).__name__ for value in laid_out.state_dict().values()}
+        name = type(laid_out).__name__
+        return Run(initial, _whole(laid_out), losses, norms, kinds, name, parallelism.describe())
 
 
-def _check(results: list[tuple], kind: str) -> None:
-    parameters, losses, norms = models.train_alone()
-    for trained, trained_losses, trained_norms, kinds in results:
-        assert list(trained) == list(parameters)
-        assert set(kinds.values()) == {kind}
+def _train_all(cases: dict[str, Case]) -> dict[str, Run]:
+    return {name: _train(case) for name, case in cases.items()}
+
+
+@functools.cache
+def _ranks(world_size: int) -> list[dict[str, Run]]:
+    """All cases on as many ranks, one start of the processes for all of them."""
+    cases = CASES if world_size == 2 else CASES_OF_4
+    return run_ranks(_train_all, world_size, cases, init="gloo", timeout_s=120)
+
+
+def _check(runs: list[Run], *, is_sharded: bool) -> None:
+    initial, parameters, losses, norms = _alone()
+    assert max(norms) > MAX_NORM, "nothing was clipped, so clipping is not tested"
+    for run in runs:
+        assert run.kinds == {"DTensor" if is_sharded else "Tensor"}
+        assert list(run.parameters) == list(parameters)
         for name, value in parameters.items():
-            torch.testing.assert_close(
-                trained[name], value, atol=1e-6, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
-            )
-        assert trained_losses == pytest.approx(losses, abs=1e-6)
-        assert trained_norms == pytest.approx(norms, rel=1e-5)
-        assert trained_norms == results[0][2], "the norm differs between ranks"
-    assert norms[0] > 1.0, "nothing was clipped"
+            assert torch.equal(run.initial[name], initial[name]), name
+            torch.testing.assert_close(run.parameters[name], value, atol=1e-6, rtol=0)
+        assert run.losses == pytest.approx(losses, abs=1e-6)
+        assert run.norms == pytest.approx(norms, rel=1e-5)
+        assert run.norms == runs[0].norms, "the norm differs between ranks"
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("layout", ["fsdp", "replicated"])
-def test_twenty_steps_are_those_of_one_process(layout: str, world_size: int) -> None:
-    results = run_ranks(_train, world_size, LAYOUTS[layout], 1, "every")
-    _check(results, "DTensor" if layout == "fsdp" else "Tensor")
+@pytest.mark.parametrize("name", ["fsdp", "zero2", "replicated", "fsdp, microbatches"])
+def test_one_rank_trains_as_the_plain_model(one_rank: None, name: str) -> None:
+    _check([_train(CASES[name])], is_sharded=CASES[name].config is not None)
 
 
-@pytest.mark.parametrize(("layout", "world_size"), [("zero2", 2), ("one group", 2), ("hsdp", 4)])
-def test_other_layouts_train_alike(layout: str, world_size: int) -> None:
-    _check(run_ranks(_train, world_size, LAYOUTS[layout], 1, "every"), "DTensor")
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_train_as_one_process(name: str) -> None:
+    _check([run[name] for run in _ranks(2)], is_sharded=CASES[name].config is not None)
 
 
-@pytest.mark.parametrize("policy", ["every", "last"])
-@pytest.mark.parametrize("layout", ["fsdp", "replicated"])
-def test_microbatches_change_nothing_however_gradients_are_synchronised(layout: str, policy: str) -> None:
-    results = run_ranks(_train, 2, LAYOUTS[layout], 2, policy)
-    _check(results, "DTensor" if layout == "fsdp" else "Tensor")
+@pytest.mark.parametrize("name", CASES_OF_4)
+def test_four_ranks_train_as_one_process(name: str) -> None:
+    _check([run[name] for run in _ranks(4)], is_sharded=CASES_OF_4[name].config is not None)
+
+
+def test_the_layout_is_described() -> None:
+    runs = _ranks(2)[1]
+    assert runs["fsdp"].description == (
+        "FSDP2 (FULL_SHARD), 2 ranks: shard 2; 4 groups, parameters gathered as they are, "
+        "gradients summed in float32"
+    )
+    assert runs["replicated"].description == "replicated on 2 ranks, gradients averaged"
+    assert "replicate 2 × shard 2" in _ranks(4)[0]["hsdp"].description
+
+
+def test_a_replicated_model_stays_what_it_is() -> None:
+    assert _ranks(2)[0]["replicated"].class_name == "Classifier"

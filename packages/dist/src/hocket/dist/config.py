@@ -100,8 +100,10 @@ class FSDPConfig:
         """What `fully_shard` is told as `reshard_after_forward` for every module but the root."""
         return False if self.sharding_strategy == "SHARD_GRAD_OP" else self.reshard_after_forward
 
-    def policy_for(self, parameters: Iterable[torch.Tensor]) -> MixedPrecisionPolicy:
+    def policy_for(self, parameters: Iterable[torch.Tensor], *, is_root: bool = True) -> MixedPrecisionPolicy:
         """Return torch's policy for one group of parameters.
+
+        Only the root casts its output to `output_dtype`: what follows a block inside expects `param_dtype`.
 
         `reduce_dtype` is always given: its default has changed between versions of torch (2.15 no longer
         follows `param_dtype`), and gradients should not.
@@ -111,7 +113,7 @@ class FSDPConfig:
             has_double = any(parameter.dtype == torch.float64 for parameter in parameters)
             reduce_dtype = torch.float64 if has_double else torch.float32
         return MixedPrecisionPolicy(
-            param_dtype=param_dtype, reduce_dtype=reduce_dtype, output_dtype=output_dtype
+            param_dtype=param_dtype, reduce_dtype=reduce_dtype, output_dtype=output_dtype if is_root else None
         )
 
     def _dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None, torch.dtype | None]:

@@ -57,7 +57,7 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> list[str]:
             module,
             mesh=mesh,
             reshard_after_forward=own.should_reshard,
-            mp_policy=own.policy_for(module.parameters()),
+            mp_policy=own.policy_for(module.parameters(), is_root=False),
         )
     # None: torch keeps the root's parameters after forward, since backward needs them first.
     fully_shard(

@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
@@ -78,8 +79,17 @@ class FSDPParallelism(_InGroup):
     def __init__(self, config: FSDPConfig, group: ProcessGroup) -> None:
         super().__init__(group)
         self.config = config
-        self.mesh = build_mesh(config, device=group.device, world_size=group.world.world_size)
+        self._mesh: DeviceMesh | None = build_mesh(
+            config, device=group.device, world_size=group.world.world_size
+        )
         self._layout = "nothing laid out yet"
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh of the ranks, with the axis `shard`, and `replicate` before it where there are copies."""
+        if self._mesh is None:
+            raise ModelError("This layout was closed: its ranks have parted. Ask `provide` for a new one.")
+        return self._mesh
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
         """Shard the model in place, and point the optimizers at the shards.
@@ -121,6 +131,11 @@ class FSDPParallelism(_InGroup):
         return (
             f"FSDP2 ({self.config.sharding_strategy}), {self.data_parallel[1]} ranks: {axes}; {self._layout}"
         )
+
+    def close(self) -> None:
+        """Leave the process group, if it was made here. Safe to call twice."""
+        self._mesh = None  # it keeps the group's sockets open
+        super().close()
 
 
 class ReplicatedParallelism(_InGroup):

@@ -8,6 +8,12 @@ from typing import Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # public, and missing from its annotations
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
 from hocket.dist.world import World, read_world
@@ -34,8 +40,10 @@ class ProcessGroup:
         self._owned = owned
         self._aside: dist.ProcessGroup | None = None
         if world.world_size > 1:
-            self._aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-            _first_barrier(self._aside, world, timeout_s)
+            aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            assert isinstance(aside, dist.ProcessGroup), "every rank is a member"
+            self._aside = aside
+            _first_barrier(aside, world, timeout_s)
 
     def reduce_async(self, values: torch.Tensor) -> "Reduction":
         """Start a sum of `values` over all ranks, and return at once.
@@ -118,10 +126,11 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
     """
     world = read_world()
     if device.type == "cuda":
-        if device.index is None:
+        index: int | None = device.index
+        if index is None:
             # Who initialised the group has chosen the device too.
             index = torch.cuda.current_device() if dist.is_initialized() else world.local_rank
-            device = torch.device("cuda", index)
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     if dist.is_initialized():
         world = _agree_with_existing(world)
@@ -130,9 +139,7 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     # A job of one needs no address; any other first calls the roll, since init_process_group cannot say who
     # is absent.
-    store = (
-        dist.HashStore() if world.world_size == 1 else call_roll(_connect(world, timeout_s), world, timeout_s)
-    )
+    store = HashStore() if world.world_size == 1 else call_roll(_connect(world, timeout_s), world, timeout_s)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -148,7 +155,7 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         raise
 
 
-def call_roll(store: dist.Store, world: World, timeout_s: float) -> dist.Store:
+def call_roll(store: Store, world: World, timeout_s: float) -> Store:
     """Wait until every rank has signed in at `store`.
 
     Args:
@@ -179,7 +186,7 @@ def call_roll(store: dist.Store, world: World, timeout_s: float) -> dist.Store:
     return store
 
 
-def _connect(world: World, timeout_s: float) -> dist.Store:
+def _connect(world: World, timeout_s: float) -> Store:
     """Reach the store at MASTER_ADDR:MASTER_PORT; rank 0 holds it, or torchrun's agent where that has one."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
@@ -192,7 +199,7 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
         raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             address,
             int(port),
             world.world_size,
@@ -209,7 +216,7 @@ def _connect(world: World, timeout_s: float) -> dist.Store:
             absent,
         ) from error
     # After a restart the agent's store still has the keys of the attempt before.
-    return dist.PrefixStore(f"hocket/attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"hocket/attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _agree_with_existing(world: World) -> World:

@@ -45,7 +45,7 @@ class Replica:
             gradient_as_bucket_view=True,
         )
         # On the instance, so that the class, its name and `state_dict()` stay as they are.
-        model.forward = self._forward  # type: ignore[method-assign]
+        model.forward = self._forward
 
     def sync_gradients(self, when: bool) -> None:
         """Average the gradients of the next backward over the ranks, or let them add up here."""

@@ -33,7 +33,7 @@ def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
         WrapError: A policy was given and matches nothing, matches a container without a forward of its own,
             or separates tied parameters.
     """
-    marks = {
+    marks: dict[str, Any] = {
         name: module._fsdp_wrap for name, module in _inner_modules(model) if hasattr(module, "_fsdp_wrap")
     }
     where, wrap_fn = _find_wrap_fn(model)

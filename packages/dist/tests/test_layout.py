@@ -1,0 +1,262 @@
+"""What is grouped, what stays as it was, and what cannot be laid out: one rank shards as well as many."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hocket.dist import ConfigError, FSDPParallelism, ModelError, OptimizerError, WrapError, provide
+from hocket.dist.wrapping import choose_wraps
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + sum(expert(x) for expert in self.experts)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block(), nn.LayerNorm(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), Encoder(), nn.ReLU())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+    def eval_forward(self, batch: torch.Tensor, outputs: torch.Tensor | None = None) -> torch.Tensor:
+        return self.forward(batch) if outputs is None else outputs
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 4)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+BLOCKS = {"body.1.layers.0", "body.1.layers.1"}
+
+
+@pytest.fixture
+def fsdp(one_rank: None) -> Iterator[FSDPParallelism]:
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        yield parallelism
+
+
+def test_repeated_blocks_are_found_and_their_insides_left_alone() -> None:
+    assert set(choose_wraps(Model())) == BLOCKS
+    assert set(choose_wraps(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))) == {"0", "2"}
+    assert choose_wraps(nn.Linear(2, 2)) == {}
+
+
+def test_a_mark_on_a_module_comes_first() -> None:
+    model = Model()
+    model.head._fsdp_wrap = True
+    assert set(choose_wraps(model)) == {"head"}
+    model = Model()
+    model.get_submodule("body.1.layers.0")._fsdp_wrap = False
+    assert set(choose_wraps(model)) == {"body.1.layers.1"}
+
+
+@pytest.mark.parametrize("owner", ["", "body"])
+def test_a_wrap_function_decides(owner: str) -> None:
+    model = Model()
+
+    def choose(module: nn.Module) -> bool | dict[str, Any]:
+        return {"reshard_after_forward": False} if isinstance(module, Block) else isinstance(module, Encoder)
+
+    model.get_submodule(owner).fsdp_wrap_fn = choose
+    wraps = choose_wraps(model)
+    assert wraps.pop("body.1") == {}
+    assert wraps == {name: {"reshard_after_forward": False} for name in BLOCKS}
+
+
+def test_inner_groups_come_before_outer_ones() -> None:
+    model = Model()
+    model.fsdp_wrap_fn = lambda module: isinstance(module, Block | Encoder)
+    assert list(choose_wraps(model))[-1] == "body.1"
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda module: False, "matches no module with parameters"),
+        (lambda module: isinstance(module, nn.ReLU), "matches no module with parameters"),
+        (lambda module: isinstance(module, nn.ModuleList), "which has no forward of its own"),
+        (lambda module: {"reshard_after_foward": True}, "Did you mean `reshard_after_forward`"),
+        (lambda module: "yes", "expected True, False or a dict"),
+    ],
+)
+def test_a_wrap_function_that_does_not_fit_is_refused(choose: Any, message: str) -> None:
+    model = Model()
+    model.fsdp_wrap_fn = choose
+    with pytest.raises(WrapError, match=message):
+        choose_wraps(model)
+
+
+def test_a_mark_on_nothing_is_refused() -> None:
+    model = Model()
+    model.get_submodule("body.2")._fsdp_wrap = True  # a ReLU
+    with pytest.raises(WrapError, match="`_fsdp_wrap` matches no module"):
+        choose_wraps(model)
+
+
+def test_tied_parameters_are_not_separated() -> None:
+    model = Tied()
+    model.head._fsdp_wrap = True
+    with pytest.raises(WrapError, match=r"`embed.weight` and `head.weight` are one tied parameter"):
+        choose_wraps(model)
+
+
+def test_tied_parameters_stay_tied_and_are_optimized_once(fsdp: FSDPParallelism) -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fsdp.lay_out(model, [optimizer])
+    assert model.head.weight is model.embed.weight
+    assert isinstance(model.head.weight, DTensor)
+    ids = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
+    assert ids.count(id(model.embed.weight)) == 1
+    tokens = torch.tensor([[1, 2, 3]])
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    assert model.head.weight is model.embed.weight
+
+
+def test_groups_and_names_are_those_of_the_policy(fsdp: FSDPParallelism) -> None:
+    model = Model()
+    names = [name for name, _ in model.named_parameters()]
+    keys = list(model.state_dict())
+    assert fsdp.lay_out(model) is model
+    assert {name for name, module in model.named_modules() if isinstance(module, FSDPModule)} == BLOCKS | {""}
+    assert [name for name, _ in model.named_parameters()] == names
+    assert list(model.state_dict()) == keys
+
+
+def test_a_model_is_whole_only_while_it_runs(fsdp: FSDPParallelism) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    x = torch.randn(2, 4)
+    expected = model(x).detach()
+    fsdp.lay_out(model)
+    for method in (model, model.eval_forward):
+        with torch.no_grad():
+            outputs = method(x)
+        torch.testing.assert_close(outputs, expected)
+        kinds = {type(parameter) for parameter in model.parameters()}
+        assert all(issubclass(kind, DTensor) for kind in kinds), "parameters were left gathered"
+    model.eval_forward(x).sum().backward()
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_optimizers_keep_groups_options_and_state(fsdp: FSDPParallelism, momentum: float) -> None:
+    torch.manual_seed(0)
+    model, twin = Model(), Model()
+    twin.load_state_dict(model.state_dict())
+    optimizers = []
+    for each in (model, twin):
+        weights = [p for n, p in each.named_parameters() if n.endswith("weight")]
+        biases = [p for n, p in each.named_parameters() if n.endswith("bias")]
+        optimizer = torch.optim.SGD(
+            [{"params": biases, "lr": 0.5}, {"params": weights}], lr=0.1, momentum=momentum
+        )
+        each(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizers.append(optimizer)
+    groups = optimizers[0].param_groups
+    fsdp.lay_out(model, optimizers[:1])
+    assert optimizers[0].param_groups is groups
+    assert [group["lr"] for group in groups] == [0.5, 0.1]
+    known = {id(parameter) for parameter in model.parameters()}
+    assert {id(parameter) for group in groups for parameter in group["params"]} == known
+    assert {id(parameter) for parameter in optimizers[0].state} <= known
+    for each, optimizer in zip((model, twin), optimizers, strict=True):
+        each(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), other, msg=name)
+
+
+def test_an_optimizer_of_another_model_is_refused_and_nothing_changed(fsdp: FSDPParallelism) -> None:
+    model = Model()
+    with pytest.raises(
+        OptimizerError, match=r"SGD's group 0 holds .* parameters that the model does not have"
+    ):
+        fsdp.lay_out(model, [torch.optim.SGD(Model().parameters(), lr=0.1)])
+    assert not isinstance(model, FSDPModule)
+
+
+def test_what_cannot_be_laid_out_is_refused(fsdp: FSDPParallelism) -> None:
+    with pytest.raises(ModelError, match="ReLU has no parameters"):
+        fsdp.lay_out(nn.ReLU())
+    with torch.device("meta"):
+        hollow = Model()
+    with pytest.raises(ModelError, match=r"`body\.0\.weight`"):
+        fsdp.lay_out(hollow)
+    with pytest.raises(ModelError, match="is not sharded"):
+        fsdp.sync_gradients(Model(), True)
+    model = fsdp.lay_out(Model())
+    with pytest.raises(ModelError, match="sharded already"):
+        fsdp.lay_out(model)
+
+
+def test_low_precision_is_used_inside_only(one_rank: None) -> None:
+    config = {"mixed_precision": {"param_dtype": "bf16", "output_dtype": "fp32"}}
+    seen = []
+    with provide(config, device="cpu", timeout_s=10) as parallelism:
+        model = parallelism.lay_out(Model())
+        model.head.register_forward_pre_hook(lambda module, args: seen.append(module.weight.dtype))
+        output = model(torch.randn(2, 4))
+        output.sum().backward()
+        assert seen == [torch.bfloat16]
+        assert output.dtype == torch.float32
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+        assert "gathered bfloat16, gradients summed in float32" in parallelism.describe()
+
+
+def test_the_norm_of_no_gradients_is_nought(fsdp: FSDPParallelism) -> None:
+    model = fsdp.lay_out(Model())
+    assert fsdp.clip_grad_norm_(model.parameters(), 1.0).item() == 0.0
+
+
+def test_replicas_refuse_a_model_that_is_not_theirs() -> None:
+    with provide(None, device="cpu", timeout_s=10) as parallelism:
+        model = parallelism.lay_out(Model())
+        parallelism.sync_gradients(model, False)
+        with pytest.raises(ModelError, match="was not laid out here"):
+            parallelism.sync_gradients(Model(), True)
+
+
+def test_config_errors_are_value_errors() -> None:
+    assert issubclass(WrapError, ConfigError)
+    assert issubclass(ConfigError, ValueError)

@@ -1,0 +1,120 @@
+"""Joining the other ranks: who we are, who is absent, and what is left behind."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hocket.dist import AbsentRanksError, World, WorldError, join, provide, read_world
+from support.ranks import run_ranks
+
+
+def test_nothing_set_is_one_process() -> None:
+    assert read_world({}) == World(rank=0, world_size=1, local_rank=0, local_world_size=1)
+
+
+def test_the_launchers_names_are_read() -> None:
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert read_world(env) == World(rank=5, world_size=8, local_rank=1, local_world_size=4)
+    assert read_world({"RANK": "1", "WORLD_SIZE": "2"}).local_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "1"}, "`WORLD_SIZE` is not"),
+        ({"WORLD_SIZE": "2"}, "`RANK` is not"),
+        ({"RANK": "two", "WORLD_SIZE": "2"}, "`RANK` is 'two'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "`RANK` is 2, expected 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "`WORLD_SIZE` is 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"}, "`LOCAL_RANK` is 3"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"},
+            "more than `WORLD_SIZE`",
+        ),
+    ],
+)
+def test_a_wrong_environment_is_named(env: dict[str, str], message: str) -> None:
+    with pytest.raises(WorldError, match=message):
+        read_world(env)
+
+
+def test_one_process_needs_no_group() -> None:
+    with provide(None, device="cpu", timeout_s=10) as parallelism:
+        assert parallelism.data_parallel == (0, 1)
+        assert not dist.is_initialized()
+        values = torch.tensor([2.0, 3.0], dtype=torch.float64)
+        total = parallelism.reduce_async(values).wait()
+        assert total.tolist() == [2.0, 3.0]
+        assert total.data_ptr() != values.data_ptr()
+
+
+def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with provide({}, device="cpu", timeout_s=10):
+            pass
+        assert dist.is_initialized()
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(
+            WorldError, match="initialised as rank 0 of 1, but the environment says rank 1 of 2"
+        ):
+            provide(None, device="cpu", timeout_s=10)
+    finally:
+        dist.destroy_process_group()
+    monkeypatch.undo()
+    with provide({}, device="cpu", timeout_s=10):
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+
+
+def _exchange() -> dict[str, Any]:
+    parallelism = provide({}, device="cpu", timeout_s=30)
+    rank, size = parallelism.data_parallel
+    # Larger than float32 can count, and two under way at once.
+    first = parallelism.reduce_async(torch.tensor([2.0**53 - 4, float(rank)], dtype=torch.float64) / size)
+    values = torch.arange(3) + rank
+    second = parallelism.reduce_async(values)
+    sums = second.wait().tolist(), first.wait().tolist()
+    left_alone = values.tolist()
+    parallelism.close()
+    parallelism.close()
+    return {"sums": sums, "left": left_alone, "rank": rank, "initialized": dist.is_initialized()}
+
+
+def test_ranks_exchange_numbers_and_part() -> None:
+    for rank, result in enumerate(run_ranks(_exchange, 2, timeout_s=60)):
+        assert result["rank"] == rank
+        assert result["sums"] == ([1, 3, 5], [2.0**53 - 4, 0.5])
+        assert result["left"] == [rank, rank + 1, rank + 2]
+        assert not result["initialized"]
+
+
+def _come_unless(absent: tuple[int, ...]) -> str | None:
+    if read_world().rank in absent:
+        time.sleep(4)  # alive, so that nothing but the roll call can notice
+        return None
+    started = time.monotonic()
+    with pytest.raises(AbsentRanksError) as caught:
+        join(device=torch.device("cpu"), timeout_s=2)
+    assert not dist.is_initialized()
+    assert caught.value.ranks == absent
+    if read_world().rank == 0:
+        time.sleep(3)  # the store is ours: leave it up while the others count
+    assert time.monotonic() - started < 20
+    return str(caught.value)
+
+
+def test_absent_ranks_are_named_by_those_present() -> None:
+    messages = run_ranks(_come_unless, 3, (2,), timeout_s=60)
+    assert messages[2] is None
+    for message in messages[:2]:
+        assert message.startswith("After 2 s rank 2 of 3 had not appeared")
+
+
+def test_the_absence_of_rank_0_is_named() -> None:
+    messages = run_ranks(_come_unless, 2, (0,), timeout_s=60)
+    assert "where rank 0 should listen" in messages[1]

@@ -1,0 +1,162 @@
+"""`Callback`: code that runs at events of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hocket.trainer.event import Event
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+
+class Callback:
+    """Base of callbacks: override the methods of the events to listen to, or `run_event` for all of them.
+
+    A method that is not overridden costs nothing: it is not called. The state given to a method is the live
+    one; what a callback changes, the next one sees.
+
+    Example:
+        >>> class SayLoss(Callback):
+        ...     def epoch_end(self, state, logger):
+        ...         print(state.timestamp.epoch, float(state.loss))
+    """
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Called at every event when overridden; this one calls the method named after the event."""
+        getattr(self, event.value)(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Called when the trainer closes, after a failure too: finish what is under way."""
+
+    def post_close(self) -> None:
+        """Called after every callback's `close`, unless this one's raised: release what is held."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of this callback; nothing unless overridden."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Called at `Event.INIT`."""
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_LOAD`."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_LOAD`."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.FIT_START`."""
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_START`."""
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_START`."""
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_DATALOADER`."""
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_DATALOADER`."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_START`."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_TRAIN_BATCH`."""
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_FORWARD`."""
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_FORWARD`."""
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_LOSS`."""
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_LOSS`."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_BACKWARD`."""
+
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_BACKWARD`."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_TRAIN_BATCH`."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_END`."""
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_CHECKPOINT`."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_END`."""
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_CHECKPOINT`."""
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_END`."""
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_CHECKPOINT`."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.FIT_END`."""
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_STANDALONE_START`."""
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BEFORE_ALL`."""
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_START`."""
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BATCH_START`."""
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BEFORE_FORWARD`."""
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_AFTER_FORWARD`."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BATCH_END`."""
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_END`."""
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_AFTER_ALL`."""
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_STANDALONE_END`."""
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_START`."""
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BATCH_START`."""
+
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BEFORE_FORWARD`."""
+
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_AFTER_FORWARD`."""
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BATCH_END`."""
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_END`."""

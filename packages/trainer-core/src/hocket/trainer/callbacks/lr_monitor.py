@@ -1,0 +1,32 @@
+"""A callback that logs learning rates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.logger import Logger
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+class LRMonitor(Callback):
+    """Logs the learning rate of each parameter group each batch, as `lr-<Optimizer>/group<i>`.
+
+    Of several optimizers of one class, the second is `lr-<Optimizer>-1`, and so on. A learning rate that is a
+    tensor is logged without waiting for the device.
+    """
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Log the rates of the step just made."""
+        rates: dict[str, Any] = {}
+        seen: Counter[str] = Counter()
+        for optimizer in state.optimizers:
+            name = type(optimizer).__name__
+            suffix = f"-{seen[name]}" if seen[name] else ""
+            seen[name] += 1
+            for index, group in enumerate(optimizer.param_groups):
+                rates[f"lr-{name}{suffix}/group{index}"] = group["lr"]
+        logger.log_metrics(rates)

@@ -1,0 +1,51 @@
+"""The errors of `hocket.trainer`; each name says what the one who catches it should do."""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """Root of every error that `hocket.trainer` raises on purpose."""
+
+
+class TimeValueError(TrainerError, ValueError, TypeError):
+    """A text or number is no time in the unit asked for; correct the value.
+
+    It is a `ValueError` for whoever parses text, and a `TypeError`, as in Composer, for a fraction of a whole
+    unit.
+    """
+
+
+class TimeUnitError(TrainerError, RuntimeError):
+    """Two times of different units met, or a unit means nothing here; state the time in another unit."""
+
+
+class LoggerError(TrainerError):
+    """A logger destination failed, which does not harm the training; its cause says how."""
+
+
+class MissingExtraError(TrainerError, ImportError):
+    """An optional package is missing; the message has the command that installs it."""
+
+
+class TrainerConfigError(TrainerError, ValueError):
+    """An argument, or a combination of arguments, cannot be what was meant; correct it."""
+
+
+class MissingProviderError(TrainerError, ImportError):
+    """An argument asks for a package that is not installed; install it, or pass an object of your own."""
+
+
+class DurationReachedError(TrainerError, ValueError):
+    """The training is already as long as asked for; ask for more, or train no more."""
+
+
+class DataError(TrainerError, ValueError):
+    """A batch, a data loader or its ranks do not fit the training; correct the loader or describe it."""
+
+
+class ResumeError(TrainerError, RuntimeError):
+    """A checkpoint was read, and the run cannot go on from it; the message says which part differs."""
+
+
+class CallbackReuseError(TrainerError, RuntimeError):
+    """A callback still belongs to a trainer that is open; close that one, or make a new callback."""

@@ -1,0 +1,138 @@
+"""`every(interval)`: is it time for something that happens at intervals?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol, TypeAlias
+
+from hocket.trainer.errors import TimeUnitError, TimeValueError
+from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+from hocket.trainer.timestamp import Counts, Timestamp, count_in
+
+
+class _Clocked(Protocol):
+    """What an interval reads of the state."""
+
+    @property
+    def timestamp(self) -> Timestamp: ...
+    @property
+    def previous_timestamp(self) -> Timestamp: ...
+    @property
+    def max_duration(self) -> Time | None: ...
+    @property
+    def dataloader_len(self) -> Time | int | None: ...
+
+
+IsTime: TypeAlias = Callable[[Any, Any], bool]
+"""`(state, event) -> bool`: whether it is time now."""
+
+# Where a count can first be seen to have changed.
+_SEEN_AFTER = {TimeUnit.EPOCH: "epoch", TimeUnit.ITERATION: "iteration"}
+
+
+def every(
+    interval: TimeInput | IsTime,
+    *,
+    checkpoint_events: bool = False,
+    include_end_of_training: bool = False,
+) -> IsTime:
+    """Make a callable `(state, event) -> bool` that is true once each `interval` of training.
+
+    It answers by comparing `state.timestamp` with `state.previous_timestamp`, the one before the step, so
+    that a resumed run gets the same answers. Epochs and iterations are looked at when one has ended,
+    everything else after each batch; an interval of samples or tokens that ends in the middle of a batch is
+    met at the end of that batch.
+
+    Args:
+        interval: A number of epochs, a time string, a `Time`, or a callable, which is returned as it is.
+        checkpoint_events: Answer at the `*_CHECKPOINT` events of batch, epoch and iteration, not at `*_END`.
+        include_end_of_training: Answer true also when the training's duration is reached, unless it has just
+            been true for the same batch.
+
+    Raises:
+        TimeValueError: If `interval` is no time, or not positive.
+    """
+    if callable(interval):
+        return interval
+    return _Every(
+        ensure_time(interval, TimeUnit.EPOCH),
+        suffix="_checkpoint" if checkpoint_events else "_end",
+        include_end_of_training=include_end_of_training,
+    )
+
+
+class _Every:
+    """See `every`."""
+
+    def __init__(self, interval: Time, *, suffix: str, include_end_of_training: bool) -> None:
+        if interval.value <= 0:
+            raise TimeValueError(
+                f"an interval of `{interval}` never ends; expected one above zero, such as `1ep`"
+            )
+        self.interval = interval
+        self.include_end_of_training = include_end_of_training
+        self._event = _SEEN_AFTER.get(interval.unit, "batch") + suffix
+        self._events = frozenset(kind + suffix for kind in ("batch", "epoch", "iteration"))
+        # Keeps one batch from being met twice: at its own end, and at that of its epoch or of the training.
+        self._last: Counts | None = None
+
+    def __call__(self, state: _Clocked, event: Enum) -> bool:
+        name = event.value
+        if name not in self._events:
+            return False
+        if not (
+            (name == self._event and self._is_crossed(state))
+            or (self.include_end_of_training and _is_over(state))
+        ):
+            return False
+        now = state.timestamp.counts
+        last, self._last = self._last, now
+        return last is None or (last.batch, last.sample, last.total_wct) != (
+            now.batch,
+            now.sample,
+            now.total_wct,
+        )
+
+    def _is_crossed(self, state: _Clocked) -> bool:
+        before, now = state.previous_timestamp.counts, state.timestamp.counts
+        if self.interval.unit is TimeUnit.DURATION:
+            share = self.interval.value
+            return _parts(share_done(state, before), share) != _parts(share_done(state, now), share)
+        length, unit = int(self.interval.value), self.interval.unit
+        return count_in(before, unit) // length != count_in(now, unit) // length
+
+    def __repr__(self) -> str:
+        return f"every({str(self.interval)!r})"
+
+
+def _parts(progress: float, share: float) -> int:
+    # 3 batches of 30 are 0.1 of them, whatever the last bit of 3 / 30 says.
+    return int(progress / share + 1e-9)
+
+
+def share_done(state: _Clocked, counts: Counts) -> float:
+    """The share of the training that is done at `counts`, from 0 to 1; within an epoch by its batches.
+
+    Raises:
+        TimeUnitError: If `max_duration` is not set, or counts epochs of an unknown length.
+    """
+    duration = state.max_duration
+    if duration is None:
+        raise TimeUnitError(
+            "an interval in `dur` needs `max_duration`; set it, or state the interval in `ba` or `ep`"
+        )
+    done: float = count_in(counts, duration.unit)
+    if duration.unit is TimeUnit.EPOCH:
+        if state.dataloader_len is None:
+            raise TimeUnitError(
+                "an interval in `dur` with `max_duration` in `ep` needs the number of batches an epoch has, "
+                "and the data loader has no length; state `max_duration` in `ba`, or the interval in `ba`"
+            )
+        done += counts.batch_in_epoch / int(state.dataloader_len)
+    return done / duration.value
+
+
+def _is_over(state: _Clocked) -> bool:
+    duration = state.max_duration
+    return duration is not None and count_in(state.timestamp.counts, duration.unit) >= duration.value

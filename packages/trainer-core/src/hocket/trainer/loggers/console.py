@@ -1,0 +1,76 @@
+"""A logger that prints lines."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hocket.trainer.capture import Number
+from hocket.trainer.event import Event
+from hocket.trainer.interval import IsTime, every
+from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.time import TimeInput
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+class ConsoleLogger(LoggerDestination):
+    """Prints the last numbers at intervals, one line each time.
+
+    Args:
+        log_interval: How often, such as `"10ba"` or `"1ep"`; also at the end of training.
+        stream: `"stdout"`, `"stderr"` or an open text file.
+    """
+
+    def __init__(self, log_interval: TimeInput | IsTime = "1ba", stream: str | TextIO = "stderr") -> None:
+        if isinstance(stream, str) and stream not in ("stdout", "stderr"):
+            raise ValueError(f"`{stream}` is no stream; expected `stdout`, `stderr` or an open text file")
+        self._is_time = every(log_interval, include_end_of_training=True)
+        self._stream = stream
+        self._fresh: dict[str, Number] = {}
+
+    def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
+        """Keep the numbers for the next line."""
+        self._fresh.update(metrics)
+
+    def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
+        """Print the settings."""
+        for name, value in parameters.items():
+            self._print(f"{name}: {value}")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Print if it is time."""
+        if self._is_time(state, Event.BATCH_END):
+            self._print_later(state, logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Print if it is time."""
+        if self._is_time(state, Event.EPOCH_END):
+            self._print_later(state, logger)
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Print what the evaluation found."""
+        self._print_later(state, logger)
+
+    def _print_later(self, state: State, logger: Logger) -> None:
+        counts = state.timestamp.counts
+        logger.call(self, partial(self._print_fresh, f"[epoch {counts.epoch}, batch {counts.batch}]"))
+
+    def _print_fresh(self, when: str) -> None:
+        if not self._fresh:
+            return
+        told = "  ".join(f"{name}: {format_number(number)}" for name, number in self._fresh.items())
+        self._fresh.clear()
+        self._print(f"{when} {told}")
+
+    def _print(self, line: str) -> None:
+        # Looked up each time: a notebook or a test may have replaced the stream.
+        stream = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
+        print(line, file=stream, flush=True)
+
+
+def format_number(number: Number) -> str:
+    """A number as a person reads it: four significant digits of a fraction, all of anything else."""
+    return f"{number:.4g}" if isinstance(number, float) else str(number)

@@ -1,0 +1,174 @@
+"""A logger that shows how far the training is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
+
+from hocket.trainer.capture import Number
+from hocket.trainer.errors import TimeUnitError
+from hocket.trainer.interval import share_done
+from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.loggers.console import format_number
+from hocket.trainer.timestamp import Counts
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from hocket.trainer.state import State
+
+_LOSS = "loss/train/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is shown of the state, taken on the training's thread."""
+
+    counts: Counts
+    share: float | None
+    duration: str
+
+
+class ProgressBarLogger(LoggerDestination):
+    """Shows progress, loss, throughput and time left on rank 0: a bar on a terminal, else lines.
+
+    Drawing is done on the logger's own thread. The time left and the throughput leave evaluation out.
+
+    Args:
+        stream: Where to; the standard error stream by default.
+        line_interval_s: Where the stream is no terminal, the seconds between two lines; the first batch, the
+            end of each epoch and the end of training get a line in any case.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, line_interval_s: float = 10.0) -> None:
+        self._stream = stream
+        self._line_interval_s = line_interval_s
+        self._interval_s = 0.1
+        self._next_s = 0.0
+        self._loss: Number | None = None
+        self._past: deque[_Moment] = deque(maxlen=32)
+        self._first: _Moment | None = None
+        self._bar: Progress | None = None
+
+    def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
+        """Keep the loss."""
+        for name, number in metrics.items():
+            if name.startswith(_LOSS):
+                self._loss = number
+                return
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Show where the training starts."""
+        is_terminal = self._out().isatty()
+        self._interval_s = 0.1 if is_terminal else self._line_interval_s
+        self._next_s = 0.0
+        logger.call(self, partial(self._start, _moment(state), is_terminal=is_terminal))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Show progress, unless it was shown a moment ago."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._interval_s
+            logger.call(self, partial(self._show, _moment(state)))
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Show progress."""
+        logger.call(self, partial(self._show, _moment(state)))
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Show where the training ended, and leave the line on the screen."""
+        logger.call(self, partial(self._finish, _moment(state)))
+
+    def post_close(self) -> None:
+        """Give the terminal back, also after an error."""
+        self._stop()
+
+    def _out(self) -> TextIO:
+        return sys.stderr if self._stream is None else self._stream
+
+    def _start(self, moment: _Moment, *, is_terminal: bool) -> None:
+        self._first = moment
+        self._past.clear()
+        self._past.append(moment)
+        if is_terminal:
+            self._bar = _make_bar(self._out())
+            self._bar.start()
+            self._bar.add_task("", total=None if moment.share is None else 1.0, told="")
+
+    def _show(self, moment: _Moment) -> None:
+        self._past.append(moment)
+        told = self._tell(moment)
+        if self._bar is None:
+            share = "" if moment.share is None else f" {moment.share:4.0%}"
+            print(f"[train{share}] {told}", file=self._out(), flush=True)
+            return
+        task = self._bar.task_ids[-1]
+        self._bar.update(task, completed=moment.share or 0.0, told=told)
+        self._bar.refresh()
+
+    def _finish(self, moment: _Moment) -> None:
+        if self._past and self._past[-1].counts != moment.counts:
+            self._show(moment)
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _tell(self, moment: _Moment) -> str:
+        counts = moment.counts
+        parts = [f"epoch {counts.epoch} batch {counts.batch} of {moment.duration}"]
+        if self._loss is not None:
+            parts.append(f"loss {format_number(self._loss)}")
+        old = self._past[0].counts
+        seconds = counts.total_wct - old.total_wct
+        if seconds > 0:
+            name, done = ("samples", counts.sample - old.sample)
+            if not done:
+                name, done = ("batches", counts.batch - old.batch)
+            parts.append(f"{done / seconds:.4g} {name}/s")
+        if (left_s := self._time_left(moment)) is not None:
+            parts.append(f"{_clock(left_s)} left")
+        return "  ".join(parts)
+
+    def _time_left(self, moment: _Moment) -> float | None:
+        first = self._first
+        if first is None or first.share is None or moment.share is None or moment.share <= first.share:
+            return None
+        spent_s = moment.counts.total_wct - first.counts.total_wct
+        return max(0.0, spent_s * (1.0 - moment.share) / (moment.share - first.share))
+
+
+def _moment(state: State) -> _Moment:
+    counts = state.timestamp.counts
+    try:
+        share = min(1.0, share_done(state, counts))
+    except TimeUnitError:  # no duration, or epochs of unknown length: nothing to take a share of
+        share = None
+    return _Moment(counts, share, str(state.max_duration))
+
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def _make_bar(stream: TextIO) -> Progress:
+    # Here, not above: rich takes a tenth of a second to import, and only a terminal needs it.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    return Progress(
+        TextColumn("train"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[told]}", markup=False),
+        console=Console(file=stream),
+        auto_refresh=False,  # drawn on the logger's thread; rich would start one of its own
+    )

@@ -1,0 +1,77 @@
+"""What the trainer asks of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """A loss as a sum and the weight to divide it by, so that means over any split of a batch are exact.
+
+    A model whose loss is a mean over something that varies (tokens that are not padding, say) returns this,
+    and the trainer divides the sum over microbatches and ranks by the sum of the weights.
+
+    Attributes:
+        total: The loss summed over what it is a mean of, a scalar with gradients.
+        weight: How much of it there is: samples or tokens, a number or a scalar tensor without gradients.
+    """
+
+    total: Tensor
+    weight: Tensor | float
+
+
+class ComposerModel(nn.Module, ABC):
+    """A model that takes whole batches and knows its loss.
+
+    The trainer takes any `nn.Module` with these methods; this class states them and gives the optional ones.
+    """
+
+    @abstractmethod
+    def forward(self, batch: Any) -> Any:
+        """Compute the outputs of a batch (or microbatch), as the data loader gives it."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Any) -> Tensor | LossSum:
+        """Compute the loss.
+
+        Args:
+            outputs: What `forward` returned.
+            batch: What `forward` was given.
+
+        Returns:
+            The mean over the samples, a scalar; or a `LossSum` for a mean over something else.
+        """
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Compute the outputs that metrics are updated with; by default those of `forward`.
+
+        Args:
+            batch: What `forward` would be given.
+            outputs: What `forward` returned for this batch, if it ran.
+        """
+        return self(batch) if outputs is None else outputs
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """The metrics by name, for training or for evaluation; none by default."""
+        return {}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Add a batch to a metric.
+
+        Args:
+            batch: What `eval_forward` was given.
+            outputs: What `eval_forward` returned.
+            metric: One of `get_metrics`.
+        """
+        raise NotImplementedError(
+            f"`{type(self).__name__}` has metrics but no `update_metric`; "
+            "define `update_metric(batch, outputs, metric)`"
+        )

@@ -1,0 +1,266 @@
+"""`Timestamp`: how much of everything has been trained on.
+
+Counts are host integers. A step builds one `Timestamp`, and nothing in it ever waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from hocket.trainer.errors import TimeUnitError, TimeValueError
+from hocket.trainer.time import Time, TimeUnit, ensure_time, parse_unit
+
+
+class Counts(NamedTuple):
+    """The plain numbers of a `Timestamp`: counts, and wall-clock times (`*_wct`) in seconds."""
+
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    token: int = 0
+    epoch_in_iteration: int = 0
+    token_in_iteration: int = 0
+    batch_in_epoch: int = 0
+    sample_in_epoch: int = 0
+    token_in_epoch: int = 0
+    total_wct: float = 0.0
+    iteration_wct: float = 0.0
+    epoch_wct: float = 0.0
+    batch_wct: float = 0.0
+
+
+_INDEX_OF_UNIT = {
+    TimeUnit.ITERATION: Counts._fields.index("iteration"),
+    TimeUnit.EPOCH: Counts._fields.index("epoch"),
+    TimeUnit.BATCH: Counts._fields.index("batch"),
+    TimeUnit.SAMPLE: Counts._fields.index("sample"),
+    TimeUnit.TOKEN: Counts._fields.index("token"),
+    TimeUnit.SECOND: Counts._fields.index("total_wct"),
+}
+
+
+def _seconds(duration: Time | float | timedelta) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
+def _timestamp(counts: Counts) -> Timestamp:
+    """A timestamp of checked numbers; the quick way, taken every step."""
+    timestamp = object.__new__(Timestamp)
+    object.__setattr__(timestamp, "counts", counts)
+    return timestamp
+
+
+def count_in(counts: Counts, unit: TimeUnit) -> int:
+    """The training done so far in `unit` (whole seconds for `sec`), as a plain number.
+
+    Raises:
+        TimeUnitError: If `unit` is `dur`.
+    """
+    if unit is TimeUnit.DURATION:
+        raise TimeUnitError(
+            "a timestamp alone has no `dur`: the share of the training depends on its duration; "
+            "ask the state, or name a unit such as `ba`"
+        )
+    return int(counts[_INDEX_OF_UNIT[unit]])
+
+
+class _Count:
+    """An attribute of `Timestamp` that reads one count as a `Time`."""
+
+    def __init__(self, name: str, unit: TimeUnit, doc: str) -> None:
+        self._index = Counts._fields.index(name)
+        self.unit = unit
+        self.__doc__ = doc
+
+    def __get__(self, timestamp: Timestamp | None, owner: type | None = None) -> Time:
+        if timestamp is None:
+            return self  # type: ignore[return-value]  # on the class, for documentation tools
+        return Time(timestamp.counts[self._index], self.unit)
+
+
+class _Clock:
+    """An attribute of `Timestamp` that reads one wall-clock time as a `timedelta`."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        self._index = Counts._fields.index(name)
+        self.__doc__ = doc
+
+    def __get__(self, timestamp: Timestamp | None, owner: type | None = None) -> timedelta:
+        if timestamp is None:
+            return self  # type: ignore[return-value]  # on the class, for documentation tools
+        return timedelta(seconds=timestamp.counts[self._index])
+
+
+class Timestamp:
+    """A point in training: how much of everything has been trained on. Immutable.
+
+    Counts start at 0 and say what is complete: during the first batch, `batch` is 0. Samples and tokens are
+    those of all ranks together. Attributes are `Time`s (durations `timedelta`s); code that runs every step
+    takes the plain numbers from `counts`. Order against a `Time` or a time string uses that one's unit.
+
+    Args:
+        numbers: Any of the names of `Counts`, as numbers or `Time`s (durations as seconds or `timedelta`).
+
+    Example:
+        >>> now = Timestamp(epoch=1, batch=40, batch_in_epoch=10).to_next_batch(samples=32, duration=0.1)
+        >>> now.batch, now.counts.sample, now >= "41ba"
+        (Time(41, TimeUnit.BATCH), 32, True)
+    """
+
+    __slots__ = ("counts",)
+
+    counts: Counts
+
+    def __init__(self, **numbers: Time | float | timedelta) -> None:
+        plain: dict[str, Any] = {}
+        for name, number in numbers.items():
+            if name not in Counts._fields:
+                known = ", ".join(f"`{field}`" for field in Counts._fields)
+                raise TimeValueError(f"`{name}` is no part of a timestamp; expected one of {known}")
+            if name.endswith("_wct"):
+                plain[name] = _seconds(number)
+            else:
+                unit = vars(Timestamp)[name].unit
+                # Adding to nothing checks that a `Time` has the unit of its name.
+                plain[name] = (Time(0, unit) + number).value  # type: ignore[operator]  # refused at runtime
+        object.__setattr__(self, "counts", Counts(**plain))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"a `Timestamp` never changes; `{name}` is set in a new one: `timestamp.copy({name}=…)`"
+        )
+
+    iteration = _Count("iteration", TimeUnit.ITERATION, "Complete iterations.")
+    epoch = _Count("epoch", TimeUnit.EPOCH, "Complete epochs.")
+    batch = _Count("batch", TimeUnit.BATCH, "Complete batches.")
+    sample = _Count("sample", TimeUnit.SAMPLE, "Samples trained on.")
+    token = _Count("token", TimeUnit.TOKEN, "Tokens trained on.")
+    epoch_in_iteration = _Count("epoch_in_iteration", TimeUnit.EPOCH, "Complete epochs of this iteration.")
+    token_in_iteration = _Count("token_in_iteration", TimeUnit.TOKEN, "Tokens of this iteration.")
+    batch_in_epoch = _Count("batch_in_epoch", TimeUnit.BATCH, "Complete batches of this epoch.")
+    sample_in_epoch = _Count("sample_in_epoch", TimeUnit.SAMPLE, "Samples of this epoch.")
+    token_in_epoch = _Count("token_in_epoch", TimeUnit.TOKEN, "Tokens of this epoch.")
+    total_wct = _Clock("total_wct", "Wall-clock time of training, evaluation left out.")
+    iteration_wct = _Clock("iteration_wct", "Wall-clock time of this iteration.")
+    epoch_wct = _Clock("epoch_wct", "Wall-clock time of this epoch.")
+    batch_wct = _Clock("batch_wct", "Wall-clock time of the last batch.")
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """The training done so far in `unit`; in `sec`, whole seconds of wall-clock time.
+
+        Raises:
+            TimeUnitError: If `unit` is `dur`, which needs the duration of the training: `state` knows it.
+        """
+        unit = unit if type(unit) is TimeUnit else parse_unit(unit)
+        return Time(count_in(self.counts, unit), unit)
+
+    def to_next_batch(
+        self, *, samples: int = 0, tokens: int = 0, duration: float | timedelta = 0.0
+    ) -> Timestamp:
+        """The timestamp after one more batch.
+
+        Args:
+            samples: Samples in the batch, of all ranks together.
+            tokens: Tokens in the batch, of all ranks together.
+            duration: What the batch took, in seconds or as a `timedelta`.
+        """
+        now = self.counts
+        seconds = duration if type(duration) is float else _seconds(duration)
+        return _timestamp(
+            Counts(
+                now.iteration,
+                now.epoch,
+                now.batch + 1,
+                now.sample + samples,
+                now.token + tokens,
+                now.epoch_in_iteration,
+                now.token_in_iteration + tokens,
+                now.batch_in_epoch + 1,
+                now.sample_in_epoch + samples,
+                now.token_in_epoch + tokens,
+                now.total_wct + seconds,
+                now.iteration_wct + seconds,
+                now.epoch_wct + seconds,
+                seconds,
+            )
+        )
+
+    def to_next_epoch(self) -> Timestamp:
+        """The timestamp at the start of the next epoch."""
+        now = self.counts
+        return _timestamp(
+            now._replace(
+                epoch=now.epoch + 1,
+                epoch_in_iteration=now.epoch_in_iteration + 1,
+                batch_in_epoch=0,
+                sample_in_epoch=0,
+                token_in_epoch=0,
+                epoch_wct=0.0,
+                batch_wct=0.0,
+            )
+        )
+
+    def to_next_iteration(self) -> Timestamp:
+        """The timestamp at the start of the next iteration."""
+        now = self.counts
+        return _timestamp(
+            now._replace(
+                iteration=now.iteration + 1,
+                epoch_in_iteration=0,
+                token_in_iteration=0,
+                iteration_wct=0.0,
+                batch_wct=0.0,
+            )
+        )
+
+    def copy(self, **numbers: Time | float | timedelta) -> Timestamp:
+        """The same timestamp, but for the numbers given by name."""
+        changed = Timestamp(**numbers).counts
+        return _timestamp(self.counts._replace(**{name: getattr(changed, name) for name in numbers}))
+
+    def state_dict(self) -> dict[str, int | float]:
+        """The numbers by name, ready for JSON."""
+        return self.counts._asdict()
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, int | float]) -> Timestamp:
+        """The timestamp that `state_dict` described; names it lacks are 0.
+
+        Raises:
+            TimeValueError: If a name is unknown or a count is no whole number.
+        """
+        return cls(**state)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Timestamp):
+            return self.counts == other.counts
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.counts)
+
+    def __lt__(self, other: Time | str) -> bool:
+        other = ensure_time(other)
+        return self.get(other.unit) < other
+
+    def __le__(self, other: Time | str) -> bool:
+        other = ensure_time(other)
+        return self.get(other.unit) <= other
+
+    def __gt__(self, other: Time | str) -> bool:
+        other = ensure_time(other)
+        return self.get(other.unit) > other
+
+    def __ge__(self, other: Time | str) -> bool:
+        other = ensure_time(other)
+        return self.get(other.unit) >= other
+
+    def __reduce__(self) -> tuple[Callable[[Counts], Timestamp], tuple[Counts]]:
+        return _timestamp, (self.counts,)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={number!r}" for name, number in self.counts._asdict().items() if number)
+        return f"Timestamp({told})"

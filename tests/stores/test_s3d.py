@@ -290,6 +290,20 @@ def test_a_listing_turns_pages_and_folds_folders(client: Any, bucket: str) -> No
     assert old["IsTruncated"]
 
 
+@pytest.mark.parametrize("token", ["zz", "f", "ff", "é"])
+def test_a_token_of_another_server_is_refused(client: Any, bucket: str, token: str) -> None:
+    with pytest.raises(ClientError) as error:
+        client.list_objects_v2(Bucket=bucket, ContinuationToken=token)
+    assert code_of(error) == ("InvalidArgument", 400)
+
+
+def test_an_upload_that_was_never_begun_is_refused(client: Any, bucket: str) -> None:
+    for upload_id in ("x", "../../x", "é"):
+        with pytest.raises(ClientError) as error:
+            client.upload_part(Bucket=bucket, Key="k", UploadId=upload_id, PartNumber=1, Body=b"x")
+        assert code_of(error) == ("NoSuchUpload", 404)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
@@ -338,6 +352,14 @@ def test_a_new_server_on_the_same_folder_has_the_same_objects(
         assert keys(client, server.bucket) == ["kept"]
         assert client.get_object(Bucket=server.bucket, Key="kept")["ETag"] == etag
         assert len(list((tmp_path / "blobs").iterdir())) == 1
+
+
+def test_it_ends_with_its_standard_input_and_says_so_by_its_status() -> None:
+    with Server() as server:
+        process = server._process
+        assert process is not None
+        assert process.poll() is None
+    assert process.returncode == 0
 
 
 def test_started_by_hand_it_prints_what_to_paste(tmp_path: Path) -> None:

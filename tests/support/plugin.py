@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from support import leaks, sampling
-from support.s3d import s3d, s3d_faults
-
-__all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
+from support.s3d import Server, ServerError, build
 
 FAILED = pytest.StashKey[bool]()
 
@@ -33,6 +33,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = kept
     sampling.skip_unasked(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the S3 server before the first test that needs it: a cold build outlasts a test's time limit."""
+    is_needed = any({"s3d", "s3d_faults"} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if is_needed and not session.config.option.collectonly:
+        # What goes wrong is told by the fixture, for the tests that ask for it.
+        with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
+            build()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,3 +72,28 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 def cases() -> Callable[..., int]:
     """How many cases a slow test draws in this run: `cases(full=10_000, sample=50)`."""
     return sampling.cases
+
+
+@pytest.fixture(scope="session")
+def s3d() -> Iterator[Server]:
+    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
+    _build_or_skip()
+    with Server() as server:
+        leaks.keep_process(server.pid)
+        yield server
+    leaks.release_process(server.pid)
+
+
+@pytest.fixture
+def s3d_faults() -> Iterator[Callable[..., Server]]:
+    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
+    _build_or_skip()
+    with contextlib.ExitStack() as stack:
+        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))
+
+
+def _build_or_skip() -> None:
+    try:
+        build()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))

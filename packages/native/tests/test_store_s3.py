@@ -130,12 +130,12 @@ def test_a_failed_completion_says_so(serve: Faults, tmp_path: Path) -> None:
 
 
 def test_an_object_replaced_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
-    server = serve("kind=latency,ms=300,op=GetObject,after=2")
+    server = serve("kind=latency,ms=100,op=GetObject,after=2")
     store = Store(server.uri("p"), max_requests=2, **QUICK)
     first = store.put("k", bytes(20 * PART))
     replaced: list[str | None] = []
     other = Store(server.uri("p"))  # not in one queue with the reader's requests
-    timer = threading.Timer(0.4, lambda: replaced.append(other.put("k", b"x" * (20 * PART))))
+    timer = threading.Timer(0.2, lambda: replaced.append(other.put("k", b"x" * (20 * PART))))
     timer.start()
     with pytest.raises(errors.StoreChangedError) as caught:
         store.get("k")
@@ -147,10 +147,10 @@ def test_an_object_replaced_while_it_is_read(serve: Faults, tmp_path: Path) -> N
 
 
 def test_an_object_deleted_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
-    server = serve("kind=latency,ms=300,op=GetObject,after=2")
+    server = serve("kind=latency,ms=100,op=GetObject,after=2")
     store = Store(server.uri("p"), max_requests=2, **QUICK)
     store.put("k", bytes(20 * PART))
-    timer = threading.Timer(0.4, Store(server.uri("p")).delete, ["k"])
+    timer = threading.Timer(0.2, Store(server.uri("p")).delete, ["k"])
     timer.start()
     with pytest.raises((errors.StoreChangedError, errors.StoreNotFoundError)):
         store.download("k", tmp_path / "copy")

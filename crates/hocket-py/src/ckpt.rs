@@ -1,8 +1,292 @@
 //! hocket-ckpt as Python sees it.
 
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+use crate::errors::ckpt_error;
+use hocket_ckpt::{
+    CkptError, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read, Status, Written,
+};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
 
 /// Adds this module's functions and classes to the extension.
-pub fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("CKPT_BLOCK_BYTES", hocket_ckpt::BLOCK_BYTES)?;
+    module.add("CKPT_FORMAT", hocket_ckpt::FORMAT)?;
+    module.add_function(wrap_pyfunction!(ckpt_write_file, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_manifest_read, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_commit, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_read, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_list, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_delete, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_sizes, module)?)?;
+    module.add_function(wrap_pyfunction!(xxh3_128, module)?)?;
     Ok(())
+}
+
+/// Runs a verb without the interpreter lock; a signal's exception is raised as it is.
+fn call<T: Send>(
+    py: Python<'_>,
+    verb: impl FnOnce(Interrupted<'_>) -> hocket_ckpt::Result<T> + Send,
+) -> PyResult<T> {
+    let raised = Mutex::new(None);
+    let outcome = py.detach(|| {
+        let interrupted = || {
+            Python::attach(|py| match py.check_signals() {
+                Ok(()) => false,
+                Err(error) => {
+                    if let Ok(mut raised) = raised.lock() {
+                        *raised = Some(error);
+                    }
+                    true
+                }
+            })
+        };
+        verb(&interrupted)
+    });
+    outcome.map_err(|error| match (error, raised.into_inner()) {
+        (CkptError::Interrupted, Ok(Some(raised))) => raised,
+        (CkptError::Interrupted, _) => PyKeyboardInterrupt::new_err(()),
+        (error, _) => ckpt_error(py, &error),
+    })
+}
+
+/// A data file of the manifest, as a mapping.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct FileItem {
+    path: String,
+    size: u64,
+    data_start: u64,
+    header: String,
+    digests: String,
+}
+
+impl From<FileItem> for DataFile {
+    fn from(item: FileItem) -> Self {
+        let FileItem {
+            path,
+            size,
+            data_start,
+            header,
+            digests,
+        } = item;
+        Self {
+            path,
+            size,
+            data_start,
+            header,
+            digests,
+        }
+    }
+}
+
+/// Name, dtype, shape, address, bytes.
+type EntryItem = (String, String, Vec<u64>, usize, usize);
+
+fn entry(item: EntryItem) -> PyResult<Entry> {
+    let (name, dtype, shape, address, bytes) = item;
+    let Some(dtype) = Dtype::parse(&dtype) else {
+        return Err(PyValueError::new_err(format!(
+            "entry `{name}`: `{dtype}` is no dtype of safetensors; expected a name such as `F32` or `BF16`"
+        )));
+    };
+    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+    let memory = unsafe { Memory::new(address, bytes) };
+    Ok(Entry {
+        name,
+        dtype,
+        shape,
+        memory,
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (uri, path, *, entries, metadata, sync = true))]
+fn ckpt_write_file<'py>(
+    py: Python<'py>,
+    uri: &str,
+    path: &str,
+    entries: Vec<EntryItem>,
+    metadata: HashMap<String, String>,
+    sync: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let entries = entries
+        .into_iter()
+        .map(entry)
+        .collect::<PyResult<Vec<_>>>()?;
+    let metadata: BTreeMap<_, _> = metadata.into_iter().collect();
+    let written = call(py, |interrupted| {
+        hocket_ckpt::write_file(
+            &Place::open(uri)?,
+            path,
+            entries,
+            &metadata,
+            sync,
+            interrupted,
+        )
+    })?;
+    written_to_dict(py, written)
+}
+
+fn written_to_dict(py: Python<'_>, written: Written) -> PyResult<Bound<'_, PyDict>> {
+    let entries = PyDict::new(py);
+    for (name, offset, bytes) in written.entries {
+        entries.set_item(name, (offset, bytes))?;
+    }
+    let dict = PyDict::new(py);
+    dict.set_item("path", written.file.path)?;
+    dict.set_item("size", written.file.size)?;
+    dict.set_item("data_start", written.file.data_start)?;
+    dict.set_item("header", written.file.header)?;
+    dict.set_item("digests", written.file.digests)?;
+    dict.set_item("entries", entries)?;
+    Ok(dict)
+}
+
+#[pyfunction]
+fn ckpt_manifest_encode<'py>(py: Python<'py>, document: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let manifest = call(py, |_| hocket_ckpt::encode(document))?;
+    Ok(PyBytes::new(py, &manifest))
+}
+
+#[pyfunction]
+#[pyo3(signature = (manifest, *, uri = ""))]
+fn ckpt_manifest_decode<'py>(
+    py: Python<'py>,
+    manifest: &[u8],
+    uri: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let document = call(py, |_| hocket_ckpt::decode(manifest, uri))?;
+    Ok(PyBytes::new(py, &document))
+}
+
+#[pyfunction]
+fn ckpt_manifest_read<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let document = call(py, |interrupted| {
+        hocket_ckpt::read_document(&Place::open(uri)?, interrupted)
+    })?;
+    Ok(PyBytes::new(py, &document))
+}
+
+#[pyfunction]
+fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let head = call(py, |interrupted| {
+        hocket_ckpt::read_head(&Place::open(uri)?, interrupted)
+    })?;
+    Ok(PyBytes::new(py, &head))
+}
+
+#[pyfunction]
+#[pyo3(signature = (uri, manifest, save_id, *, unfenced = false))]
+fn ckpt_commit(
+    py: Python<'_>,
+    uri: &str,
+    manifest: &[u8],
+    save_id: &str,
+    unfenced: bool,
+) -> PyResult<()> {
+    call(py, |interrupted| {
+        hocket_ckpt::commit(
+            &Place::open(uri)?,
+            manifest.to_vec(),
+            save_id,
+            unfenced,
+            interrupted,
+        )
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (uri, files, reads, *, check = true))]
+fn ckpt_read(
+    py: Python<'_>,
+    uri: &str,
+    files: Vec<FileItem>,
+    reads: Vec<(usize, u64, usize, usize)>,
+    check: bool,
+) -> PyResult<()> {
+    let files: Vec<DataFile> = files.into_iter().map(DataFile::from).collect();
+    let reads: Vec<Read> = reads
+        .into_iter()
+        .map(|(file, offset, bytes, address)| {
+            // SAFETY: the caller keeps the memory alive and to itself during the call, as the stub asks.
+            let memory = unsafe { Memory::new(address, bytes) };
+            Read {
+                file,
+                offset,
+                memory,
+            }
+        })
+        .collect();
+    call(py, |interrupted| {
+        hocket_ckpt::read(&Place::open(uri)?, &files, &reads, check, interrupted)
+    })
+}
+
+#[pyfunction]
+fn ckpt_verify_file(py: Python<'_>, uri: &str, file: FileItem) -> PyResult<Vec<(i64, i64)>> {
+    let file = DataFile::from(file);
+    call(py, |interrupted| {
+        hocket_ckpt::verify_file(&Place::open(uri)?, &file, interrupted)
+    })
+}
+
+#[pyfunction]
+fn ckpt_list<'py>(py: Python<'py>, uri: &str) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let listed = call(py, |interrupted| {
+        hocket_ckpt::list(&Place::open(uri)?, interrupted)
+    })?;
+    listed
+        .into_iter()
+        .map(|one| listed_to_dict(py, one))
+        .collect()
+}
+
+fn listed_to_dict(py: Python<'_>, listed: Listed) -> PyResult<Bound<'_, PyDict>> {
+    let status = match listed.status {
+        Status::Committed => "committed",
+        Status::Partial => "partial",
+        Status::Foreign => "foreign",
+    };
+    let head = listed.head.as_ref();
+    let dict = PyDict::new(py);
+    dict.set_item("name", listed.name)?;
+    dict.set_item("status", status)?;
+    dict.set_item("step", head.map(|head| head.step))?;
+    dict.set_item("created", head.map(|head| &head.created))?;
+    dict.set_item("save_id", head.map(|head| &head.save_id))?;
+    dict.set_item("format", head.map(|head| head.format))?;
+    dict.set_item("version", head.map(|head| &head.version))?;
+    dict.set_item("files", head.map(|head| head.files))?;
+    dict.set_item("tensors", head.map(|head| head.tensors))?;
+    dict.set_item("bytes", head.map(|head| head.bytes))?;
+    dict.set_item("problem", listed.problem)?;
+    Ok(dict)
+}
+
+#[pyfunction]
+fn ckpt_delete(py: Python<'_>, uri: &str, name: &str) -> PyResult<()> {
+    call(py, |interrupted| {
+        hocket_ckpt::delete(&Place::open(uri)?, name, interrupted)
+    })
+}
+
+#[pyfunction]
+fn ckpt_sizes(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<Vec<Option<u64>>> {
+    call(py, |interrupted| {
+        hocket_ckpt::sizes(&Place::open(uri)?, &paths, interrupted)
+    })
+}
+
+#[pyfunction]
+fn xxh3_128<'py>(py: Python<'py>, buffer: &[u8]) -> Bound<'py, PyBytes> {
+    let digest = py.detach(|| hocket_ckpt::xxh3_128(buffer));
+    PyBytes::new(py, &digest)
 }

@@ -3,7 +3,9 @@
 //! The classes are Python's own, looked up by module and name when an error is raised: the extension imports
 //! nothing before it must, and `except hocket.native.errors.StoreError` means the class in that module.
 
+use hocket_ckpt::CkptError;
 use hocket_store::StoreError;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// `module.class(message)` as an exception.
@@ -38,3 +40,29 @@ pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
 // --- stream -----------------------------------------------------------------------------------
 
 // --- ckpt -------------------------------------------------------------------------------------
+
+/// The class in `hocket.ckpt.errors` for an error of a checkpoint. A corrupt block says where it is, too.
+pub fn ckpt_error(py: Python<'_>, error: &CkptError) -> PyErr {
+    let class = match error {
+        CkptError::Store(error) => return store_error(py, error),
+        CkptError::Invalid(message) => return PyValueError::new_err(message.clone()),
+        CkptError::NotFound { .. } => "CheckpointNotFoundError",
+        CkptError::Partial { .. } => "CheckpointPartialError",
+        CkptError::Exists { .. } => "CheckpointExistsError",
+        CkptError::Corrupt { .. } => "CheckpointCorruptError",
+        CkptError::Incompatible { .. } => "CheckpointIncompatibleError",
+        CkptError::Unfenced { .. } => "CheckpointUnfencedError",
+        _ => "CheckpointError",
+    };
+    let exception = instance(py, "hocket.ckpt.errors", class, &error.to_string());
+    if let CkptError::Corrupt { file, offset, .. } = error {
+        let value = exception.value(py);
+        let set = value
+            .setattr("file", file)
+            .and_then(|()| value.setattr("offset", offset));
+        if let Err(error) = set {
+            return error;
+        }
+    }
+    exception
+}

@@ -1,0 +1,168 @@
+//! The document's fields, as `packages/ckpt/docs/format.md` names them.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize as DeriveDeserialize, Serialize};
+
+use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
+
+/// The greatest format number that is read, and the one that is written.
+pub const FORMAT: u64 = 1;
+
+/// A data file as the manifest lists it.
+#[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFile {
+    /// Its place inside the checkpoint.
+    pub path: String,
+    /// Bytes of the whole file.
+    pub size: u64,
+    /// Where the data begins.
+    pub data_start: u64,
+    /// Base64 digest of the bytes before the data.
+    pub header: String,
+    /// Base64 of the digests of the data's blocks, one after the other.
+    pub digests: String,
+}
+
+impl DataFile {
+    /// Bytes of data.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.size.saturating_sub(self.data_start)
+    }
+
+    /// The digests of the blocks; none where their number is not that of the blocks.
+    pub(crate) fn block_digests(&self) -> Option<Vec<Digest>> {
+        let bytes = from_base64(&self.digests)?;
+        let (digests, rest) = bytes.as_chunks::<DIGEST_BYTES>();
+        let fits = rest.is_empty() && digests.len() as u64 == num_blocks(self.data_bytes());
+        fits.then(|| digests.to_vec())
+    }
+
+    /// The digest of what stands before the data.
+    pub(crate) fn header_digest(&self) -> Option<Digest> {
+        from_base64(&self.header)?.try_into().ok()
+    }
+
+    /// Bytes of one block.
+    pub(crate) fn block_bytes(&self, block: u64) -> u64 {
+        self.data_bytes()
+            .saturating_sub(block * BLOCK_BYTES)
+            .min(BLOCK_BYTES)
+    }
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    pub(super) format: u64,
+    pub(super) version: String,
+    pub(super) save_id: String,
+    pub(super) step: u64,
+    pub(super) created: String,
+    #[allow(dead_code, reason = "its type is checked")]
+    writer: String,
+    pub(super) world_size: u64,
+    #[allow(dead_code, reason = "its type is checked")]
+    mesh: Option<Pairs<u64>>,
+    pub(super) files: Vec<DataFile>,
+    pub(super) tensors: Pairs<Tensor>,
+    pub(super) values: Pairs<Leaf>,
+    pub(super) per_rank: Option<PerRank>,
+    #[allow(dead_code, reason = "anything is allowed, but it has to be there")]
+    user: IgnoredAny,
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tensor {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    pub(super) path: Vec<Step>,
+    pub(super) same_as: Option<String>,
+    pub(super) chunks: Option<Chunks>,
+    pub(super) data: Option<String>,
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Chunks {
+    pub(super) file: Vec<u64>,
+    pub(super) offset: Vec<u64>,
+    pub(super) length: Vec<u64>,
+    pub(super) start: Vec<Vec<u64>>,
+    pub(super) size: Vec<Vec<u64>>,
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Leaf {
+    pub(super) path: Vec<Step>,
+    #[allow(dead_code, reason = "anything is allowed, but it has to be there")]
+    value: IgnoredAny,
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PerRank {
+    #[allow(dead_code, reason = "its name is checked")]
+    policy: Policy,
+    pub(super) ranks: Vec<IgnoredAny>,
+}
+
+#[derive(DeriveDeserialize)]
+#[serde(rename_all = "lowercase")]
+enum Policy {
+    Reseed,
+    Require,
+    Drop,
+}
+
+/// A step of a leaf's path: a key or a position.
+#[derive(DeriveDeserialize)]
+#[serde(untagged)]
+pub(super) enum Step {
+    Key(String),
+    Position(i64),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(key) => formatter.write_str(key),
+            Self::Position(position) => write!(formatter, "{position}"),
+        }
+    }
+}
+
+/// A JSON object in its own order; a key that stands twice is refused, where a map would keep the last.
+pub(super) struct Pairs<T>(pub(super) Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PairsVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
+            type Value = Pairs<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                let mut seen = HashSet::new();
+                while let Some((key, value)) = map.next_entry::<String, T>()? {
+                    if !seen.insert(key.clone()) {
+                        return Err(A::Error::custom(format!("`{key}` stands twice")));
+                    }
+                    pairs.push((key, value));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(PairsVisitor(PhantomData))
+    }
+}

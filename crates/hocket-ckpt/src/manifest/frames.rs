@@ -1,0 +1,196 @@
+//! The manifest's bytes: a small frame with the head, the document's frame, a skippable frame with the digest of both.
+
+use serde::{Deserialize, Serialize};
+use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
+
+use super::document::{Document, FORMAT};
+use super::{HEAD_BYTES, rules};
+use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
+use crate::error::{CkptError, Result};
+
+/// A document has at most so many bytes.
+const DOCUMENT_LIMIT: u64 = 1 << 30;
+
+/// Magic number of a skippable frame, and the length of ours.
+const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0];
+
+const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
+
+/// zstd's default: a manifest is mostly digests, which no level makes smaller.
+const LEVEL: i32 = 3;
+
+/// What a listing shows: the manifest's first frame. Later formats keep these fields and may add others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Number of the format.
+    pub format: u64,
+    /// The version of Hocket that wrote it.
+    pub version: String,
+    /// Who wrote it: 32 hexadecimal digits.
+    pub save_id: String,
+    /// The caller's step.
+    pub step: u64,
+    /// When it was written, UTC.
+    pub created: String,
+    /// Number of data files.
+    pub files: u64,
+    /// Number of tensors.
+    pub tensors: u64,
+    /// Bytes of the data files.
+    pub bytes: u64,
+    /// Hexadecimal digest of the document's frame.
+    pub digest: String,
+}
+
+/// Compresses a document into a manifest's bytes.
+///
+/// # Errors
+/// `Corrupt` where the document breaks a rule, `Incompatible` where its format is not ours to write.
+pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
+    let uri = "(not yet written)";
+    let parsed = parse(document, uri)?;
+    if parsed.format != FORMAT {
+        return Err(CkptError::Incompatible {
+            uri: uri.to_owned(),
+            reason: format!(
+                "asked to write format {}; this build writes format {FORMAT}",
+                parsed.format
+            ),
+        });
+    }
+    rules::check(&parsed, uri)?;
+    let frame = compress(document)?;
+    let head = head_of(&parsed, hex(&xxh3_128(&frame)));
+    let mut json = serde_json::to_vec(&head)
+        .map_err(|error| CkptError::Invalid(format!("the head has no JSON form: {error}")))?;
+    json.push(b'\n');
+    let mut bytes = compress(&json)?;
+    if bytes.len() as u64 > HEAD_BYTES || json.len() as u64 > HEAD_BYTES {
+        return Err(CkptError::Invalid(format!(
+            "the head has {} bytes, expected at most {HEAD_BYTES}",
+            json.len()
+        )));
+    }
+    bytes.extend_from_slice(&frame);
+    let digest = xxh3_128(&bytes);
+    bytes.extend_from_slice(&SKIPPABLE);
+    bytes.extend_from_slice(&digest);
+    Ok(bytes)
+}
+
+/// The document inside a manifest's bytes, after every check.
+///
+/// # Errors
+/// `Corrupt` where a digest or a rule does not hold, `Incompatible` for a later format.
+pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
+    let bad = |reason: String| CkptError::bad_manifest(uri, reason);
+    let split = bytes
+        .len()
+        .checked_sub(TRAILER_BYTES)
+        .ok_or_else(|| bad(format!("it has only {} bytes", bytes.len())))?;
+    let (content, trailer) = bytes.split_at(split);
+    let Some(digest) = trailer.strip_prefix(&SKIPPABLE) else {
+        return Err(bad(
+            "its last frame is not the digest: it was cut short or added to".to_owned(),
+        ));
+    };
+    if digest != xxh3_128(content) {
+        return Err(bad(
+            "its bytes do not have the digest that was written with them".to_owned(),
+        ));
+    }
+    let (head, _, head_frame) = decode_head(content, uri)?;
+    let frame = &content[head_frame..];
+    if hex(&xxh3_128(frame)) != head.digest {
+        return Err(bad(
+            "the document's frame does not have the digest that the head names".to_owned(),
+        ));
+    }
+    let (document, used) =
+        decompress(frame, DOCUMENT_LIMIT).map_err(|reason| bad(format!("document: {reason}")))?;
+    if used != frame.len() {
+        return Err(bad(format!(
+            "{} bytes stand between the document and the digest",
+            frame.len() - used
+        )));
+    }
+    let parsed = parse(&document, uri)?;
+    rules::check(&parsed, uri)?;
+    if head != head_of(&parsed, head.digest.clone()) {
+        return Err(bad("its head and its document do not agree".to_owned()));
+    }
+    Ok(document)
+}
+
+/// The first frame: parsed, as JSON, and the bytes it takes.
+pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usize)> {
+    let bad = |reason: String| CkptError::bad_manifest(uri, format!("head: {reason}"));
+    let (json, used) = decompress(bytes, HEAD_BYTES).map_err(bad)?;
+    // A later format may have another head: its number and its version are all that is asked of it.
+    #[derive(Deserialize)]
+    struct Peek {
+        format: u64,
+        version: String,
+    }
+    let peek: Peek = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
+    if peek.format > FORMAT {
+        return Err(CkptError::Incompatible {
+            uri: uri.to_owned(),
+            reason: format!(
+                "it has format {}, this build reads up to {FORMAT}. Hocket {} wrote it: install hocket-ckpt>={2}",
+                peek.format, peek.version, peek.version
+            ),
+        });
+    }
+    let head: Head = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
+    Ok((head, json, used))
+}
+
+fn parse(document: &[u8], uri: &str) -> Result<Document> {
+    serde_json::from_slice(document)
+        .map_err(|error| CkptError::bad_manifest(uri, format!("document: {error}")))
+}
+
+fn head_of(document: &Document, digest: String) -> Head {
+    Head {
+        format: document.format,
+        version: document.version.clone(),
+        save_id: document.save_id.clone(),
+        step: document.step,
+        created: document.created.clone(),
+        files: document.files.len() as u64,
+        tensors: document.tensors.0.len() as u64,
+        bytes: document
+            .files
+            .iter()
+            .fold(0, |sum, file| sum.saturating_add(file.size)),
+        digest,
+    }
+}
+
+fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
+    let run = || {
+        let mut compressor = zstd::bulk::Compressor::new(LEVEL)?;
+        compressor.set_parameter(CParameter::ChecksumFlag(true))?;
+        compressor.compress(bytes)
+    };
+    run().map_err(|error: std::io::Error| CkptError::Invalid(format!("zstd: {error}")))
+}
+
+/// The content of the frame that `bytes` begins with, and the bytes of the frame.
+fn decompress(bytes: &[u8], limit: u64) -> std::result::Result<(Vec<u8>, usize), String> {
+    let used = find_frame_compressed_size(bytes).map_err(|_| "no whole zstd frame".to_owned())?;
+    let frame = bytes.get(..used).ok_or("a zstd frame that is cut short")?;
+    let length = match get_frame_content_size(frame) {
+        Ok(Some(length)) if length <= limit => length,
+        Ok(Some(length)) => {
+            return Err(format!(
+                "{length} bytes when decompressed, at most {limit} are read"
+            ));
+        }
+        _ => return Err("a zstd frame that does not say its length".to_owned()),
+    };
+    let content =
+        zstd::bulk::decompress(frame, length as usize).map_err(|error| format!("zstd: {error}"))?;
+    Ok((content, used))
+}

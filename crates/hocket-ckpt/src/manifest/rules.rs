@@ -1,0 +1,281 @@
+//! The rules that every document keeps, whoever wrote it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::document::{Chunks, DataFile, Document, Step, Tensor};
+use super::tiling::{self, Box as Region};
+use crate::digest::from_base64;
+use crate::error::{CkptError, Result};
+use crate::place::is_data_path;
+use crate::safetensors::Dtype;
+
+/// Tensors of at most so many bytes may stand in the manifest, and so many bytes in all.
+const INLINE_BYTES: u64 = 1 << 10;
+const INLINE_TOTAL_BYTES: u64 = 4 << 20;
+
+/// NumPy's limit, so that what is read can be shown.
+const MAX_DIMS: usize = 64;
+
+/// Checks a document of a known format; the error says which rule it breaks and where.
+pub(super) fn check(document: &Document, uri: &str) -> Result<()> {
+    let run = || -> std::result::Result<(), String> {
+        check_top(document)?;
+        check_files(&document.files)?;
+        check_names(document)?;
+        check_tensors(document)
+    };
+    run().map_err(|reason| CkptError::bad_manifest(uri, reason))
+}
+
+fn check_top(document: &Document) -> std::result::Result<(), String> {
+    let id = &document.save_id;
+    if id.len() != 32
+        || !id
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    {
+        return Err(format!(
+            "save_id `{id}`: expected 32 lower-case hexadecimal digits"
+        ));
+    }
+    if document.world_size == 0 {
+        return Err("world_size 0: expected at least 1".to_owned());
+    }
+    if let Some(per_rank) = &document.per_rank
+        && per_rank.ranks.len() as u64 != document.world_size
+    {
+        return Err(format!(
+            "per_rank has {} ranks, world_size is {}",
+            per_rank.ranks.len(),
+            document.world_size
+        ));
+    }
+    Ok(())
+}
+
+fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
+    let mut paths = HashSet::with_capacity(files.len());
+    for file in files {
+        let path = &file.path;
+        if !is_data_path(path) {
+            return Err(format!(
+                "file `{path}`: expected a plain path below `data/`"
+            ));
+        }
+        if !paths.insert(path) {
+            return Err(format!("file `{path}` stands twice"));
+        }
+        if file.data_start > file.size {
+            return Err(format!(
+                "file `{path}`: data_start {} is beyond its size {}",
+                file.data_start, file.size
+            ));
+        }
+        if file.header_digest().is_none() {
+            return Err(format!("file `{path}`: `header` is no digest"));
+        }
+        if file.block_digests().is_none() {
+            return Err(format!(
+                "file `{path}`: `digests` has not one digest for each block of {} bytes",
+                file.data_bytes()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_names(document: &Document) -> std::result::Result<(), String> {
+    let mut names = HashSet::new();
+    let tensors = document
+        .tensors
+        .0
+        .iter()
+        .map(|(name, tensor)| (name, &tensor.path));
+    let values = document
+        .values
+        .0
+        .iter()
+        .map(|(name, leaf)| (name, &leaf.path));
+    for (name, path) in tensors.chain(values) {
+        let joined = path
+            .iter()
+            .map(Step::to_string)
+            .collect::<Vec<_>>()
+            .join(".");
+        if *name != joined {
+            return Err(format!("`{name}` has the path of `{joined}`"));
+        }
+        if !names.insert(name) {
+            return Err(format!("`{name}` is both a tensor and a value"));
+        }
+    }
+    Ok(())
+}
+
+fn check_tensors(document: &Document) -> std::result::Result<(), String> {
+    let by_name: HashMap<&str, &Tensor> = document
+        .tensors
+        .0
+        .iter()
+        .map(|(name, tensor)| (name.as_str(), tensor))
+        .collect();
+    let mut ranges: Vec<(u64, u64, u64, &str)> = Vec::new();
+    let mut inlined = 0_u64;
+    for (name, tensor) in &document.tensors.0 {
+        let fail = |reason: String| format!("tensor `{name}`: {reason}");
+        let bytes = check_shape(tensor).map_err(fail)?;
+        if let Some(other) = &tensor.same_as {
+            check_alias(tensor, by_name.get(other.as_str()).copied(), other).map_err(fail)?;
+            continue;
+        }
+        if let Some(data) = &tensor.data {
+            inlined += check_inline(data, bytes).map_err(fail)?;
+        }
+        match &tensor.chunks {
+            Some(chunks) => {
+                check_chunks(tensor, chunks, &document.files).map_err(fail)?;
+                for index in 0..chunks.file.len() {
+                    ranges.push((
+                        chunks.file[index],
+                        chunks.offset[index],
+                        chunks.length[index],
+                        name,
+                    ));
+                }
+            }
+            None if bytes > 0 && tensor.data.is_none() => {
+                return Err(fail("has neither chunks nor data".to_owned()));
+            }
+            None => {}
+        }
+    }
+    if inlined > INLINE_TOTAL_BYTES {
+        return Err(format!(
+            "{inlined} bytes of tensors are inlined, expected at most {INLINE_TOTAL_BYTES}"
+        ));
+    }
+    check_ranges(ranges, &document.files)
+}
+
+/// Bytes of the whole tensor.
+fn check_shape(tensor: &Tensor) -> std::result::Result<u64, String> {
+    let dtype = Dtype::parse(&tensor.dtype)
+        .ok_or_else(|| format!("no dtype is called `{}`", tensor.dtype))?;
+    if tensor.shape.len() > MAX_DIMS {
+        return Err(format!(
+            "{} dimensions, expected at most {MAX_DIMS}",
+            tensor.shape.len()
+        ));
+    }
+    dtype
+        .num_bytes(&tensor.shape)
+        .ok_or_else(|| format!("shape {:?} has more bytes than 64 bits count", tensor.shape))
+}
+
+fn check_alias(
+    tensor: &Tensor,
+    other: Option<&Tensor>,
+    name: &str,
+) -> std::result::Result<(), String> {
+    let Some(other) = other else {
+        return Err(format!("same_as `{name}`, which is not there"));
+    };
+    if other.same_as.is_some() {
+        return Err(format!("same_as `{name}`, which is itself an alias"));
+    }
+    if tensor.chunks.is_some() || tensor.data.is_some() {
+        return Err(format!("same_as `{name}`, and yet it has bytes of its own"));
+    }
+    if tensor.dtype != other.dtype || tensor.shape != other.shape {
+        return Err(format!(
+            "same_as `{name}`, which has another dtype or shape"
+        ));
+    }
+    Ok(())
+}
+
+fn check_inline(data: &str, bytes: u64) -> std::result::Result<u64, String> {
+    if bytes > INLINE_BYTES {
+        return Err(format!(
+            "{bytes} bytes are inlined, expected at most {INLINE_BYTES}"
+        ));
+    }
+    match from_base64(data) {
+        Some(data) if data.len() as u64 == bytes => Ok(bytes),
+        _ => Err(format!("`data` is not the base64 of {bytes} bytes")),
+    }
+}
+
+fn check_chunks(
+    tensor: &Tensor,
+    chunks: &Chunks,
+    files: &[DataFile],
+) -> std::result::Result<(), String> {
+    let count = chunks.file.len();
+    let dims = tensor.shape.len();
+    let columns = [&chunks.offset, &chunks.length]
+        .into_iter()
+        .chain(&chunks.start)
+        .chain(&chunks.size);
+    if chunks.start.len() != dims
+        || chunks.size.len() != dims
+        || columns.into_iter().any(|column| column.len() != count)
+    {
+        return Err(format!(
+            "its chunks' columns do not have {count} entries each, in {dims} dimensions"
+        ));
+    }
+    let dtype = Dtype::parse(&tensor.dtype).ok_or("no dtype")?;
+    let mut regions = Vec::with_capacity(count);
+    for index in 0..count {
+        let size: Vec<u64> = chunks.size.iter().map(|column| column[index]).collect();
+        let start: Vec<u64> = chunks.start.iter().map(|column| column[index]).collect();
+        let length = chunks.length[index];
+        if size.contains(&0) || dtype.num_bytes(&size) != Some(length) {
+            return Err(format!(
+                "chunk {index} of size {size:?} has a length of {length} bytes"
+            ));
+        }
+        let file = usize::try_from(chunks.file[index])
+            .ok()
+            .and_then(|file| files.get(file));
+        let Some(file) = file else {
+            return Err(format!(
+                "chunk {index} is in file {}, there are {}",
+                chunks.file[index],
+                files.len()
+            ));
+        };
+        if chunks.offset[index]
+            .checked_add(length)
+            .is_none_or(|end| end > file.data_bytes())
+        {
+            return Err(format!(
+                "chunk {index} ends beyond the {} bytes of data of `{}`",
+                file.data_bytes(),
+                file.path
+            ));
+        }
+        regions.push(Region { start, size });
+    }
+    tiling::check(&tensor.shape, &mut regions)
+}
+
+/// No two chunks on the same bytes: what shares storage says so with `same_as`.
+fn check_ranges(
+    mut ranges: Vec<(u64, u64, u64, &str)>,
+    files: &[DataFile],
+) -> std::result::Result<(), String> {
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let (file, offset, length, name) = pair[0];
+        let (next_file, next_offset, _, next_name) = pair[1];
+        if file == next_file && next_offset < offset + length {
+            let path = files.get(file as usize).map_or("", |file| &file.path);
+            return Err(format!(
+                "tensors `{name}` and `{next_name}` claim the same bytes of `{path}` at {next_offset}"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Object stores: what the verbs do where there are no files.
+//!
+//! Only the calling thread touches the caller's memory; the I/O threads move bytes of their own.
+//! An interrupt can therefore abandon requests at once.
+
+use std::future::Future;
+use std::sync::mpsc::{self, RecvTimeoutError};
+
+use bytes::Bytes;
+use hocket_store::{Store, StoreError, runtime};
+
+use crate::digest::{BLOCK_BYTES, xxh3_128};
+use crate::error::{CkptError, Result};
+use crate::pace::{Interrupted, TICK};
+use crate::place::{found_remote, is_data_file};
+use crate::safetensors::Layout;
+use crate::write::BUFFER_BYTES;
+
+/// Requests of one verb in flight at once.
+const WINDOW: usize = 16;
+
+/// Runs a future on the I/O threads and waits for it.
+pub(crate) fn wait<T, F>(future: F, interrupted: Interrupted<'_>) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    runtime::wait(future, interrupted)?
+}
+
+/// Runs `count` futures on the I/O threads, a window of them at a time, and hands each result to `take` on the calling
+/// thread, in the order in which they end. An error or an interrupt abandons the rest.
+pub(crate) fn gather<T, F>(
+    count: usize,
+    mut make: impl FnMut(usize) -> F,
+    mut take: impl FnMut(usize, T) -> Result<()>,
+    interrupted: Interrupted<'_>,
+) -> Result<()>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel();
+    let mut running = Running(Vec::new());
+    let mut begin = |index: usize| {
+        let (answer, future) = (
+            Answer {
+                index,
+                sender: sender.clone(),
+                is_given: false,
+            },
+            make(index),
+        );
+        running
+            .0
+            .push(runtime::spawn(async move { answer.give(future.await) }));
+    };
+    (0..count.min(WINDOW)).for_each(&mut begin);
+    let mut begun = count.min(WINDOW);
+    for _ in 0..count {
+        let (index, result) = loop {
+            match receiver.recv_timeout(TICK) {
+                Ok(ended) => break ended,
+                Err(RecvTimeoutError::Timeout) if interrupted() => {
+                    return Err(CkptError::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(CkptError::process("an I/O task ended without an answer"));
+                }
+            }
+        };
+        if begun < count {
+            begin(begun);
+            begun += 1;
+        }
+        take(index, result?)?;
+    }
+    Ok(())
+}
+
+/// A task's answer. One that is dropped ungiven (the task panicked) says so, lest somebody wait for it for ever.
+struct Answer<T> {
+    index: usize,
+    sender: mpsc::Sender<(usize, Result<T>)>,
+    is_given: bool,
+}
+
+impl<T> Answer<T> {
+    fn give(mut self, result: Result<T>) {
+        self.is_given = true;
+        // The receiver is gone only when the verb has given up.
+        let _ = self.sender.send((self.index, result));
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        if !self.is_given {
+            let error = CkptError::process(
+                "an I/O task ended without an answer; this is a defect of Hocket",
+            );
+            let _ = self.sender.send((self.index, Err(error)));
+        }
+    }
+}
+
+/// Tasks that end with the verb that began them.
+struct Running(Vec<tokio::task::JoinHandle<()>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Uploads a data file; returns the digests of its blocks.
+pub(crate) fn write(
+    store: &Store,
+    key: &str,
+    layout: &Layout,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<u8>> {
+    let size = layout.header.len() as u64 + layout.data_bytes;
+    let (handle, name) = (store.clone(), key.to_owned());
+    let start = async move {
+        if found_remote(handle.head(&name).await)?.is_some() {
+            return Err(CkptError::Exists {
+                uri: handle.object_uri(&name),
+                reason: crate::write::NEVER_REPLACED.to_owned(),
+            });
+        }
+        Ok(handle.upload(&name, Some(size)).await?)
+    };
+    let mut upload = wait(start, interrupted)?;
+    let mut digests = Vec::new();
+    let send = |mut upload: hocket_store::Upload, bytes: Bytes| {
+        // Parts go out on the I/O threads while the next piece is copied and hashed here. An upload that is dropped, by
+        // an error or an interrupt, is aborted.
+        wait(
+            async move {
+                upload.write(bytes).await?;
+                Ok(upload)
+            },
+            interrupted,
+        )
+    };
+    upload = send(upload, Bytes::copy_from_slice(&layout.header))?;
+    let mut offset = 0;
+    while offset < layout.data_bytes {
+        let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64);
+        let mut piece = vec![0_u8; length as usize];
+        layout.fill(offset, &mut piece);
+        digests.extend(piece.chunks(BLOCK_BYTES as usize).flat_map(xxh3_128));
+        upload = send(upload, Bytes::from(piece))?;
+        offset += length;
+    }
+    wait(async move { Ok(upload.finish().await?) }, interrupted)?;
+    Ok(digests)
+}
+
+/// At most the first `limit` bytes of an object; none where it is not there.
+pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
+    let Some(meta) = found_remote(store.head(&key).await)? else {
+        return Ok(None);
+    };
+    let bytes = store.get_range(&key, 0..meta.size.min(limit)).await;
+    Ok(found_remote(bytes)?.map(|bytes| bytes.to_vec()))
+}
+
+/// Whether data files of ours are there.
+pub(crate) async fn has_data(store: Store) -> Result<bool> {
+    let listing = store.list_dirs("data").await?;
+    Ok(listing
+        .objects
+        .iter()
+        .any(|object| is_data_file(&object.key)))
+}
+
+/// Bytes of an object; none where it is not there.
+pub(crate) async fn size(store: Store, key: String) -> Result<Option<u64>> {
+    Ok(found_remote(store.head(&key).await)?.map(|meta| meta.size))
+}
+
+/// Whether an answer leaves open who wrote: the object has to be read back.
+pub(crate) fn is_unsettled(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Exists { .. } | StoreError::Changed { .. } | StoreError::Transient { .. }
+    )
+}

@@ -1,0 +1,303 @@
+//! The layout of a plain safetensors file.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{CkptError, Result};
+
+/// What the data of our files is aligned to: a page, and what `O_DIRECT` asks for.
+pub(crate) const ALIGNMENT: u64 = 4096;
+
+/// The safetensors package refuses longer headers.
+const HEADER_LIMIT: usize = 100_000_000;
+
+/// A dtype by safetensors' name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dtype {
+    name: &'static str,
+    item_bytes: u64,
+}
+
+const DTYPES: [Dtype; 19] = [
+    Dtype {
+        name: "BOOL",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "U8",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "I8",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "F8_E4M3",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "F8_E5M2",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "F8_E4M3FNUZ",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "F8_E5M2FNUZ",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "F8_E8M0",
+        item_bytes: 1,
+    },
+    Dtype {
+        name: "I16",
+        item_bytes: 2,
+    },
+    Dtype {
+        name: "U16",
+        item_bytes: 2,
+    },
+    Dtype {
+        name: "F16",
+        item_bytes: 2,
+    },
+    Dtype {
+        name: "BF16",
+        item_bytes: 2,
+    },
+    Dtype {
+        name: "I32",
+        item_bytes: 4,
+    },
+    Dtype {
+        name: "U32",
+        item_bytes: 4,
+    },
+    Dtype {
+        name: "F32",
+        item_bytes: 4,
+    },
+    Dtype {
+        name: "I64",
+        item_bytes: 8,
+    },
+    Dtype {
+        name: "U64",
+        item_bytes: 8,
+    },
+    Dtype {
+        name: "F64",
+        item_bytes: 8,
+    },
+    Dtype {
+        name: "C64",
+        item_bytes: 8,
+    },
+];
+
+impl Dtype {
+    /// The dtype of this name, if there is one.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        DTYPES.into_iter().find(|dtype| dtype.name == name)
+    }
+
+    /// Bytes of a tensor of this shape; none where it does not fit 64 bits.
+    #[must_use]
+    pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {
+        // A zero anywhere makes the tensor empty, however large the rest.
+        if shape.contains(&0) {
+            return Some(0);
+        }
+        shape
+            .iter()
+            .try_fold(self.item_bytes, |bytes, &extent| bytes.checked_mul(extent))
+    }
+}
+
+/// Memory of the caller: an address that stays valid while a verb runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    address: usize,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Names the caller's memory.
+    ///
+    /// # Safety
+    /// `address..address + bytes` is readable (and writable, where it is a destination), and nobody
+    /// else writes it, until the verb that takes this returns.
+    #[must_use]
+    pub unsafe fn new(address: usize, bytes: usize) -> Self {
+        Self { address, bytes }
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes
+    }
+
+    /// Copies what begins at `offset` into `target`.
+    pub(crate) fn copy_to(self, offset: usize, target: &mut [u8]) {
+        assert!(
+            offset
+                .checked_add(target.len())
+                .is_some_and(|end| end <= self.bytes)
+        );
+        // SAFETY: inside the caller's memory, by the assertion and the promise made to `new`; the target is a
+        // Rust slice of our own and so cannot overlap it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (self.address + offset) as *const u8,
+                target.as_mut_ptr(),
+                target.len(),
+            );
+        }
+    }
+
+    /// A part of this memory, to be read into.
+    ///
+    /// # Safety
+    /// The caller makes no two slices that overlap at the same time.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the memory is not ours; `new` says who may touch it"
+    )]
+    pub(crate) unsafe fn slice_mut(&self, offset: usize, bytes: usize) -> &mut [u8] {
+        assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.bytes)
+        );
+        // SAFETY: inside the caller's memory, by the assertion and the promise made to `new`; alone there, by this
+        // function's own.
+        unsafe { std::slice::from_raw_parts_mut((self.address + offset) as *mut u8, bytes) }
+    }
+}
+
+/// A tensor or chunk to write.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its name in the file.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Its bytes, in C order.
+    pub memory: Memory,
+}
+
+/// A file before it is written: its header, and its entries in order with where each begins.
+pub(crate) struct Layout {
+    pub(crate) header: Vec<u8>,
+    pub(crate) entries: Vec<(u64, Entry)>,
+    pub(crate) data_bytes: u64,
+}
+
+/// Orders the entries (descending item size, then name) and makes the padded header.
+pub(crate) fn lay_out(
+    mut entries: Vec<Entry>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Layout> {
+    entries.sort_by(|a, b| {
+        b.dtype
+            .item_bytes
+            .cmp(&a.dtype.item_bytes)
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    let mut names = HashSet::with_capacity(entries.len());
+    let mut header = Map::with_capacity(entries.len() + 1);
+    header.insert("__metadata__".to_owned(), json!(metadata));
+    let mut placed = Vec::with_capacity(entries.len());
+    let mut offset = 0_u64;
+    for entry in entries {
+        check_entry(&entry)?;
+        if !names.insert(entry.name.clone()) {
+            return Err(CkptError::Invalid(format!(
+                "two entries are called `{}`",
+                entry.name
+            )));
+        }
+        let end = offset + entry.memory.bytes() as u64;
+        header.insert(
+            entry.name.clone(),
+            json!({"dtype": entry.dtype.name, "shape": entry.shape, "data_offsets": [offset, end]}),
+        );
+        placed.push((offset, entry));
+        offset = end;
+    }
+    let header = pad(&Value::Object(header))?;
+    Ok(Layout {
+        header,
+        entries: placed,
+        data_bytes: offset,
+    })
+}
+
+fn check_entry(entry: &Entry) -> Result<()> {
+    if entry.name.is_empty() || entry.name == "__metadata__" {
+        return Err(CkptError::Invalid(format!(
+            "`{}` is no name for an entry",
+            entry.name
+        )));
+    }
+    let expected = entry.dtype.num_bytes(&entry.shape);
+    if expected != Some(entry.memory.bytes() as u64) {
+        return Err(CkptError::Invalid(format!(
+            "entry `{}`: {} of shape {:?} has {expected:?} bytes, {} were given",
+            entry.name,
+            entry.dtype.name,
+            entry.shape,
+            entry.memory.bytes(),
+        )));
+    }
+    if entry.memory.bytes() > 0 && entry.memory.address == 0 {
+        return Err(CkptError::Invalid(format!(
+            "entry `{}` has the address 0",
+            entry.name
+        )));
+    }
+    Ok(())
+}
+
+/// Length, JSON, and spaces up to a multiple of `ALIGNMENT`.
+fn pad(header: &Value) -> Result<Vec<u8>> {
+    let json = header.to_string().into_bytes();
+    let total = (json.len() + 8).next_multiple_of(ALIGNMENT as usize);
+    if total > HEADER_LIMIT {
+        return Err(CkptError::Invalid(format!(
+            "a header of {total} bytes is more than safetensors readers take ({HEADER_LIMIT}); write fewer tensors a file"
+        )));
+    }
+    let mut bytes = Vec::with_capacity(total);
+    bytes.extend_from_slice(&((total - 8) as u64).to_le_bytes());
+    bytes.extend_from_slice(&json);
+    bytes.resize(total, b' ');
+    Ok(bytes)
+}
+
+impl Layout {
+    /// Fills `buffer` with the data that begins at `offset`.
+    pub(crate) fn fill(&self, offset: u64, buffer: &mut [u8]) {
+        let mut index = self
+            .entries
+            .partition_point(|(start, entry)| start + (entry.memory.bytes() as u64) <= offset);
+        let mut done = 0;
+        while done < buffer.len() {
+            let Some((start, entry)) = self.entries.get(index) else {
+                break;
+            };
+            let inside = (offset + done as u64 - start) as usize;
+            let length = (entry.memory.bytes() - inside).min(buffer.len() - done);
+            entry
+                .memory
+                .copy_to(inside, &mut buffer[done..done + length]);
+            done += length;
+            index += 1;
+        }
+    }
+}

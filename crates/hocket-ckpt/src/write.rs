@@ -1,0 +1,273 @@
+//! Writing a data file straight from the caller's memory.
+
+use std::alloc::{Layout as Allocation, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
+use crate::durable::sync_parent;
+use crate::error::{CkptError, Result};
+use crate::manifest::DataFile;
+use crate::pace::{self, Interrupted};
+use crate::place::{Kind, Place, is_data_path};
+use crate::remote;
+use crate::safetensors::{ALIGNMENT, Entry, Layout, lay_out};
+
+/// Bytes of one buffer of the ring.
+pub(crate) const BUFFER_BYTES: usize = 4 << 20;
+
+/// Buffers in flight at once, one a thread: 32 MiB.
+const MAX_WORKERS: usize = 8;
+
+/// Smaller files go through the page cache: their flush costs more than their copy.
+const DIRECT_MIN_BYTES: u64 = 8 << 20;
+
+/// What to do about a data file that is there already.
+pub(crate) const NEVER_REPLACED: &str =
+    "data files are never replaced. Save under another name, or delete the old one first";
+
+/// A file that was written: the manifest's record, and where each entry lies in the data.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// The manifest's record.
+    pub file: DataFile,
+    /// Name, offset in the data, bytes.
+    pub entries: Vec<(String, u64, u64)>,
+}
+
+/// Writes one data file of a checkpoint, hashing on the way.
+///
+/// # Errors
+/// `Exists` where `path` is there already, `Invalid` for a bad entry or path, and what the disk or the store says.
+/// Whatever fails, no file of ours is left.
+pub fn write_file(
+    place: &Place,
+    path: &str,
+    entries: Vec<Entry>,
+    metadata: &BTreeMap<String, String>,
+    sync: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<Written> {
+    if !is_data_path(path) {
+        return Err(CkptError::Invalid(format!(
+            "`{path}`: expected a plain path below `data/`"
+        )));
+    }
+    let layout = lay_out(entries, metadata)?;
+    let digests = match place.kind() {
+        Kind::Local(root) => write_local(&root.join(path), &layout, sync, interrupted)?,
+        Kind::Remote(store) => remote::write(store, path, &layout, interrupted)?,
+    };
+    let data_start = layout.header.len() as u64;
+    Ok(Written {
+        file: DataFile {
+            path: path.to_owned(),
+            size: data_start + layout.data_bytes,
+            data_start,
+            header: to_base64(&xxh3_128(&layout.header)),
+            digests: to_base64(&digests),
+        },
+        entries: layout
+            .entries
+            .into_iter()
+            .map(|(offset, entry)| (entry.name, offset, entry.memory.bytes() as u64))
+            .collect(),
+    })
+}
+
+/// Creates the file, fills it, and removes it again if anything fails.
+fn write_local(
+    path: &Path,
+    layout: &Layout,
+    sync: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<u8>> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| CkptError::io(folder, "make the folder", &error))?;
+    }
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => CkptError::Exists {
+                uri: path.display().to_string(),
+                reason: NEVER_REPLACED.to_owned(),
+            },
+            _ => CkptError::io(path, "create the file", &error),
+        })?;
+    let outcome = fill_local(path, file, layout, sync, interrupted);
+    if outcome.is_err() {
+        // The first error is the one to tell; what is left behind shows as an orphan.
+        let _ = std::fs::remove_file(path);
+    }
+    outcome
+}
+
+fn fill_local(
+    path: &Path,
+    file: File,
+    layout: &Layout,
+    sync: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<u8>> {
+    let data_start = layout.header.len() as u64;
+    let size = data_start + layout.data_bytes;
+    preallocate(&file, size)
+        .map_err(|error| CkptError::io(path, &format!("reserve {size} bytes"), &error))?;
+    file.write_all_at(&layout.header, 0)
+        .map_err(|error| CkptError::io(path, "write the header", &error))?;
+    let sink = Sink::open(path, &file, layout.data_bytes);
+    let digests = Mutex::new(vec![
+        0_u8;
+        num_blocks(layout.data_bytes) as usize * DIGEST_BYTES
+    ]);
+    let pieces = layout.data_bytes.div_ceil(BUFFER_BYTES as u64) as usize;
+    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    pace::run(
+        MAX_WORKERS.min(cores * 2),
+        pieces,
+        interrupted,
+        Buffer::new,
+        |buffer, index| {
+            let offset = (index * BUFFER_BYTES) as u64;
+            let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64) as usize;
+            layout.fill(offset, &mut buffer.bytes_mut()[..length]);
+            let blocks: Vec<u8> = buffer.bytes()[..length]
+                .chunks(BLOCK_BYTES as usize)
+                .flat_map(xxh3_128)
+                .collect();
+            let at = (offset / BLOCK_BYTES) as usize * DIGEST_BYTES;
+            match digests.lock() {
+                Ok(mut digests) => digests[at..at + blocks.len()].copy_from_slice(&blocks),
+                Err(_) => return Err(CkptError::Invalid("another writer panicked".to_owned())),
+            }
+            sink.write(buffer, length, data_start + offset)
+                .map_err(|error| {
+                    CkptError::io(path, &format!("write {length} bytes at {offset}"), &error)
+                })
+        },
+    )?;
+    // A direct write of the tail is a whole number of pages.
+    file.set_len(size)
+        .map_err(|error| CkptError::io(path, "set the length", &error))?;
+    drop(sink);
+    if sync {
+        flush(path.to_owned(), file, interrupted)?;
+    }
+    digests
+        .into_inner()
+        .map_err(|_| CkptError::Invalid("a writer panicked".to_owned()))
+}
+
+/// Flushes file and folder; an interrupt leaves the flush to the system.
+fn flush(path: PathBuf, file: File, interrupted: Interrupted<'_>) -> Result<()> {
+    pace::detached(interrupted, move || {
+        file.sync_all()
+            .map_err(|error| CkptError::io(&path, "flush the file", &error))?;
+        sync_parent(&path)
+    })
+}
+
+/// Reserves the whole file, so that a full disk is told before anything is written.
+fn preallocate(file: &File, size: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
+        Ok(()) => Ok(()),
+        // Not every file system can; the writes will tell.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Where buffers go: past the page cache until the file system says no, then through it.
+struct Sink<'a> {
+    buffered: &'a File,
+    direct: Option<File>,
+    is_refused: AtomicBool,
+}
+
+impl<'a> Sink<'a> {
+    fn open(path: &Path, buffered: &'a File, data_bytes: u64) -> Self {
+        let open = || {
+            OpenOptions::new()
+                .write(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(path)
+                .ok()
+        };
+        let direct = if data_bytes >= DIRECT_MIN_BYTES {
+            open()
+        } else {
+            None
+        };
+        Self {
+            buffered,
+            direct,
+            is_refused: AtomicBool::new(false),
+        }
+    }
+
+    fn write(&self, buffer: &mut Buffer, length: usize, offset: u64) -> io::Result<()> {
+        if let Some(direct) = self
+            .direct
+            .as_ref()
+            .filter(|_| !self.is_refused.load(Ordering::Relaxed))
+        {
+            let padded = length.next_multiple_of(ALIGNMENT as usize);
+            buffer.bytes_mut()[length..padded].fill(0);
+            match direct.write_all_at(&buffer.bytes()[..padded], offset) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    self.is_refused.store(true, Ordering::Relaxed);
+                }
+                other => return other,
+            }
+        }
+        self.buffered
+            .write_all_at(&buffer.bytes()[..length], offset)
+    }
+}
+
+/// A page-aligned buffer, which `O_DIRECT` asks for.
+struct Buffer(NonNull<u8>);
+
+impl Buffer {
+    const ALLOCATION: Allocation =
+        match Allocation::from_size_align(BUFFER_BYTES, ALIGNMENT as usize) {
+            Ok(allocation) => allocation,
+            Err(_) => unreachable!(),
+        };
+
+    fn new() -> Result<Self> {
+        // SAFETY: the allocation has a size that is not 0.
+        let pointer = unsafe { alloc_zeroed(Self::ALLOCATION) };
+        NonNull::new(pointer).map(Self).ok_or_else(|| {
+            CkptError::process(format!("no {BUFFER_BYTES} bytes for a write buffer"))
+        })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this length, initialised, and borrowed with self.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BUFFER_BYTES) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: allocated with this length, initialised, and borrowed alone with self.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BUFFER_BYTES) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with the same layout.
+        unsafe { dealloc(self.0.as_ptr(), Self::ALLOCATION) }
+    }
+}

@@ -1,0 +1,477 @@
+//! A checkpoint written, committed, read, spoiled and listed, on a disk and on an object store in memory.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hocket_ckpt::{CkptError, DataFile, Dtype, Entry, Memory, Place, Read, Status, Written};
+use proptest::prelude::*;
+use serde_json::json;
+
+const MIB: usize = 1 << 20;
+
+fn never() -> bool {
+    false
+}
+
+/// A disk and an object store, each with a prefix of its own.
+fn with_places(test: impl Fn(&str)) {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let folder = tempfile::tempdir().unwrap();
+    test(folder.path().to_str().unwrap());
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    test(&format!("memory://tests-{}/{number}", std::process::id()));
+}
+
+fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+fn entry(name: &str, bytes: &[u8]) -> Entry {
+    Entry {
+        name: name.to_owned(),
+        dtype: Dtype::parse("U8").unwrap(),
+        shape: vec![bytes.len() as u64],
+        memory: memory(bytes),
+    }
+}
+
+fn memory(bytes: &[u8]) -> Memory {
+    // SAFETY: every test keeps the bytes until its verb has returned.
+    unsafe { Memory::new(bytes.as_ptr() as usize, bytes.len()) }
+}
+
+fn write(place: &Place, path: &str, entries: Vec<Entry>) -> Written {
+    let metadata = BTreeMap::from([("format".to_owned(), "hocket-ckpt/1".to_owned())]);
+    hocket_ckpt::write_file(place, path, entries, &metadata, true, &never).unwrap()
+}
+
+/// A document of one-dimensional byte tensors.
+fn document(save_id: &str, step: u64, written: &Written) -> serde_json::Value {
+    let tensors: serde_json::Map<_, _> = written
+        .entries
+        .iter()
+        .map(|(name, offset, bytes)| {
+            let chunks = json!({"file": [0], "offset": [offset], "length": [bytes], "start": [[0]], "size": [[bytes]]});
+            (name.clone(), json!({"dtype": "U8", "shape": [bytes], "path": [name], "chunks": chunks}))
+        })
+        .collect();
+    json!({
+        "format": 1, "version": "0.1.0", "save_id": save_id, "step": step, "created": "2026-01-01T00:00:00.000000Z",
+        "writer": "test", "world_size": 1, "mesh": null, "files": [written.file], "tensors": tensors, "values": {},
+        "per_rank": null, "user": null,
+    })
+}
+
+fn encoded(document: &serde_json::Value) -> Vec<u8> {
+    hocket_ckpt::encode(document.to_string().as_bytes()).unwrap()
+}
+
+fn commit(place: &Place, save_id: &str, step: u64, written: &Written) -> hocket_ckpt::Result<()> {
+    let manifest = encoded(&document(save_id, step, written));
+    hocket_ckpt::commit(place, manifest, save_id, false, &never)
+}
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(32)
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    with_places(|root| {
+        let place = Place::open(&format!("{root}/one")).unwrap();
+        let (large, small) = (noise(5 * MIB + 77, 1), noise(3, 2));
+        let written = write(
+            &place,
+            "data/a.safetensors",
+            vec![entry("small", &small), entry("large", &large)],
+        );
+        assert_eq!(written.file.data_start % 4096, 0);
+        assert_eq!(
+            written.file.size,
+            written.file.data_start + (large.len() + small.len()) as u64
+        );
+        for check in [true, false] {
+            let (mut whole, mut middle) = (vec![0_u8; large.len()], vec![0_u8; 2 * MIB]);
+            let mut tail = vec![0_u8; 3];
+            let reads = [
+                Read {
+                    file: 0,
+                    offset: 0,
+                    memory: memory_mut(&mut whole),
+                },
+                Read {
+                    file: 0,
+                    offset: 1000,
+                    memory: memory_mut(&mut middle),
+                },
+                Read {
+                    file: 0,
+                    offset: large.len() as u64,
+                    memory: memory_mut(&mut tail),
+                },
+            ];
+            hocket_ckpt::read(
+                &place,
+                std::slice::from_ref(&written.file),
+                &reads,
+                check,
+                &never,
+            )
+            .unwrap();
+            assert!(whole == large && middle == large[1000..1000 + 2 * MIB] && tail == small);
+        }
+        assert!(
+            hocket_ckpt::verify_file(&place, &written.file, &never)
+                .unwrap()
+                .is_empty()
+        );
+    });
+}
+
+fn memory_mut(bytes: &mut [u8]) -> Memory {
+    // SAFETY: every test keeps the bytes, untouched, until its verb has returned.
+    unsafe { Memory::new(bytes.as_mut_ptr() as usize, bytes.len()) }
+}
+
+#[test]
+fn a_data_file_is_never_replaced() {
+    with_places(|root| {
+        let place = Place::open(&format!("{root}/one")).unwrap();
+        let bytes = noise(10, 3);
+        write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+        let again = hocket_ckpt::write_file(
+            &place,
+            "data/a.safetensors",
+            vec![entry("t", &bytes)],
+            &BTreeMap::new(),
+            true,
+            &never,
+        );
+        assert!(matches!(again, Err(CkptError::Exists { .. })), "{again:?}");
+    });
+}
+
+#[test]
+fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
+    with_places(|root| {
+        let place = Place::open(&format!("{root}/one")).unwrap();
+        let bytes = noise(10, 4);
+        let ours = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+        let theirs = write(&place, "data/b.safetensors", vec![entry("t", &bytes)]);
+        commit(&place, &id('a'), 1, &ours).unwrap();
+        commit(&place, &id('a'), 1, &ours).unwrap();
+        let lost = commit(&place, &id('b'), 1, &theirs);
+        assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
+        let document = hocket_ckpt::read_document(&place, &never).unwrap();
+        assert!(String::from_utf8(document).unwrap().contains(&id('a')));
+    });
+}
+
+#[test]
+fn a_listing_tells_committed_partial_and_foreign() {
+    with_places(|root| {
+        let (prefix, bytes) = (Place::open(root).unwrap(), noise(10, 5));
+        for (name, step) in [("late", 20), ("early", 3)] {
+            let place = Place::open(&format!("{root}/{name}")).unwrap();
+            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+            commit(&place, &id('c'), step, &written).unwrap();
+        }
+        let partial = Place::open(&format!("{root}/partial")).unwrap();
+        write(&partial, "data/a.safetensors", vec![entry("t", &bytes)]);
+        let foreign = Place::open(&format!("{root}/zoo/data/x")).unwrap();
+        write(&foreign, "data/a.safetensors", vec![entry("t", &bytes)]);
+
+        let listed = hocket_ckpt::list(&prefix, &never).unwrap();
+        let told: Vec<_> = listed
+            .iter()
+            .map(|one| (one.name.as_str(), one.status))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("partial", Status::Partial),
+                ("zoo", Status::Foreign),
+                ("early", Status::Committed),
+                ("late", Status::Committed)
+            ]
+        );
+        let unread = hocket_ckpt::read_document(&partial, &never);
+        assert!(
+            matches!(unread, Err(CkptError::Partial { .. })),
+            "{unread:?}"
+        );
+
+        hocket_ckpt::delete(&prefix, "late", &never).unwrap();
+        let gone = hocket_ckpt::delete(&prefix, "late", &never);
+        assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
+        assert_eq!(hocket_ckpt::list(&prefix, &never).unwrap().len(), 3);
+    });
+}
+
+#[test]
+fn sizes_are_those_of_what_is_there() {
+    with_places(|root| {
+        let place = Place::open(&format!("{root}/one")).unwrap();
+        let written = write(
+            &place,
+            "data/a.safetensors",
+            vec![entry("t", b"1234567890")],
+        );
+        let paths = [
+            "data/a.safetensors".to_owned(),
+            "data/b.safetensors".to_owned(),
+        ];
+        let sizes = hocket_ckpt::sizes(&place, &paths, &never).unwrap();
+        assert_eq!(sizes, [Some(written.file.size), None]);
+    });
+}
+
+#[test]
+fn a_spoiled_block_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place::open(folder.path().to_str().unwrap()).unwrap();
+    let bytes = noise(3 * MIB, 6);
+    let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+    let path = folder.path().join("data/a.safetensors");
+    let mut stored = std::fs::read(&path).unwrap();
+    stored[written.file.data_start as usize + MIB + 5] ^= 1;
+    std::fs::write(&path, &stored).unwrap();
+    let mut target = vec![0_u8; bytes.len()];
+    let reads = [Read {
+        file: 0,
+        offset: 0,
+        memory: memory_mut(&mut target),
+    }];
+    let error = hocket_ckpt::read(
+        &place,
+        std::slice::from_ref(&written.file),
+        &reads,
+        true,
+        &never,
+    )
+    .unwrap_err();
+    let CkptError::Corrupt { file, offset, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (file.as_deref(), offset),
+        (Some("data/a.safetensors"), Some(MIB as u64))
+    );
+    assert_eq!(
+        hocket_ckpt::verify_file(&place, &written.file, &never).unwrap(),
+        [(1, MIB as i64)]
+    );
+}
+
+#[test]
+fn an_interrupt_ends_a_write_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = Place::open(folder.path().to_str().unwrap()).unwrap();
+    let bytes = noise(64 * MIB, 7);
+    let outcome = hocket_ckpt::write_file(
+        &place,
+        "data/a.safetensors",
+        vec![entry("t", &bytes)],
+        &BTreeMap::new(),
+        true,
+        &|| true,
+    );
+    // A disk may be quicker than the first tick.
+    if outcome.is_err() {
+        assert!(
+            matches!(outcome, Err(CkptError::Interrupted)),
+            "{outcome:?}"
+        );
+        assert!(!folder.path().join("data/a.safetensors").exists());
+    }
+}
+
+fn sample() -> serde_json::Value {
+    let file = DataFile {
+        path: "data/a.safetensors".to_owned(),
+        size: 4096 + 112,
+        data_start: 4096,
+        header: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
+        digests: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
+    };
+    json!({
+        "format": 1, "version": "0.1.0", "save_id": id('d'), "step": 7, "created": "2026-01-01T00:00:00.000000Z",
+        "writer": "test", "world_size": 2, "mesh": {"shard": 2}, "files": [file],
+        "tensors": {
+            "w": {"dtype": "F32", "shape": [7, 4], "path": ["w"], "chunks": {
+                "file": [0, 0], "offset": [0, 64], "length": [64, 48], "start": [[0, 4], [0, 0]], "size": [[4, 3], [4, 4]]}},
+            "tied": {"dtype": "F32", "shape": [7, 4], "path": ["tied"], "same_as": "w"},
+            "steps.0": {"dtype": "I64", "shape": [], "path": ["steps", 0], "data": "BwAAAAAAAAA="}},
+        "values": {"lr": {"path": ["lr"], "value": 0.1}},
+        "per_rank": {"policy": "reseed", "ranks": [1, {"$bytes": ""}]}, "user": {"note": "näher"},
+    })
+}
+
+#[test]
+fn a_manifest_decodes_to_the_document_it_was_made_of() {
+    let document = sample().to_string();
+    let manifest = hocket_ckpt::encode(document.as_bytes()).unwrap();
+    assert_eq!(
+        hocket_ckpt::decode(&manifest, "x").unwrap(),
+        document.as_bytes()
+    );
+}
+
+/// What breaks one rule each, and a word of the message that says so.
+#[test]
+fn documents_that_break_a_rule_are_refused() {
+    let cases: Vec<(&str, serde_json::Value, &str)> = vec![
+        (
+            "/files/0/path",
+            json!("data/../../etc/passwd"),
+            "plain path",
+        ),
+        ("/files/0/path", json!("/etc/passwd"), "plain path"),
+        ("/files/0/size", json!(4095), "data_start"),
+        ("/files/0/size", json!(u64::MAX), "digest"),
+        ("/files/0/digests", json!(""), "digest"),
+        ("/save_id", json!("../../x"), "save_id"),
+        ("/world_size", json!(0), "world_size"),
+        ("/world_size", json!(3), "per_rank"),
+        ("/per_rank/policy", json!("guess"), "unknown variant"),
+        ("/tensors/w/dtype", json!("F33"), "dtype"),
+        ("/tensors/w/shape", json!([8, 4]), "tensor `w`"),
+        ("/tensors/w/shape", json!([u64::MAX, u64::MAX]), "64 bits"),
+        ("/tensors/w/shape", json!([-1, 4]), "invalid value"),
+        ("/tensors/w/path", json!(["v"]), "path of `v`"),
+        ("/tensors/w/chunks/start/0/1", json!(3), "overlap"),
+        ("/tensors/w/chunks/start/0/1", json!(5), "outside"),
+        ("/tensors/w/chunks/start/0", json!([0, 0]), "tensor `w`"),
+        ("/tensors/w/chunks/size/0", json!([4, 4]), "length"),
+        ("/tensors/w/chunks/file/0", json!(1), "in file 1"),
+        ("/tensors/w/chunks/offset/1", json!(u64::MAX), "ends beyond"),
+        ("/tensors/w/chunks/offset/1", json!(0), "same bytes"),
+        ("/tensors/w/chunks/length", json!([64]), "columns"),
+        ("/tensors/tied/same_as", json!("nobody"), "not there"),
+        ("/tensors/tied/same_as", json!("tied"), "itself an alias"),
+        ("/tensors/steps.0/data", json!("BwA="), "base64"),
+        ("/values/lr/path", json!(["w"]), "path of `w`"),
+        ("/user", json!(null), ""),
+    ];
+    for (pointer, value, word) in cases {
+        let mut document = sample();
+        *document.pointer_mut(pointer).unwrap() = value.clone();
+        let outcome = hocket_ckpt::encode(document.to_string().as_bytes());
+        if word.is_empty() {
+            assert!(outcome.is_ok(), "{pointer} = {value}: {outcome:?}");
+            continue;
+        }
+        let message = outcome.expect_err(pointer).to_string();
+        assert!(message.contains(word), "{pointer} = {value}: {message}");
+    }
+    let twice = sample().to_string().replacen("\"tied\":", "\"w\":", 1);
+    let message = hocket_ckpt::encode(twice.as_bytes())
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("twice"), "{message}");
+    let unknown = sample()
+        .to_string()
+        .replacen("\"user\":", "\"more\":1,\"user\":", 1);
+    assert!(hocket_ckpt::encode(unknown.as_bytes()).is_err());
+}
+
+#[test]
+fn a_later_format_is_refused_with_the_version_that_reads_it() {
+    let mut later = sample();
+    later["format"] = json!(2);
+    let refused = hocket_ckpt::encode(later.to_string().as_bytes());
+    assert!(
+        matches!(refused, Err(CkptError::Incompatible { .. })),
+        "{refused:?}"
+    );
+    // What a later version would write: the same frames around a head that says 2.
+    let head = json!({"format": 2, "version": "7.3.0", "news": true}).to_string() + "\n";
+    let mut manifest = zstd::bulk::compress(head.as_bytes(), 3).unwrap();
+    manifest.extend(zstd::bulk::compress(b"{}", 3).unwrap());
+    let digest = hocket_ckpt::xxh3_128(&manifest);
+    manifest.extend([0x50, 0x2a, 0x4d, 0x18, 16, 0, 0, 0]);
+    manifest.extend(digest);
+    let error = hocket_ckpt::decode(&manifest, "x").unwrap_err();
+    assert!(matches!(error, CkptError::Incompatible { .. }), "{error}");
+    assert!(error.to_string().contains("hocket-ckpt>=7.3.0"), "{error}");
+}
+
+#[test]
+fn a_small_frame_that_claims_a_huge_document_is_refused() {
+    let mut manifest = zstd::bulk::compress(b"{\"format\":1}", 3).unwrap();
+    // A zstd header that states 2^62 bytes: magic, single segment with an 8-byte length, the length, an empty last block.
+    manifest.clear();
+    manifest.extend([0x28, 0xb5, 0x2f, 0xfd, 0xe0]);
+    manifest.extend((1_u64 << 62).to_le_bytes());
+    manifest.extend([1, 0, 0]);
+    let digest = hocket_ckpt::xxh3_128(&manifest);
+    manifest.extend([0x50, 0x2a, 0x4d, 0x18, 16, 0, 0, 0]);
+    manifest.extend(digest);
+    let error = hocket_ckpt::decode(&manifest, "x").unwrap_err().to_string();
+    assert!(error.contains("at most"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        prop_assert!(hocket_ckpt::decode(&bytes, "x").is_err());
+    }
+
+    #[test]
+    fn arbitrary_documents_never_panic(text in "[\\[\\]{}:,\"a-z0-9.]{0,200}") {
+        prop_assert!(hocket_ckpt::encode(text.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_flipped_bit_or_a_cut_is_refused(position in any::<prop::sample::Index>(), bit in 0_u8..8, cut in any::<bool>()) {
+        let mut manifest = encoded(&sample());
+        let at = position.index(manifest.len());
+        if cut { manifest.truncate(at) } else { manifest[at] ^= 1 << bit }
+        let outcome = hocket_ckpt::decode(&manifest, "x");
+        prop_assert!(matches!(outcome, Err(CkptError::Corrupt { .. })), "{:?}", outcome);
+    }
+}
+
+proptest! {
+    // Each case writes and flushes a file.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Ranges anywhere, overlapping or not, give the bytes that stand there, whether they are checked or not.
+    #[test]
+    fn any_ranges_are_read(
+        length in 1..3 * MIB,
+        ranges in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..6),
+        check in any::<bool>(),
+    ) {
+        let bytes = noise(length, 8);
+        with_places(|root| {
+            let place = Place::open(root).unwrap();
+            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+            let spans: Vec<_> = ranges
+                .iter()
+                .map(|(from, size)| {
+                    let from = from.index(length);
+                    from..from + size.index(length - from + 1)
+                })
+                .collect();
+            let mut targets: Vec<Vec<u8>> = spans.iter().map(|span| vec![0; span.len()]).collect();
+            let reads: Vec<_> = spans
+                .iter()
+                .zip(&mut targets)
+                .map(|(span, target)| Read { file: 0, offset: span.start as u64, memory: memory_mut(target) })
+                .collect();
+            hocket_ckpt::read(&place, std::slice::from_ref(&written.file), &reads, check, &never).unwrap();
+            for (span, target) in spans.into_iter().zip(targets) {
+                assert!(target == bytes[span]);
+            }
+        });
+    }
+}

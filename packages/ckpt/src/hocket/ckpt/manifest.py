@@ -1,0 +1,290 @@
+"""The manifest as Python objects: what docs/format.md describes, without the bytes around it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.native._native import CKPT_FORMAT
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = [
+    "INLINE_BYTES",
+    "INLINE_TOTAL_BYTES",
+    "ITEM_BYTES",
+    "Chunk",
+    "Manifest",
+    "PathItem",
+    "PerRank",
+    "TensorRecord",
+    "ValueRecord",
+    "decode_value",
+    "encode_value",
+    "join_path",
+]
+
+INLINE_BYTES = 1024
+"""Tensors of at most this many bytes may stand in the manifest itself."""
+
+INLINE_TOTAL_BYTES = 4 << 20
+"""All inlined tensors together have at most this many bytes."""
+
+ITEM_BYTES: Mapping[str, int] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
+    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4,
+    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes of one item, by safetensors' name of the dtype."""
+
+PathItem = str | int
+"""A step in the state tree: a mapping's key or a list's position."""
+
+
+def join_path(path: Iterable[PathItem]) -> str:
+    """The name of a leaf: its path joined by `.`."""
+    return ".".join(str(item) for item in path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """A box of a tensor, and where its bytes lie."""
+
+    file: int
+    """Index in the manifest's `files`."""
+    offset: int
+    """Where it begins in that file's data, in bytes."""
+    length: int
+    """Bytes: items × item size."""
+    start: tuple[int, ...]
+    """Offsets of the box in the global tensor."""
+    size: tuple[int, ...]
+    """Shape of the box."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorRecord:
+    """A tensor of the checkpoint: its global shape and its chunks."""
+
+    dtype: str
+    """safetensors' name: `F32`, `BF16`, …"""
+    shape: tuple[int, ...]
+    path: tuple[PathItem, ...]
+    same_as: str | None = None
+    """The tensor whose storage this one shares."""
+    chunks: tuple[Chunk, ...] = ()
+    data: bytes | None = None
+    """The whole tensor, little endian in C order, where it is small."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueRecord:
+    """A leaf that is no tensor."""
+
+    path: tuple[PathItem, ...]
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRank:
+    """What differs by rank, and what to do with it where the world has another size."""
+
+    policy: Literal["reseed", "require", "drop"]
+    ranks: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A checkpoint's table of contents."""
+
+    save_id: str
+    step: int
+    created: str
+    version: str
+    writer: str
+    world_size: int
+    mesh: Mapping[str, int] | None = None
+    files: tuple[CkptFile, ...] = ()
+    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
+    values: Mapping[str, ValueRecord] = field(default_factory=dict)
+    per_rank: PerRank | None = None
+    user: Any = None
+    format: int = CKPT_FORMAT
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, each storage counted once."""
+        return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
+
+    def to_document(self) -> bytes:
+        """The document as one line of JSON, for `ckpt_manifest_encode`.
+
+        Raises:
+            CheckpointIncompatibleError: A value that no JSON form is defined for.
+        """
+        per_rank = self.per_rank and {
+            "policy": self.per_rank.policy,
+            "ranks": [encode_value(value) for value in self.per_rank.ranks],
+        }
+        document = {
+            "format": self.format,
+            "version": self.version,
+            "save_id": self.save_id,
+            "step": self.step,
+            "created": self.created,
+            "writer": self.writer,
+            "world_size": self.world_size,
+            "mesh": None if self.mesh is None else dict(self.mesh),
+            "files": [_file_to_json(file) for file in self.files],
+            "tensors": {name: _tensor_to_json(record) for name, record in self.tensors.items()},
+            "values": {
+                name: {"path": list(record.path), "value": encode_value(record.value)}
+                for name, record in self.values.items()
+            },
+            "per_rank": per_rank,
+            "user": encode_value(self.user),
+        }
+        return (
+            json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        )
+
+    @classmethod
+    def from_document(cls, document: bytes) -> Manifest:
+        """The manifest in a document that `ckpt_manifest_read` has validated."""
+        raw = json.loads(document)
+        per_rank = raw.pop("per_rank")
+        return cls(
+            files=tuple(raw.pop("files")),
+            tensors={name: _tensor_from_json(tensor) for name, tensor in raw.pop("tensors").items()},
+            values={
+                name: ValueRecord(path=tuple(value["path"]), value=decode_value(value["value"]))
+                for name, value in raw.pop("values").items()
+            },
+            per_rank=per_rank
+            and PerRank(
+                policy=per_rank["policy"], ranks=tuple(decode_value(value) for value in per_rank["ranks"])
+            ),
+            user=decode_value(raw.pop("user")),
+            **raw,
+        )
+
+
+def _file_to_json(file: CkptFile) -> dict[str, Any]:
+    """The five fields of a file: what `ckpt_write_file` returns has one more."""
+    return {name: file[name] for name in ("path", "size", "data_start", "header", "digests")}  # type: ignore[literal-required]
+
+
+def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
+    raw: dict[str, Any] = {"dtype": record.dtype, "shape": list(record.shape), "path": list(record.path)}
+    if record.same_as is not None:
+        raw["same_as"] = record.same_as
+    if record.chunks:
+        dims = range(len(record.shape))
+        raw["chunks"] = {
+            "file": [chunk.file for chunk in record.chunks],
+            "offset": [chunk.offset for chunk in record.chunks],
+            "length": [chunk.length for chunk in record.chunks],
+            "start": [[chunk.start[dim] for chunk in record.chunks] for dim in dims],
+            "size": [[chunk.size[dim] for chunk in record.chunks] for dim in dims],
+        }
+    if record.data is not None:
+        raw["data"] = base64.b64encode(record.data).decode()
+    return raw
+
+
+def _tensor_from_json(raw: dict[str, Any]) -> TensorRecord:
+    columns = raw.get("chunks")
+    chunks: tuple[Chunk, ...] = ()
+    if columns is not None:
+        num_chunks = len(columns["file"])
+        chunks = tuple(
+            Chunk(
+                file=columns["file"][i],
+                offset=columns["offset"][i],
+                length=columns["length"][i],
+                start=tuple(column[i] for column in columns["start"]),
+                size=tuple(column[i] for column in columns["size"]),
+            )
+            for i in range(num_chunks)
+        )
+    data = raw.get("data")
+    return TensorRecord(
+        dtype=raw["dtype"],
+        shape=tuple(raw["shape"]),
+        path=tuple(raw["path"]),
+        same_as=raw.get("same_as"),
+        chunks=chunks,
+        data=None if data is None else base64.b64decode(data),
+    )
+
+
+def encode_value(value: Any) -> Any:
+    """A Python value as JSON, with tags for what JSON has no form for.
+
+    Raises:
+        CheckpointIncompatibleError: Something else than None, bool, int, float, str, bytes, tuple, list or a mapping
+            of these; the message names where in the value it stands.
+    """
+    return _encode(value, "")
+
+
+def _encode(value: Any, where: str) -> Any:
+    # Exact types: a subclass (an enum, a NumPy float) would come back as something else.
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind is list:
+        return [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind is tuple:
+        return {"$tuple": [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+        pairs = [
+            [_encode(key, f"{where} key"), _encode(item, f"{where}[{key!r}]")] for key, item in value.items()
+        ]
+        return {"$map": pairs}
+    place = f" at `{where}`" if where else ""
+    raise CheckpointIncompatibleError(
+        f"a `{kind.__module__}.{kind.__qualname__}`{place} has no form in a checkpoint; expected a tensor, None, bool, "
+        "int, float, str, bytes, tuple, list or mapping. Convert it in the `state_dict` that returns it."
+    )
+
+
+def decode_value(raw: Any) -> Any:
+    """What `encode_value` was given."""
+    if isinstance(raw, list):
+        return [decode_value(item) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    if len(raw) == 1:
+        tag, inner = next(iter(raw.items()))
+        if tag == "$float":
+            return float(inner)
+        if tag == "$int":
+            return int(inner)
+        if tag == "$bytes":
+            return base64.b64decode(inner)
+        if tag == "$tuple":
+            return tuple(decode_value(item) for item in inner)
+        if tag == "$map":
+            return {decode_value(key): decode_value(item) for key, item in inner}
+    return {key: decode_value(item) for key, item in raw.items()}

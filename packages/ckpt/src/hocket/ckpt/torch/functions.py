@@ -1,0 +1,72 @@
+"""Saving and loading without keeping a store: for scripts, and what the trainer finds by its entry point."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from hocket.ckpt.torch.background import SaveHandle
+from hocket.ckpt.torch.loading import Loaded
+from hocket.ckpt.torch.store import CheckpointStore
+
+__all__ = ["load", "provide", "save"]
+
+_stores: dict[tuple[str, int], CheckpointStore] = {}
+
+
+def provide(uri: str, **options: Any) -> CheckpointStore:
+    """Makes a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
+
+    Args:
+        uri: A folder or an object prefix.
+        **options: `CheckpointStore`'s.
+    """
+    return CheckpointStore(uri, **options)
+
+
+def save(
+    state: object,
+    destination: str,
+    *,
+    step: int,
+    per_rank: Mapping[str, object] | None = None,
+    user: object = None,
+    mode: Literal["sync", "async"] = "sync",
+) -> SaveHandle:
+    """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
+
+    Stores are kept by their prefix, so that a loop that saves next to its last checkpoint plans once.
+
+    Example:
+        >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first", step=0)
+        >>> load(f"{folder}/first", {"weight": torch.zeros(3)}).state
+        {'weight': tensor([0., 1., 2.])}
+    """
+    store, name = _store_of(destination)
+    return store.save(state, step=step, name=name, per_rank=per_rank, user=user, mode=mode)
+
+
+def load(
+    source: str,
+    into: object,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    include: Sequence[str] | None = None,
+    check: bool = True,
+) -> Loaded:
+    """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
+    store, _ = _store_of(source)
+    return store.load(source, into, strict=strict, cast=cast, include=include, check=check)
+
+
+def _store_of(uri: str) -> tuple[CheckpointStore, str]:
+    prefix, slash, name = uri.rstrip("/").rpartition("/")
+    prefix = prefix if slash else "."
+    if not name or prefix.endswith(":/"):
+        raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
+    # A store that was opened before the job had its process group knows of one rank only.
+    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+    if (prefix, world_size) not in _stores:
+        _stores[prefix, world_size] = CheckpointStore(prefix)
+    return _stores[prefix, world_size], name

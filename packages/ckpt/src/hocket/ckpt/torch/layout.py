@@ -1,0 +1,194 @@
+"""Where tensors lie: dtype, global shape and mesh of a tensor, and the memory of this rank's part of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.planning import Box, Placing, local_box
+from hocket.ckpt.tree import Leaf, Path
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "mesh_axes", "torch_dtype"]
+
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+"""safetensors' name of each dtype that it has one for."""
+
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorInfo:
+    """A tensor of a state tree, described."""
+
+    name: str
+    path: Path
+    dtype: str
+    """safetensors' name."""
+    shape: tuple[int, ...]
+    """Global."""
+    item_bytes: int
+    placing: Placing
+    box: Box | None
+    """What this rank holds of it; None where it is not in the mesh."""
+    local: torch.Tensor
+    """That part's memory, detached."""
+    same_as: str | None
+    """The first tensor of the tree that is a view of the same memory in the same way."""
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that a plan depends on; equal on all ranks that hold the same tree."""
+        return (self.name, self.path, self.dtype, self.shape, self.placing, self.same_as)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a leaf of a state tree is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor. Their module takes seconds to import: where nobody did, there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def torch_dtype(name: str, tensor: str) -> torch.dtype:
+    """The dtype of safetensors' name; `tensor` is named where torch has none."""
+    try:
+        return _TORCH_DTYPES[name]
+    except KeyError:
+        raise CheckpointIncompatibleError(
+            f"`{tensor}` has dtype `{name}`, which this torch has no equal of."
+        ) from None
+
+
+def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
+    """Axes and sizes of the first DTensor's mesh, for people to read; None where nothing is sharded."""
+    for leaf in tensors.values():
+        if is_dtensor(leaf.value):
+            mesh = leaf.value.device_mesh
+            names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
+            return dict(zip(names, map(int, mesh.shape), strict=True))
+    return None
+
+
+@torch.no_grad()  # without gradients `to_local` is the memory itself, not a node of the graph
+def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list[TensorInfo]:
+    """Describes each tensor of a tree, in its order.
+
+    A plain tensor is taken to be held alike by every rank of the job.
+
+    Raises:
+        CheckpointStateError: A tensor cannot be saved or filled: sparse, without memory (`meta`), of a dtype
+            that safetensors has no name for, a tensor subclass that is not a DTensor, or a DTensor whose
+            placement is partial or strided.
+    """
+    meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    everywhere = ((world_size,), tuple(range(world_size)))
+    first_with: dict[tuple[object, ...], str] = {}
+    infos = []
+    for name, leaf in tensors.items():
+        tensor = leaf.value
+        assert isinstance(tensor, torch.Tensor)
+        _refuse_unusable(name, tensor)
+        if is_dtensor(tensor):
+            mesh = tensor.device_mesh
+            if id(mesh) not in meshes:
+                meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
+            placing = Placing(*meshes[id(mesh)], _cuts(name, tensor))
+        else:
+            placing = Placing(*everywhere, (None,))
+        shape = tuple(map(int, tensor.shape))
+        local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+        box = local_box(shape, placing, rank)
+        if box is not None and tuple(local.shape) != box.size:
+            raise CheckpointStateError(
+                f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
+                f"{getattr(tensor, 'placements', ())} give {box.size}. Redistribute it before saving."
+            )
+        memory = (_memory_of(local), shape, placing)
+        same_as = first_with.setdefault(memory, name)
+        infos.append(
+            TensorInfo(
+                name=name,
+                path=leaf.path,
+                dtype=DTYPES[tensor.dtype],
+                shape=shape,
+                item_bytes=tensor.dtype.itemsize,
+                placing=placing,
+                box=box,
+                local=local,
+                same_as=None if same_as == name else same_as,
+            )
+        )
+    return infos
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same view of the same storage, be it empty."""
+    storage = tensor.untyped_storage()._cdata
+    return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype)
+
+
+def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise CheckpointStateError(
+            f"`{name}` has layout `{tensor.layout}`; expected a dense tensor. Save `.to_dense()`."
+        )
+    if tensor.is_meta:
+        raise CheckpointStateError(
+            f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
+        )
+    if tensor.dtype not in DTYPES:
+        raise CheckpointStateError(f"`{name}` has dtype `{tensor.dtype}`, which safetensors has no name for.")
+    if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
+        raise CheckpointStateError(
+            f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
+            f"parts."
+        )
+
+
+def _cuts(name: str, tensor: DTensor) -> tuple[int | None, ...]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    cuts: list[int | None] = []
+    for placement in tensor.placements:
+        # By exact type: a strided shard is not one box, and counts as no `Shard`, whatever it derives from.
+        if type(placement) is Shard:
+            cuts.append(placement.dim % max(tensor.ndim, 1))
+        elif type(placement) is Replicate:
+            cuts.append(None)
+        else:
+            raise CheckpointStateError(
+                f"`{name}` is placed as `{placement!r}` on a mesh of {tuple(tensor.device_mesh.shape)}; "
+                "expected `Shard` or `Replicate` per axis. Redistribute it before saving."
+            )
+    return tuple(cuts)

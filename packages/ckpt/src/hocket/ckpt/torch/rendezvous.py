@@ -1,0 +1,233 @@
+"""How ranks tell each other what became of a save: a small key-value store, and no process group.
+
+The store is opened once, together with the checkpoint store, and belongs to it alone. So a save can run in a
+background thread beside the job's collectives, and a rank that dies is named by its missing key instead of
+hanging its peers.
+"""
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from os import environ
+from typing import Protocol
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
+
+from hocket.ckpt.errors import CheckpointTimeoutError
+
+__all__ = ["Alone", "KeyValue", "Rendezvous", "open_rendezvous"]
+
+_POLL_S = (0.002, 0.05)
+# One answer of the store, which is a thread of rank 0 and only moves small values.
+_ANSWER_S = 30
+_opened = 0
+
+
+class KeyValue(Protocol):
+    """What is asked of the store; `torch.distributed.Store` has it."""
+
+    def set(self, key: str, value: str, /) -> object:
+        """Sets a key."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these keys are there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a counter, which begins at 0; returns what it is then."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Removes a key."""
+
+
+class Alone:
+    """The store of a job of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        """Sets a key."""
+        self._values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+        return self._values[key]
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these keys are there."""
+        return all(key in self._values for key in keys)
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a counter, which begins at 0; returns what it is then."""
+        value = int(self._values.get(key, b"0")) + amount
+        self._values[key] = b"%d" % value
+        return value
+
+    def delete_key(self, key: str, /) -> bool:
+        """Removes a key."""
+        return self._values.pop(key, None) is not None
+
+
+class Rendezvous:
+    """This rank's place among the ranks of a job, and their common store.
+
+    Attributes:
+        rank: This rank. Rank 0 is the coordinator.
+        world_size: How many there are.
+        nonce: 16 random bytes, the same on all ranks: what makes save ids unique.
+        store: What they share.
+    """
+
+    def __init__(self, store: KeyValue, *, rank: int, world_size: int, nonce: bytes):
+        self.rank = rank
+        self.world_size = world_size
+        self.nonce = nonce
+        self.store = store
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def post(self, key: str, value: bytes) -> None:
+        """Puts a value, UTF-8 text, where the other ranks find it."""
+        self.store.set(key, value.decode())
+
+    def collect(self, key: str, ranks: Iterable[int], *, timeout_s: float, what: str) -> dict[int, bytes]:
+        """Waits for `key/rank` of each rank; takes them out of the store.
+
+        Raises:
+            CheckpointTimeoutError: Some were not there in time; the message names them.
+        """
+        missing = list(ranks)
+        found: dict[int, bytes] = {}
+
+        def look() -> bool:
+            # In order, and no further than the first that is not there: one question a poll, not one a rank.
+            while missing and self.store.check([f"{key}/{missing[0]}"]):
+                rank = missing.pop(0)
+                found[rank] = bytes(self.store.get(f"{key}/{rank}"))
+                self.store.delete_key(f"{key}/{rank}")
+            return not missing
+
+        if not _poll(look, timeout_s):
+            late = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])] or missing
+            raise CheckpointTimeoutError(
+                f"Rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
+                f"within "
+                f"{timeout_s:g} s. Look for what ended or held up these ranks; a slow store needs a larger "
+                f"`timeout_s`."
+            )
+        return found
+
+    def receive(self, key: str, *, timeout_s: float, what: str) -> bytes:
+        """Waits for a value that the coordinator posts.
+
+        Raises:
+            CheckpointTimeoutError: It was not there in time.
+            torch.distributed.DistError: The coordinator's process is gone.
+        """
+        if not _poll(lambda: self.store.check([key]), timeout_s):
+            raise CheckpointTimeoutError(f"Rank 0 did not post {what} within {timeout_s:g} s.")
+        return bytes(self.store.get(key))
+
+    def tick(self, key: str) -> None:
+        """Counts this rank at a key."""
+        self.store.add(key, 1)
+
+    def await_ticks(self, key: str, count: int, *, timeout_s: float) -> bool:
+        """Waits until `count` ranks have counted themselves; whether they did in time."""
+        return _poll(lambda: self.store.add(key, 0) >= count, timeout_s)
+
+    def forget(self, *keys: str) -> None:
+        """Takes values out of the store."""
+        for key in keys:
+            self.store.delete_key(key)
+
+
+def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
+    deadline, pause_s = time.monotonic() + timeout_s, _POLL_S[0]
+    while not look():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _POLL_S[1])
+    return True
+
+
+_opening = threading.Lock()
+
+
+def open_rendezvous(*, timeout_s: float = 60) -> Rendezvous:
+    """Opens a store of our own for the ranks of the job, or one for this process alone.
+
+    Collective where torch.distributed is initialised: every rank calls it, in the same order among its calls.
+    The address goes through the default group's store, so no process group communicates.
+
+    Raises:
+        CheckpointTimeoutError: Rank 0 did not open it in time.
+    """
+    global _opened
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Rendezvous(Alone(), rank=0, world_size=1, nonce=secrets.token_bytes(16))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shared = _get_default_store()
+    with _opening:
+        _opened += 1
+        key = f"hocket-ckpt/{_opened}"
+    if rank == 0:
+        host, store = _host_store(world_size)
+        nonce = secrets.token_bytes(16)
+        shared.set(key, f"{host} {store.port} {nonce.hex()}")
+        return Rendezvous(store, rank=0, world_size=world_size, nonce=nonce)
+    if not _poll(lambda: shared.check([key]), timeout_s):
+        raise CheckpointTimeoutError(
+            f"Rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
+            f"on every rank."
+        )
+    host, port, nonce_hex = shared.get(key).decode().split()
+    store = TCPStore(
+        host,
+        int(port),
+        world_size,
+        is_master=False,
+        timeout=timedelta(seconds=_ANSWER_S),
+        wait_for_workers=False,
+    )
+    return Rendezvous(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
+
+
+def _host_store(world_size: int) -> tuple[str, TCPStore]:
+    """Serves the store from this process; returns the address at which the others reach it."""
+    host = environ.get("MASTER_ADDR", "127.0.0.1")
+    if "MASTER_ADDR" not in environ and int(environ.get("LOCAL_WORLD_SIZE", world_size)) != world_size:
+        host = socket.getfqdn()
+    if host in ("localhost", "127.0.0.1", "::1"):
+        host = "127.0.0.1"
+        listener = socket.create_server((host, 0), backlog=max(128, world_size))
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(
+            ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=max(128, world_size)
+        )
+    else:
+        listener = socket.create_server(("", 0), backlog=max(128, world_size))
+    with listener:
+        store = TCPStore(
+            host,
+            listener.getsockname()[1],
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=_ANSWER_S),
+            wait_for_workers=False,
+            master_listen_fd=listener.fileno(),
+        )
+        listener.detach()  # the store owns it now, and closes it
+    return host, store

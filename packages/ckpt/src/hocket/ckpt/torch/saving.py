@@ -1,0 +1,263 @@
+"""One save, as each rank runs it: write, report, and end as the coordinator says."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hocket.ckpt.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CheckpointStateError,
+    CheckpointTimeoutError,
+)
+from hocket.ckpt.torch import committing
+from hocket.ckpt.torch.committing import Report
+from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
+from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.snapshot import Entry, Snapshot
+from hocket.ckpt.values import from_canonical
+from hocket.native import Store, _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptWritten
+
+__all__ = ["SaveJob", "new_save_id"]
+
+_log = logging.getLogger(__name__)
+
+
+def new_save_id(rendezvous: Rendezvous, number: int, destination: str) -> str:
+    """The id of a job's `number`-th save: alike on all ranks, with nothing exchanged; 32 hex digits."""
+    return _native.xxh3_128(rendezvous.nonce + number.to_bytes(8, "little") + destination.encode()).hex()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SaveJob:
+    """A save under way on this rank: `write`, then `settle`, both on one thread."""
+
+    uri: str
+    step: int
+    save_id: str
+    rendezvous: Rendezvous
+    timeout_s: float
+    policy: Literal["reseed", "require", "drop"]
+    user: bytes = b"null"
+    """Canonical JSON, as is `per_rank`."""
+    per_rank: bytes | None = None
+    snapshot: Snapshot | None = None
+    entries: list[Entry] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)
+    """What keeps the entries' memory alive."""
+    error: BaseException | None = None
+    """What went wrong on this rank so far; the other ranks are told by `settle`."""
+    written: CkptWritten | None = None
+    inlined: dict[str, bytes] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Writes this rank's data file. Afterwards the entries' memory is the caller's again."""
+        if self.error is None:
+            try:
+                self._write()
+            except BaseException as error:  # noqa: BLE001 - `settle` tells the other ranks and raises it
+                self.error = error
+        self.held.clear()
+
+    def _write(self) -> None:
+        assert self.snapshot is not None
+        self._refuse_existing()
+        shapes = {info.name: info.shape for info in self.snapshot.infos}
+        for entry in self.entries:
+            if entry.part.name in self.snapshot.plan.inlined:
+                self.inlined[entry.part.name] = ctypes.string_at(entry.address, entry.num_bytes)
+        if self.entries:
+            self.written = _native.ckpt_write_file(
+                self.uri,
+                f"data/{self.save_id[:8]}-r{self.rendezvous.rank:05d}-000.safetensors",
+                entries=[
+                    (
+                        _entry_name(entry, shapes),
+                        entry.dtype,
+                        entry.part.box.size,
+                        entry.address,
+                        entry.num_bytes,
+                    )
+                    for entry in self.entries
+                ],
+                metadata={"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": self.save_id},
+            )
+
+    def _refuse_existing(self) -> None:
+        try:
+            head = json.loads(_native.ckpt_manifest_head(self.uri))
+        except CheckpointNotFoundError:
+            return
+        raise CheckpointExistsError(
+            f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
+            f"Nothing was "
+            "written. Save under another name, or delete it first."
+        )
+
+    def settle(self) -> None:
+        """Reports, and waits for the outcome.
+
+        Raises:
+            CheckpointError: The save failed, here or on the rank that is named; there is no new checkpoint.
+        """
+        if self.rendezvous.is_coordinator:
+            self._lead()
+        else:
+            self._follow()
+
+    # --- the coordinator ---
+
+    def _lead(self) -> None:
+        key, failure, may_remove = "outcome", None, True
+        try:
+            if self.error is not None:
+                raise self.error
+            assert self.snapshot is not None
+            reports = self._gather()
+            failure = merge([report.failure for report in reports if report.failure is not None])
+            if failure is not None:
+                raise unpack_error(failure, self._what)
+            if len({(report.layout, report.values) for report in reports}) > 1:
+                self._post("outcome", {"explain": True})
+                key = "verdict"
+                raise CheckpointStateError(self._differences())
+            committing.check_files(self.uri, reports)
+            manifest = committing.build_manifest(
+                save_id=self.save_id,
+                step=self.step,
+                snapshot=self.snapshot,
+                inlined=self.inlined,
+                reports=reports,
+                user=from_canonical(self.user),
+                policy=self.policy,
+            )
+            # From here on an error need not mean that nothing was committed: it may be the answer that was
+            # lost.
+            may_remove = False
+            committing.commit(self.uri, manifest)
+        except BaseException as error:
+            may_remove = may_remove or isinstance(error, CheckpointExistsError)
+            failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
+            self._post(key, {"failure": failure, "may_remove": may_remove})
+            if may_remove:
+                self._remove_files()
+            raise
+        self._post(key, {})
+
+    def _gather(self) -> list[Report]:
+        others = range(1, self.rendezvous.world_size)
+        found = self.rendezvous.collect(
+            f"{self.save_id}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
+        )
+        return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
+
+    def _differences(self) -> str:
+        assert self.snapshot is not None
+        others = range(1, self.rendezvous.world_size)
+        found = self.rendezvous.collect(
+            f"{self.save_id}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
+        )
+        return committing.describe_difference({0: committing.explain(self.snapshot), **found})
+
+    def _post(self, key: str, outcome: dict[str, Any]) -> None:
+        self.rendezvous.post(f"{self.save_id}/{key}", json.dumps(outcome).encode())
+
+    # --- the other ranks ---
+
+    def _follow(self) -> None:
+        try:
+            self.rendezvous.post(f"{self.save_id}/report/{self.rendezvous.rank}", self.report().to_bytes())
+            outcome = {} if self.error is not None else self._hear()
+        except (CheckpointTimeoutError, RuntimeError) as error:
+            # The coordinator is silent or gone; whether it came to the commit stands in the store.
+            if self.error is None and not self._is_committed():
+                raise CheckpointError(
+                    f"{self._what} has no outcome: rank 0 did not tell one ({error})."
+                ) from error
+            outcome = {}
+        if self.error is not None:
+            self._remove_files()
+            raise self.error
+        if "failure" in outcome:
+            if outcome["may_remove"]:
+                self._remove_files()
+            raise unpack_error(outcome["failure"], self._what)
+
+    def _hear(self) -> dict[str, Any]:
+        outcome = self._receive("outcome")
+        if outcome.get("explain"):
+            assert self.snapshot is not None
+            explanation = committing.explain(self.snapshot)
+            self.rendezvous.post(f"{self.save_id}/explain/{self.rendezvous.rank}", explanation)
+            outcome = self._receive("verdict")
+        self.rendezvous.tick(f"{self.save_id}/seen")
+        return outcome
+
+    def _receive(self, key: str) -> dict[str, Any]:
+        # Twice: the coordinator's own wait may begin when ours does, and ends before ours.
+        timeout_s = 2 * self.timeout_s
+        text = self.rendezvous.receive(
+            f"{self.save_id}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
+        )
+        outcome: dict[str, Any] = json.loads(text)
+        return outcome
+
+    def _is_committed(self) -> bool:
+        try:
+            return bool(json.loads(_native.ckpt_manifest_head(self.uri))["save_id"] == self.save_id)
+        except CheckpointError:
+            return False
+
+    # --- both ---
+
+    @property
+    def _what(self) -> str:
+        return f"The save of `{self.uri}`"
+
+    def report(self) -> Report:
+        """What this rank tells the coordinator."""
+        if self.error is not None or self.snapshot is None:
+            assert self.error is not None
+            return Report(failure=pack_error(self.error, ranks=[self.rendezvous.rank]))
+        files, chunks = [], []
+        if self.written is not None:
+            shapes = {info.name: info.shape for info in self.snapshot.infos}
+            lies = self.written["entries"]
+            files = [{key: value for key, value in self.written.items() if key != "entries"}]
+            for entry in self.entries:
+                offset, length = lies[_entry_name(entry, shapes)]
+                chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
+        return Report(
+            layout=self.snapshot.plan.digest,
+            values=self.snapshot.values_digest,
+            files=files,  # type: ignore[arg-type]
+            chunks=chunks,
+            per_rank=None if self.per_rank is None else self.per_rank.decode(),
+        )
+
+    def _remove_files(self) -> None:
+        """Takes back what this rank wrote: it is no part of any checkpoint."""
+        if self.written is None:
+            return
+        try:
+            Store(self.uri).delete(self.written["path"])
+        except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own error is what counts
+            _log.warning("could not remove `%s` under `%s`: %s", self.written["path"], self.uri, error)
+
+
+def _entry_name(entry: Entry, shapes: dict[str, tuple[int, ...]]) -> str:
+    """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
+    name, box = entry.part
+    if box.size == shapes[name]:
+        return name
+    return f"{name}@{','.join(map(str, box.start))}"

@@ -1,0 +1,220 @@
+"""What a save will write: the state taken apart and planned, and this rank's bytes held still."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.ckpt.errors import CheckpointStateError
+from hocket.ckpt.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
+from hocket.ckpt.planning import Box, Item, Part, plan_parts
+from hocket.ckpt.torch.layout import TensorInfo, describe, is_tensor, mesh_axes
+from hocket.ckpt.tree import Path, flatten
+from hocket.ckpt.values import canonical, canonical_leaves
+from hocket.native._native import xxh3_128
+
+__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "hold_still"]
+
+PER_RANK_BYTES = 64 << 10
+_ALIGN = 64
+
+
+class Entry(NamedTuple):
+    """One run of memory to write."""
+
+    part: Part
+    dtype: str
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Who writes what, for one layout."""
+
+    signature: tuple[object, ...]
+    digest: str
+    """Of the signature; equal on all ranks, or their trees differ."""
+    parts: tuple[Part, ...]
+    """What this rank writes."""
+    inlined: frozenset[str]
+    """Tensors that the manifest holds, too."""
+    rank_bytes: tuple[int, ...]
+    """How much each rank writes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A state tree, taken apart: everything about it but the tensors' bytes is a copy."""
+
+    infos: Sequence[TensorInfo]
+    plan: Plan
+    value_paths: Mapping[str, Path]
+    value_texts: Mapping[str, bytes]
+    """Each value's canonical JSON: what the caller does to its lists after the save is no longer seen."""
+    mesh: Mapping[str, int] | None
+
+    @property
+    def values_digest(self) -> str:
+        """Of all values together."""
+        text = b"\n".join(name.encode() + b"\0" + text for name, text in sorted(self.value_texts.items()))
+        return xxh3_128(text).hex()
+
+
+class Planner:
+    """Plans saves, and keeps the plan while the layout stays what it was.
+
+    Attributes:
+        num_plans: How many plans it has made.
+    """
+
+    def __init__(self, *, rank: int, world_size: int):
+        self.rank = rank
+        self.world_size = world_size
+        self.num_plans = 0
+        self._plan: Plan | None = None
+
+    def snapshot(self, state: object) -> Snapshot:
+        """Takes a tree apart and plans it, or finds that the last plan still holds.
+
+        Raises:
+            CheckpointStateError: There is something in the tree that cannot be saved.
+        """
+        flat = flatten(state, is_tensor=is_tensor)
+        infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size)
+        paths = {name: leaf.path for name, leaf in flat.values.items()}
+        return Snapshot(
+            infos, self.plan(infos), paths, canonical_leaves(flat.values), mesh_axes(flat.tensors)
+        )
+
+    def plan(self, infos: Sequence[TensorInfo]) -> Plan:
+        """Who writes what of these tensors: the last plan, if they are laid out as they were then."""
+        signature = tuple(info.signature for info in infos)
+        if self._plan is None or self._plan.signature != signature:
+            self._plan = self._make(infos, signature)
+            self.num_plans += 1
+        return self._plan
+
+    def _make(self, infos: Sequence[TensorInfo], signature: tuple[object, ...]) -> Plan:
+        inlined = _inlined(infos)
+        items = [
+            Item(
+                info.name,
+                info.shape,
+                info.item_bytes,
+                info.placing,
+                owner=0 if info.name in inlined else None,
+            )
+            for info in infos
+            if info.same_as is None
+        ]
+        parts, rank_bytes = plan_parts(items, self.world_size, self.rank)
+        text = json.dumps([_plain(entry) for entry in signature], separators=(",", ":"))
+        return Plan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
+
+
+def _plain(entry: Any) -> Any:
+    name, path, dtype, shape, placing, same_as = entry
+    return [name, path, dtype, shape, placing.mesh_shape, placing.ranks, placing.cuts, same_as]
+
+
+def _inlined(infos: Sequence[TensorInfo]) -> frozenset[str]:
+    """The small tensors that the coordinator holds whole, as far as the manifest has room."""
+    inlined, room = set(), INLINE_TOTAL_BYTES
+    for info in infos:
+        num_bytes = math.prod(info.shape) * info.item_bytes
+        is_whole = 0 in info.placing.ranks and (len(info.placing.ranks) == 1 or not _is_cut(info))
+        if info.same_as is None and 0 < num_bytes <= min(INLINE_BYTES, room) and is_whole:
+            inlined.add(info.name)
+            room -= num_bytes
+    return frozenset(inlined)
+
+
+def _is_cut(info: TensorInfo) -> bool:
+    return any(
+        dim is not None and num_ranks > 1
+        for dim, num_ranks in zip(info.placing.cuts, info.placing.mesh_shape, strict=True)
+    )
+
+
+def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
+    """A rank's own values as text.
+
+    Raises:
+        CheckpointStateError: They hold something else than values, or are larger than 64 KiB.
+    """
+    if per_rank is None:
+        return None
+    text = canonical(dict(per_rank), "per_rank")
+    if len(text) > PER_RANK_BYTES:
+        raise CheckpointStateError(
+            f"`per_rank` takes {len(text)} bytes; expected at most {PER_RANK_BYTES}. It is for generators "
+            f"and the "
+            "like; tensors and what all ranks share belong into `state`."
+        )
+    return text
+
+
+class Staging:
+    """A buffer in host memory that saves copy into; pinned where tensors come from a device. Allocated once.
+
+    Attributes:
+        num_allocations: How often it had to be allocated, or to grow.
+    """
+
+    def __init__(self) -> None:
+        self.num_allocations = 0
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone."""
+        offsets, total = [], 0
+        for view in views:
+            offsets.append(total)
+            total += -(-view.nbytes // _ALIGN) * _ALIGN
+        on_device = any(view.device.type != "cpu" for view in views)
+        if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_device)
+            self.num_allocations += 1
+        copies = []
+        for view, offset in zip(views, offsets, strict=True):
+            copy = self._buffer[offset : offset + view.nbytes].view(view.dtype).view(view.shape)
+            copies.append(copy.copy_(view, non_blocking=True))
+        if on_device:
+            torch.accelerator.synchronize()
+        return copies
+
+
+def hold_still(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], list[torch.Tensor]]:
+    """Where the bytes of this rank's parts lie, in host memory and in one run each.
+
+    Args:
+        snapshot: What to write.
+        staging: Copies all of it there; without, the tensors' own memory is used, and only what is not
+            contiguous is copied.
+
+    Returns:
+        The entries, and the tensors that keep their memory alive.
+    """
+    by_name = {info.name: info for info in snapshot.infos}
+    views = [_view(by_name[part.name], part.box) for part in snapshot.plan.parts]
+    held = [view.contiguous() for view in views] if staging is None else staging.copy(views)
+    entries = [
+        Entry(part, by_name[part.name].dtype, tensor.data_ptr(), tensor.nbytes)
+        for part, tensor in zip(snapshot.plan.parts, held, strict=True)
+    ]
+    return entries, held
+
+
+def _view(info: TensorInfo, box: Box) -> torch.Tensor:
+    """The part of this rank's memory that is `box` of the global tensor."""
+    assert info.box is not None, f"`{info.name}` is planned for a rank that does not hold it"
+    view = info.local
+    for dim, (start, size) in enumerate(zip(box.start, box.size, strict=True)):
+        if size != view.shape[dim]:
+            view = view.narrow(dim, start - info.box.start[dim], size)
+    return view.resolve_conj().resolve_neg()

@@ -1,0 +1,324 @@
+"""The checkpoints of a run: saved, listed, loaded and deleted under one folder or prefix."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.torch.background import SaveHandle, Worker, close_at_exit
+from hocket.ckpt.torch.failures import agree
+from hocket.ckpt.torch.filling import fill
+from hocket.ckpt.torch.loading import Loaded, select
+from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
+from hocket.ckpt.torch.saving import SaveJob, new_save_id
+from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
+from hocket.ckpt.values import canonical
+from hocket.native import _native
+
+__all__ = ["CheckpointStore", "Entry"]
+
+# How long the coordinator, whose process serves the rendezvous, stays for ranks that have not heard the last
+# outcome: they ask twenty times a second. Only a rank that is gone or late makes it wait to the end.
+_FAREWELL_S = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What stands under a store's prefix."""
+
+    name: str
+    uri: str
+    step: int | None
+    """None where it is not committed."""
+    created: str | None
+    """`YYYY-MM-DDTHH:MM:SS.ffffffZ`."""
+    status: Literal["committed", "partial", "foreign"]
+    """`partial`: a save that never finished. `foreign`: no checkpoint of ours."""
+
+
+class CheckpointStore:
+    """The checkpoints under a folder or an object prefix.
+
+    Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
+    torch.distributed is initialised by then, a small key-value store of its own is opened with it; no process
+    group is used, so that a save runs beside the job's collectives.
+
+    Args:
+        uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
+        timeout_s: How long a rank may be later than the others in a save or a load, before it is given up and
+            named. Also how long an exiting process waits for a save under way.
+
+    Attributes:
+        uri: As given, without a slash at its end.
+
+    Example:
+        >>> store = CheckpointStore(folder)
+        >>> state = {"weight": torch.arange(3.0), "epoch": 1}
+        >>> store.save(state, step=7).name
+        'step-7'
+        >>> store.load("step-7", {"weight": torch.zeros(3), "epoch": 0}).state
+        {'weight': tensor([0., 1., 2.]), 'epoch': 1}
+    """
+
+    def __init__(self, uri: str, *, timeout_s: float = 600, rendezvous: Rendezvous | None = None):
+        self.uri = uri.rstrip("/") or "/"
+        self.timeout_s = timeout_s
+        self._rendezvous = rendezvous or open_rendezvous()
+        self._planner = Planner(rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
+        self._staging = Staging()
+        self._worker = Worker()
+        self._num_saves = 0
+        self._num_loads = 0
+        self._under_way: SaveHandle | None = None
+        self._staged_is_written = threading.Event()
+        self._staged_is_written.set()
+        self._unseen: str | None = None
+        close_at_exit(self)
+
+    @property
+    def num_plans(self) -> int:
+        """How many plans were made: one for each layout, however many saves."""
+        return self._planner.num_plans
+
+    def save(
+        self,
+        state: object,
+        *,
+        step: int,
+        name: str | None = None,
+        per_rank: Mapping[str, object] | None = None,
+        per_rank_policy: Literal["reseed", "require", "drop"] = "reseed",
+        user: object = None,
+        mode: Literal["sync", "async"] = "sync",
+    ) -> SaveHandle:
+        """Saves a state tree; collective.
+
+        Synchronous: returns when the checkpoint is committed, and writes from the tensors' own memory.
+        Asynchronous: copies this rank's bytes to a staging buffer and returns; the state may change at once.
+        The buffer is one per store, as large as what this rank writes, kept and used again: the next save
+        waits until it is free.
+
+        Args:
+            state: Nested dicts and lists of tensors, DTensors and plain values, the same on all ranks. A
+                plain tensor is taken to be equal on all of them, and written once.
+            step: What the listing is ordered by.
+            name: The checkpoint's name, one path component; `step-<step>` without.
+            per_rank: This rank's own values (generators, say), at most 64 KiB.
+            per_rank_policy: What a load with another number of ranks does about them: `require` refuses; with
+                the others it gets None.
+            user: Whatever plain value goes with it; rank 0's is kept.
+            mode: `sync` or `async`.
+
+        Raises:
+            CheckpointExistsError: There is a checkpoint of that name. (Asynchronous: from the handle, as all
+                that another rank can cause.)
+            CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
+            CheckpointTimeoutError: A rank did not report.
+            CheckpointError: The save failed on a rank, which is named. Nothing was committed.
+        """
+        _check_arguments(step, mode, per_rank_policy)
+        uri = self._uri_of(name := name or f"step-{step}")
+        self._num_saves += 1
+        job = SaveJob(
+            uri=uri,
+            step=step,
+            save_id=new_save_id(self._rendezvous, self._num_saves, uri),
+            rendezvous=self._rendezvous,
+            timeout_s=self.timeout_s,
+            policy=per_rank_policy,
+        )
+        try:
+            self._await_turn(mode)
+            job.per_rank = checked_per_rank(per_rank)
+            job.user = canonical(user, "user")
+            job.snapshot = self._planner.snapshot(state)
+            is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
+            job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
+        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+            job.error = error
+        if mode == "async":
+            self._staged_is_written.clear()
+            future = self._worker.submit(lambda: self._finish(job))
+        else:
+            self._finish(job)
+            future = Future()
+            future.set_result(None)
+        self._under_way = SaveHandle(name, uri, future)
+        return self._under_way
+
+    def _await_turn(self, mode: str) -> None:
+        """Waits for the staging buffer, or, before a synchronous save, for all of the save under way."""
+        if mode == "async":
+            is_free = self._staged_is_written.wait(2 * self.timeout_s)
+        else:
+            try:
+                if self._under_way is not None:
+                    self._under_way._future.exception(2 * self.timeout_s)
+                is_free = True
+            except TimeoutError:
+                is_free = False
+        if not is_free:
+            raise CheckpointTimeoutError(
+                f"The save before, `{self._under_way and self._under_way.uri}`, is still under way after "
+                f"{2 * self.timeout_s:g} s. Save less often, or to a faster store."
+            )
+
+    def _finish(self, job: SaveJob) -> None:
+        try:
+            job.write()
+        finally:
+            self._staged_is_written.set()
+        before, self._unseen = self._unseen, job.save_id
+        job.settle()
+        if before is not None and self._rendezvous.is_coordinator:
+            # All ranks have reported this save, so all have seen the outcome of the one before.
+            self._rendezvous.forget(f"{before}/outcome", f"{before}/seen")
+
+    def load(
+        self,
+        source: str,
+        into: object,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        include: Sequence[str] | None = None,
+        check: bool = True,
+    ) -> Loaded:
+        """Loads a checkpoint into a state tree; collective.
+
+        Tensors and DTensors are filled in place, whatever the number of ranks that saved them. On an error of
+        any rank every rank raises, and the tensors' content is undefined, unless the error is a
+        `CheckpointIncompatibleError`.
+
+        Args:
+            source: A name in this store, or the path or URI of a checkpoint anywhere.
+            into: The tree to fill. A part of it without tensors is replaced by what the checkpoint has there;
+                an optimizer's node with `slots_like` (name → parameter) becomes its slots, newly made.
+            strict: Refuse keys that only one side has.
+            cast: Convert dtypes that differ, which is refused otherwise.
+            include: Globs over names (`model.*`; a node's name stands for all below it): only these are
+                loaded.
+            check: Verify the digest of each block that is read.
+
+        Raises:
+            CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
+                never finished.
+            CheckpointCorruptError: Bytes are not those that were saved; tensor, file and offset are named.
+            CheckpointIncompatibleError: Keys, shapes or dtypes differ; they are listed.
+            CheckpointError: The load failed on a rank, which is named.
+        """
+        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
+        self._num_loads += 1
+        loaded, failed = None, None
+        try:
+            loaded = self._load(uri, into, strict=strict, cast=cast, include=include, check=check)
+        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+            failed = error
+        agree(
+            self._rendezvous,
+            f"load-{self._num_loads}",
+            failed,
+            timeout_s=self.timeout_s,
+            what=f"The load of `{uri}`",
+        )
+        assert loaded is not None
+        return loaded
+
+    def _load(
+        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None, check: bool
+    ) -> Loaded:
+        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
+        selection = select(manifest, into, strict=strict, cast=cast, include=include, source=uri)
+        per_rank = _own_values(manifest, uri, rank, world_size)
+        fill(uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
+        return Loaded(
+            name=uri.rpartition("/")[2],
+            step=manifest.step,
+            state=selection.state,
+            user=manifest.user,
+            per_rank=per_rank,
+        )
+
+    def list(self) -> list[Entry]:
+        """What stands under the prefix: the uncommitted first, then by step and creation, the newest last."""
+        try:
+            found = _native.ckpt_list(self.uri)
+        except CheckpointNotFoundError:
+            return []
+        return [
+            Entry(
+                name=entry["name"],
+                uri=self._uri_of(entry["name"]),
+                step=entry["step"],
+                created=entry["created"],
+                status=entry["status"],
+            )
+            for entry in found
+        ]
+
+    def delete(self, step: int) -> None:
+        """Deletes the committed checkpoints of a step. Rank 0 does it; on the other ranks nothing happens.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+        """
+        if not self._rendezvous.is_coordinator:
+            return
+        names = [entry.name for entry in self.list() if entry.status == "committed" and entry.step == step]
+        if not names:
+            raise CheckpointNotFoundError(f"`{self.uri}` has no committed checkpoint of step {step}.")
+        for name in names:
+            _native.ckpt_delete(self.uri, name)
+
+    def close(self) -> None:
+        """Waits for the save under way, with `timeout_s` as its deadline; called at exit, too.
+
+        The coordinator then stays a moment for ranks that have not heard the outcome yet.
+
+        Raises:
+            CheckpointTimeoutError: The save is still under way.
+        """
+        in_time = self._worker.stop(self.timeout_s)
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None and self._rendezvous.is_coordinator:
+            self._rendezvous.await_ticks(
+                f"{unseen}/seen", self._rendezvous.world_size - 1, timeout_s=_FAREWELL_S
+            )
+        if not in_time:
+            raise CheckpointTimeoutError(
+                f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
+            )
+
+    def _uri_of(self, name: str) -> str:
+        if not name or name in (".", "..") or "/" in name or "\\" in name:
+            raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
+        return f"{self.uri.rstrip('/')}/{name}"
+
+
+def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"`step` is {step!r}; expected an integer from 0 on")
+    if mode not in ("sync", "async"):
+        raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
+    if per_rank_policy not in ("reseed", "require", "drop"):
+        raise ValueError(f"`per_rank_policy` is {per_rank_policy!r}; expected 'reseed', 'require' or 'drop'")
+
+
+def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
+    own = manifest.per_rank
+    if own is None:
+        return None
+    if len(own.ranks) == world_size:
+        values: dict[str, Any] | None = own.ranks[rank]
+        return values
+    if own.policy == "require":
+        raise CheckpointIncompatibleError(
+            f"`{uri}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` values; "
+            f"here are "
+            f"{world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of that."
+        )
+    return None

@@ -1,0 +1,172 @@
+"""State trees: nested dicts and lists taken apart into named leaves, and put together again."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from hocket.ckpt.errors import CheckpointStateError
+
+__all__ = ["Flat", "Leaf", "Path", "clean_key", "flatten", "join", "unflatten"]
+
+Path = tuple[str | int, ...]
+
+# What `torch.compile`, activation checkpointing and DDP put into the names of a wrapped model. `module.` is
+# also what people call a submodule, so it counts only where a key begins.
+_ANYWHERE = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_LEADING = (*_ANYWHERE, "module.")
+_DEEPEST = 64
+
+
+_SCALARS = (bool, int, float, str, bytes, type(None))
+
+
+class Leaf(NamedTuple):
+    """One leaf: its name, its path without wrappers' names, and what stands there."""
+
+    name: str
+    path: Path
+    value: object
+
+
+class Flat(NamedTuple):
+    """A tree's leaves by name, in the tree's order."""
+
+    tensors: dict[str, Leaf]
+    values: dict[str, Leaf]
+
+
+def clean_key(key: str) -> str:
+    """A key without the prefixes that wrappers put into it: `module._orig_mod.fc.weight` is `fc.weight`."""
+    while key.startswith(_LEADING):
+        key = key.partition(".")[2]
+    for wrapper in _ANYWHERE:
+        key = key.replace("." + wrapper, ".")
+    return key
+
+
+def join(path: Iterable[str | int]) -> str:
+    """A path's name: its parts joined by `.`."""
+    return ".".join(map(str, path))
+
+
+def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
+    """Takes a tree apart.
+
+    Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
+    with keys that are no strings (if no tensor is in them). An optimizer's node with `slots_like`, which has
+    no state yet, is an empty dict.
+
+    Args:
+        state: Nested dicts and lists.
+        is_tensor: What counts as a tensor.
+
+    Raises:
+        CheckpointStateError: Something is neither, or two paths have one name.
+    """
+    flat = Flat({}, {})
+    for path, value in _leaves(state, (), is_tensor):
+        cleaned = tuple(clean_key(part) if isinstance(part, str) else part for part in path)
+        leaf = Leaf(join(cleaned), cleaned, value)
+        for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
+            if other is not None:
+                raise CheckpointStateError(
+                    f"Two places of the state have the name `{leaf.name}`: {list(other.path)} and "
+                    f"{list(cleaned)} "
+                    f"(as given: {list(path)}). Rename one of them."
+                )
+        (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
+    return flat
+
+
+def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> Iterator[tuple[Path, object]]:
+    if is_tensor(node) or isinstance(node, _SCALARS):
+        yield path, node
+        return
+    if len(path) > _DEEPEST:
+        raise CheckpointStateError(
+            f"`{join(path):.200}…` is nested more than {_DEEPEST} deep, or holds itself."
+        )
+    if hasattr(node, "slots_like"):
+        yield path, {}
+        return
+    if isinstance(node, tuple):
+        _refuse_tensors(node, path, is_tensor)
+        yield path, node
+        return
+    if isinstance(node, list):
+        if all(isinstance(item, _SCALARS) for item in node):
+            yield path, node
+            return
+        for position, item in enumerate(node):
+            yield from _leaves(item, (*path, position), is_tensor)
+        return
+    if isinstance(node, Mapping):
+        if not node or not (all(isinstance(key, str) for key in node) or _holds_tensor(node, is_tensor)):
+            yield path, node
+            return
+        for key, item in node.items():
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                raise CheckpointStateError(
+                    f"`{join(path)}` holds tensors under the key {key!r}: expected keys that are strings or "
+                    f"integers."
+                )
+            yield from _leaves(item, (*path, key), is_tensor)
+        return
+    kind = type(node)
+    raise CheckpointStateError(
+        f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint does not hold: "
+        f"expected a "
+        "tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it into them in "
+        "`state_dict()`."
+    )
+
+
+def _holds_tensor(node: object, is_tensor: Callable[[object], bool], depth: int = 0) -> bool:
+    if is_tensor(node):
+        return True
+    if depth > _DEEPEST:
+        return False
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    return any(_holds_tensor(child, is_tensor, depth + 1) for child in children)
+
+
+def _refuse_tensors(node: object, path: Path, is_tensor: Callable[[object], bool]) -> None:
+    if _holds_tensor(node, is_tensor):
+        raise CheckpointStateError(
+            f"`{join(path)}` is a tuple with a tensor in it; tuples are saved as one value. Make it a list."
+        )
+
+
+def unflatten(leaves: Iterable[tuple[Path, object]]) -> object:
+    """Puts a tree together from paths and leaves.
+
+    A node whose keys are the integers from 0 on is a list; any other node is a dict. No leaves at all give an
+    empty dict; a leaf with an empty path is the whole tree.
+
+    Raises:
+        CheckpointStateError: A leaf stands where others are below it.
+    """
+    root: dict[str | int, object] = {}
+    for path, value in leaves:
+        if not path:
+            return value
+        node = root
+        for part in path[:-1]:
+            child = node.setdefault(part, _Node())
+            if not isinstance(child, _Node):
+                raise CheckpointStateError(f"`{join(path)}` stands below a leaf of the same tree.")
+            node = child
+        if path[-1] in node:
+            raise CheckpointStateError(f"`{join(path)}` is there twice, or stands above other leaves.")
+        node[path[-1]] = value
+    return _finished(root)
+
+
+class _Node(dict[str | int, object]):
+    """An inner node under construction; its own type, so that a leaf that is a dict is not taken for one."""
+
+
+def _finished(node: dict[str | int, object]) -> object:
+    done = {key: _finished(child) if isinstance(child, _Node) else child for key, child in node.items()}
+    if done and set(done) == set(range(len(done))):
+        return [done[position] for position in range(len(done))]
+    return done

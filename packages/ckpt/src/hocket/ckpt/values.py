@@ -1,0 +1,48 @@
+"""The leaves that are no tensors: their checked JSON form, and digests to compare them between ranks."""
+
+import json
+from collections.abc import Mapping
+
+from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.manifest import decode_value, encode_value
+from hocket.ckpt.tree import Leaf
+
+__all__ = ["canonical", "canonical_leaves", "from_canonical"]
+
+
+def canonical(value: object, where: str) -> bytes:
+    """A value's JSON as bytes that are equal where the values are: keys sorted, no spaces.
+
+    Args:
+        value: None, bool, int, float, str, bytes, or tuples, lists and mappings of these.
+        where: The value's name, for the message.
+
+    Raises:
+        CheckpointStateError: Something else is in it.
+    """
+    try:
+        encoded = encode_value(value)
+        return json.dumps(
+            encoded, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":")
+        ).encode()
+    except CheckpointIncompatibleError as error:
+        raise CheckpointStateError(f"`{where}` cannot be saved: {error}") from error
+    except RecursionError as error:
+        raise CheckpointStateError(
+            f"`{where}` cannot be saved: it is nested too deep, or holds itself."
+        ) from error
+    except UnicodeEncodeError as error:
+        raise CheckpointStateError(
+            f"`{where}` cannot be saved: it holds text that is no Unicode (a lone surrogate). Save it as "
+            f"bytes."
+        ) from error
+
+
+def canonical_leaves(leaves: Mapping[str, Leaf]) -> dict[str, bytes]:
+    """Each leaf's canonical form by its name. Raises as `canonical`."""
+    return {name: canonical(leaf.value, name) for name, leaf in leaves.items()}
+
+
+def from_canonical(text: bytes) -> object:
+    """The value that `canonical` was given; mappings in the order of their keys."""
+    return decode_value(json.loads(text))

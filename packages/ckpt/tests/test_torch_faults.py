@@ -1,0 +1,148 @@
+"""What goes wrong on one rank reaches all of them, within a deadline, and leaves no checkpoint."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+
+from hocket.ckpt.torch import CheckpointStore
+from support.ranks import run_ranks
+
+
+def outcome(act):
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - compared by the test
+        return type(error).__name__, str(error)
+    return None
+
+
+def faulty_job(folder):
+    rank = dist.get_rank()
+    store = CheckpointStore(folder, timeout_s=20)
+    weight = torch.arange(1 << 19, dtype=torch.float32)  # 2 MiB: each rank writes half
+    found = {}
+
+    def save(name, state=None, mode="sync"):
+        found[name] = outcome(
+            lambda: store.save({"w": weight} if state is None else state, step=1, name=name, mode=mode).wait(
+                20
+            )
+        )
+
+    # A real limit on one rank: its write fails as on a full disk.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    save("full")
+    save("full-async", mode="async")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    save("values", {"w": weight, "loop": {"epoch": 1, "lr": 0.1 + rank}})
+    save("shapes", {"w": weight[: 1000 + rank]})
+    save("keys", {"w": weight, f"bias{rank}": weight[:10]})
+    save("object", {"w": weight, "x": object() if rank == 1 else 1})
+    save("good")
+    save("good")
+    found["again"] = found.pop("good")
+    found["load"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19 if rank == 0 else 7)}))
+    found["fine"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19)}))
+    return found
+
+
+def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
+    first, second = run_ranks(faulty_job, 2, str(tmp_path), init="gloo")
+    for name in ("full", "full-async"):
+        assert first[name][0] == "CheckpointError"
+        assert "failed on rank 1" in first[name][1]
+        assert second[name][0] == "StoreIOError"
+    for found in (first, second):
+        assert found["values"][0] == "CheckpointStateError"
+        assert "value `loop.lr` is 0.1 on rank 0 and 1.1 on rank 1" in found["values"][1]
+        assert "tensor `w` is F32 [1000]" in found["shapes"][1]
+        assert "tensor `bias0` is F32 [10]" in found["keys"][1]
+        assert "not there on rank 1" in found["keys"][1]
+        assert found["object"][0] == "CheckpointStateError"
+        assert "`x` is a `builtins.object`" in found["object"][1]
+        assert found["again"][0] == "CheckpointExistsError"
+        assert found["load"][0] == "CheckpointIncompatibleError"
+        assert found["fine"] is None
+    assert "failed on rank 1" in first["object"][1]
+    assert "failed on rank 1" in first["load"][1]
+    committed = [path.parent.name for path in tmp_path.glob("*/checkpoint.json.zst")]
+    assert committed == ["good"]
+    assert {path.parts[-3] for path in tmp_path.glob("*/data/*")} == {"good"}
+
+
+KILLED = """
+import os, signal, sys, torch, torch.distributed as dist
+from hocket.ckpt.torch import CheckpointStore
+rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+store = CheckpointStore(f"{folder}/run", timeout_s=3)
+handle = store.save({"w": torch.zeros(3 << 22)}, step=1, mode="async")
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    handle.wait(30)
+    print("committed")
+except Exception as error:
+    print(type(error).__name__, error)
+store.close()
+sys.stdout.flush()
+os._exit(0)  # the group cannot be taken down without rank 1
+"""
+
+
+def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(rank), "3", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+        )
+        for rank in range(3)
+    ]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[1].returncode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert "CheckpointTimeoutError" in said[rank], said
+        assert "Rank 1 did not report" in said[rank]
+    store = CheckpointStore(str(tmp_path / "run"))
+    assert "committed" not in {entry.status for entry in store.list()}
+    store.save({"w": torch.ones(4)}, step=1)
+    assert [entry.status for entry in store.list()] == ["committed"]
+    assert torch.equal(store.load("step-1", {"w": torch.zeros(4)}).state["w"], torch.ones(4))
+
+
+LEAVING = """
+import sys, torch, torch.distributed as dist
+from hocket.ckpt.torch import CheckpointStore
+store = CheckpointStore(sys.argv[1], timeout_s=20)
+store.save({"w": torch.zeros(1 << 22)}, step=1, mode="async")
+raise RuntimeError("the script ends here")
+"""
+
+
+def test_a_process_that_ends_waits_for_its_save(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "the script ends here" in ended.stderr
+    assert [entry.status for entry in CheckpointStore(str(tmp_path)).list()] == ["committed"]

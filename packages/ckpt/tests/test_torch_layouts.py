@@ -1,0 +1,167 @@
+"""Any layout is written and read whole: synthetic worlds in one process, without a job or a model."""
+
+import math
+import shutil
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.planning import Placing, local_box
+from hocket.ckpt.torch.committing import Report, build_manifest, commit
+from hocket.ckpt.torch.filling import Target, read_into
+from hocket.ckpt.torch.layout import DTYPES, TensorInfo
+from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.ckpt.torch.saving import SaveJob
+from hocket.ckpt.torch.snapshot import Planner, Snapshot, Staging, hold_still
+from hocket.native import _native
+
+SAVE_ID = "0123456789abcdef" * 2
+
+
+@st.composite
+def placings(draw, num_dims):
+    """One axis, or two of two ranks and more: each cuts a dim or replicates."""
+    mesh = draw(st.sampled_from([(1,), (2,), (3,), (5,), (2, 2), (2, 3)]))
+    cut = st.none() | st.integers(0, num_dims - 1) if num_dims else st.none()
+    return Placing(mesh, tuple(range(math.prod(mesh))), tuple(draw(cut) for _ in mesh))
+
+
+@st.composite
+def worlds(draw):
+    shapes = draw(st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), min_size=1, max_size=5))
+    dtypes = [draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])) for _ in shapes]
+    saved = [draw(placings(len(shape))) for shape in shapes]
+    loaded = [draw(placings(len(shape))) for shape in shapes]
+    return shapes, dtypes, saved, loaded
+
+
+def part_of(tensor, box):
+    for dim, (start, size) in enumerate(zip(*box, strict=True)):
+        tensor = tensor.narrow(dim, start, size)
+    return tensor
+
+
+def infos(fulls, placings, rank):
+    for number, (full, placing) in enumerate(zip(fulls, placings, strict=True)):
+        box = local_box(full.shape, placing, rank)
+        yield TensorInfo(
+            name=f"t{number}",
+            path=(f"t{number}",),
+            dtype=DTYPES[full.dtype],
+            shape=tuple(full.shape),
+            item_bytes=full.dtype.itemsize,
+            placing=placing,
+            box=box,
+            local=torch.empty(0) if box is None else part_of(full, box).clone(),
+            same_as=None,
+        )
+
+
+def write(uri, fulls, placings, world_size, is_staged):
+    """What the ranks of a job would do, one after the other; each with a mesh of its own for each tensor."""
+    reports, inlined, first = [], {}, None
+    for rank in range(world_size):
+        mine = list(infos(fulls, placings, rank))
+        plan = Planner(rank=rank, world_size=world_size).plan(mine)
+        snapshot = Snapshot(mine, plan, {}, {}, None)
+        job = SaveJob(
+            uri=uri,
+            step=1,
+            save_id=SAVE_ID,
+            rendezvous=Rendezvous(Alone(), rank=rank, world_size=world_size, nonce=b"\0" * 16),
+            timeout_s=10,
+            user=b"null",
+            policy="reseed",
+            snapshot=snapshot,
+        )
+        job.entries, job.held = hold_still(snapshot, Staging() if is_staged else None)
+        job.write()
+        if job.error is not None:
+            raise job.error
+        reports.append(Report.from_bytes(job.report().to_bytes()))
+        inlined |= job.inlined
+        first = first or snapshot
+    assert len({report.layout for report in reports}) == 1
+    manifest = build_manifest(
+        save_id=SAVE_ID, step=1, snapshot=first, inlined=inlined, reports=reports, user=None, policy="drop"
+    )
+    commit(uri, manifest)
+
+
+@given(worlds(), st.booleans(), st.booleans(), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_staged, is_strided, seed):
+    shapes, dtypes, saved, loaded = world
+    generator = torch.Generator().manual_seed(seed)
+    fulls = [
+        torch.randint(0, 2 if dtype is torch.bool else 120, shape, generator=generator).to(dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    folder = tmp_path_factory.mktemp("any")
+    uri = str(folder / "c")
+    try:
+        write(uri, fulls, saved, max(len(placing.ranks) for placing in saved), is_staged)
+        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        for rank in range(max(len(placing.ranks) for placing in loaded)):
+            targets = []
+            for number, (full, placing) in enumerate(zip(fulls, loaded, strict=True)):
+                box = local_box(full.shape, placing, rank)
+                if box is not None:
+                    local = torch.zeros(box.size, dtype=full.dtype)
+                    if is_strided and local.ndim > 1:
+                        local = torch.zeros(box.size[::-1], dtype=full.dtype).permute(
+                            *range(local.ndim)[::-1]
+                        )
+                    record = manifest.tensors[f"t{number}"]
+                    # What is inlined is read from its chunks here every other time: both must hold it.
+                    record = (
+                        record
+                        if rank % 2
+                        else type(record)(
+                            dtype=record.dtype, shape=record.shape, path=record.path, chunks=record.chunks
+                        )
+                    )
+                    targets.append((full, Target(f"t{number}", record, local, box)))
+            read_into(uri, manifest, [target for _, target in targets], check=bool(rank % 3))
+            for full, target in targets:
+                assert torch.equal(target.local, part_of(full, target.box)), target
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_boxes_are_torchs_own():
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    for mesh in [(1,), (2,), (3,), (7,), (2, 3), (3, 2)]:
+        for shape in [(), (1,), (5,), (6,), (3, 4), (7, 2), (0, 3)]:
+            options = [None, *range(len(shape))]
+            for first in options:
+                for second in options if len(mesh) == 2 else [None]:
+                    cuts = (first, second)[: len(mesh)]
+                    placing = Placing(mesh, tuple(range(math.prod(mesh))), cuts)
+                    placements = [Replicate() if cut is None else Shard(cut) for cut in cuts]
+                    for rank in placing.ranks:
+                        coordinate = [rank] if len(mesh) == 1 else list(divmod(rank, mesh[1]))
+                        size, start = _compute_local_shape_and_global_offset(
+                            shape, mesh, coordinate, placements
+                        )
+                        box = local_box(shape, placing, rank)
+                        assert box.size == tuple(size)
+                        assert box.start == tuple(start) or box.num_items == 0
+
+
+def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("hocket.ckpt.torch.filling.SCRATCH_BYTES", 1000)
+    uri = str(tmp_path / "c")
+    full = torch.arange(90 * 70, dtype=torch.float32).reshape(90, 70)
+    by_rows, by_columns = (Placing((2,), (0, 1), (dim,)) for dim in (0, 1))
+    write(uri, [full], [by_rows], 2, is_staged=False)
+    manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+    for rank in (0, 1):
+        box = local_box(full.shape, by_columns, rank)
+        local = torch.zeros(box.size)
+        read_into(uri, manifest, [Target("t0", manifest.tensors["t0"], local, box)], check=True)
+        assert torch.equal(local, part_of(full, box))

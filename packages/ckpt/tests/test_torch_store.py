@@ -1,0 +1,297 @@
+"""Saving and loading in one process: what comes back, what is refused, and with which words."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hocket.ckpt.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+    CheckpointPartialError,
+    CheckpointStateError,
+)
+from hocket.ckpt.torch import CheckpointStore, load, provide, save
+from hocket.ckpt.torch.layout import DTYPES
+
+
+def some(dtype, *shape):
+    numbers = torch.arange(int(torch.Size(shape).numel()) if shape else 1).reshape(shape)
+    return numbers.to(torch.float32).to(dtype)
+
+
+def same_bytes(one, other):
+    return torch.equal(
+        one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8)
+    )
+
+
+def test_every_dtype_and_form_of_tensor_comes_back(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    state = {str(dtype): some(dtype, 5, 7) for dtype in DTYPES}
+    state |= {"0-d": torch.tensor(3.5), "empty": torch.zeros(0, 4), "column": torch.randn(6, 5).t()}
+    state |= {
+        "big": torch.randn(700, 700),
+        "view": torch.randn(40, 30)[3:20:2, 4:9],
+        "complex": torch.zeros(()),
+    }
+    state["conjugate"] = torch.randn(3, 2, dtype=torch.complex64).conj()
+    store.save(state, step=0)
+    into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+    into["column"], into["view"] = torch.empty(6, 5).t(), torch.zeros(99, 99)[1:35:4, 2:12:2]
+    assert store.load("step-0", into).state is not into
+    for name, tensor in state.items():
+        assert same_bytes(into[name], tensor.resolve_conj()), name
+
+
+def test_values_come_back_with_their_types_and_replace_what_stands_there(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    values = {
+        "a": (1, [2.5, None]),
+        "b": b"\x00",
+        "c": 2**70,
+        "d": {3: "x"},
+        "e": [{}, []],
+        "f": float("-inf"),
+    }
+    store.save({"model": {"w": torch.ones(2)}, "loop": values, "lr": 0.1}, step=4, user=[1, (2,)])
+    loaded = store.load("step-4", {"model": {"w": torch.zeros(2)}, "loop": {"other": 1}, "lr": None})
+    assert loaded.state["loop"] == values
+    assert loaded.state["lr"] == 0.1
+    assert (loaded.name, loaded.step, loaded.user, loaded.per_rank) == ("step-4", 4, [1, (2,)], None)
+
+
+def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    weight, column, losses = torch.full((1 << 20,), 1.0), torch.ones(500, 400).t(), [1, [2]]
+    handles = []
+    for number in (1, 2, 3):
+        weight.fill_(number)
+        column.fill_(number)
+        losses[1][0] = number
+        state = {"w": weight, "c": column, "losses": losses}
+        handles.append(store.save(state, step=number, mode="async"))
+        weight.fill_(-1)
+        column.fill_(-1)
+        losses[1][0] = -1
+    for handle in handles:
+        handle.wait(30)
+        assert handle.done()
+    for number in (1, 2, 3):
+        loaded = store.load(
+            f"step-{number}", {"w": torch.zeros(1 << 20), "c": torch.zeros(400, 500), "losses": []}
+        )
+        assert loaded.state["w"].eq(number).all()
+        assert loaded.state["c"].eq(number).all()
+        assert loaded.state["losses"] == [1, [number]]
+    assert store.num_plans == 1
+    assert store._staging.num_allocations == 1
+    store.close()
+
+
+def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"w": torch.ones(3)}, step=1)
+    handle = store.save({"w": torch.ones(3)}, step=1, mode="async")
+    with pytest.raises(CheckpointExistsError, match="step-1"):
+        handle.wait(30)
+    store.save({"w": torch.ones(3)}, step=2, mode="async").wait(30)
+    store.close()
+
+
+def test_a_layout_that_changes_is_planned_again(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step, rows in enumerate([3, 3, 4, 4]):
+        store.save({"w": torch.ones(rows)}, step=step)
+    assert store.num_plans == 2
+
+
+def test_tied_tensors_are_written_once_and_stay_tied(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    weight = torch.randn(300, 300)
+    store.save({"a": weight, "b": weight, "c": weight[:100]}, step=0)
+    written = sum(path.stat().st_size for path in (tmp_path / "step-0/data").iterdir())
+    assert weight.nbytes * 4 // 3 < written < weight.nbytes * 1.5
+    tied = torch.zeros(300, 300)
+    store.load("step-0", {"a": tied, "b": tied, "c": torch.zeros(100, 300)})
+    assert torch.equal(tied, weight)
+    apart = {"a": torch.zeros(300, 300), "b": torch.zeros(300, 300), "c": torch.zeros(100, 300)}
+    store.load("step-0", apart)
+    assert torch.equal(apart["b"], weight)
+
+
+def test_two_tensors_do_not_go_into_one_memory(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"a": torch.zeros(3), "b": torch.ones(3)}, step=0)
+    tied = torch.zeros(3)
+    with pytest.raises(CheckpointIncompatibleError, match="`a` and `b` share their memory"):
+        store.load("step-0", {"a": tied, "b": tied})
+
+
+def test_another_model_is_told_apart_with_all_that_differs(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(
+        {"model": {"fc1.weight": torch.ones(3, 2), "fc2.weight": torch.ones(4), "s": torch.ones(2)}}, step=0
+    )
+    into = {
+        "model": {"fc1.wieght": torch.zeros(3, 2), "fc2.weight": torch.zeros(5), "s": torch.zeros(2).half()}
+    }
+    with pytest.raises(CheckpointIncompatibleError) as caught:
+        store.load("step-0", into)
+    message = str(caught.value)
+    assert "`model.fc2.weight`: shape [4] in the checkpoint, [5] here" in message
+    assert "`model.s`: dtype F32 in the checkpoint, F16 here" in message
+    assert "Not in the checkpoint: `model.fc1.wieght` (near: `model.fc1.weight`)" in message
+    assert "Only in the checkpoint: `model.fc1.weight` (near: `model.fc1.wieght`)" in message
+    assert all(tensor.eq(0).all() for tensor in into["model"].values())
+    into["model"]["fc2.weight"] = torch.zeros(4)
+    store.load("step-0", into, strict=False, cast=True)
+    assert into["model"]["s"].eq(1).all()
+    assert into["model"]["fc1.wieght"].eq(0).all()
+
+
+def test_globs_select_part_of_the_tree(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(
+        {"model": {"a.w": torch.ones(3), "b.w": torch.ones(3)}, "loop": {"epoch": 3, "lr": 1.0}}, step=0
+    )
+    into = {"model": {"a.w": torch.zeros(3), "other": torch.zeros(1)}, "loop": {"epoch": 0, "lr": 0.0}}
+    loaded = store.load("step-0", into, include=["model.a*", "loop.epoch"])
+    assert loaded.state["model"]["a.w"].eq(1).all()
+    assert loaded.state["loop"] == {"epoch": 3, "lr": 0.0}
+
+
+def test_names_of_a_wrapped_model_are_those_of_the_model(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"module._orig_mod.fc.weight": torch.ones(3)}}, step=0)
+    into = {"model": {"_orig_mod.fc.weight": torch.zeros(3)}}
+    assert store.load("step-0", into).state["model"]["_orig_mod.fc.weight"].eq(1).all()
+
+
+def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    slots = {"exp_avg": torch.randn(4, 3), "row": torch.randn(4), "step": torch.tensor(7.0), "note": "x"}
+    store.save({"state": {"fc.weight": slots}}, step=0)
+    parameter = torch.nn.Parameter(torch.zeros(4, 3, dtype=torch.bfloat16))
+    unstepped = SimpleNamespace(slots_like={"_orig_mod.fc.weight": parameter, "new": parameter})
+    state = store.load("step-0", {"state": unstepped}).state["state"]
+    assert list(state) == ["_orig_mod.fc.weight"]
+    made = state["_orig_mod.fc.weight"]
+    assert made["note"] == "x"
+    assert not made["exp_avg"].requires_grad
+    assert all(torch.equal(made[slot], slots[slot]) for slot in ("exp_avg", "row", "step"))
+    empty = CheckpointStore(str(tmp_path / "more"))
+    empty.save({"state": unstepped}, step=0)
+    assert empty.load("step-0", {"state": unstepped}).state == {"state": {}}
+
+
+def test_a_saved_parameter_that_the_optimizer_does_not_have_is_refused(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"state": {"fc.weight": {"m": torch.ones(2)}}}, step=0)
+    with pytest.raises(CheckpointIncompatibleError, match=r"Only in the checkpoint: `state\.fc\.weight\.m`"):
+        store.load("step-0", {"state": SimpleNamespace(slots_like={"other": torch.ones(2)})})
+
+
+def test_a_flipped_byte_is_found_and_placed(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"a": torch.ones(1000), "b": torch.ones(1 << 20)}, step=0)
+    (file,) = (tmp_path / "step-0/data").iterdir()
+    content = bytearray(file.read_bytes())
+    content[4096 + (3 << 20)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointCorruptError, match="Tensor `b`") as caught:
+        store.load("step-0", {"a": torch.zeros(1000), "b": torch.zeros(1 << 20)})
+    assert caught.value.file == f"data/{file.name}"
+    assert caught.value.offset == 3 << 20
+    assert file.name in str(caught.value)
+    assert str(3 << 20) in str(caught.value)
+    assert store.load("step-0", {"a": torch.zeros(1000)}, strict=False).state["a"].eq(1).all()
+    store.load("step-0", {"a": torch.zeros(1000), "b": torch.zeros(1 << 20)}, check=False)
+
+
+def test_a_save_that_was_never_finished_is_refused_and_can_be_repeated(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"a": torch.ones(10)}, step=0)
+    (tmp_path / "step-0/checkpoint.json.zst").unlink()
+    assert [entry.status for entry in store.list()] == ["partial"]
+    with pytest.raises(CheckpointPartialError, match="step-0"):
+        store.load("step-0", {"a": torch.ones(10)})
+    store.save({"a": torch.ones(10)}, step=0)
+    assert [entry.status for entry in store.list()] == ["committed"]
+
+
+def test_a_half_written_manifest_is_refused(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"a": torch.ones(1000)}, step=0)
+    manifest = tmp_path / "step-0/checkpoint.json.zst"
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    with pytest.raises(CheckpointCorruptError):
+        store.load("step-0", {"a": torch.ones(1000)})
+
+
+def test_what_stands_under_a_prefix_is_listed_and_deleted(tmp_path):
+    store = provide(f"{tmp_path}/run/")
+    assert store.list() == []
+    for step in (3, 20, 1):
+        store.save({"a": torch.ones(1)}, step=step)
+    (tmp_path / "run/notes").mkdir()
+    assert [(entry.step, entry.status) for entry in store.list()] == [
+        (None, "foreign"),
+        (1, "committed"),
+        (3, "committed"),
+        (20, "committed"),
+    ]
+    store.delete(3)
+    assert [entry.step for entry in store.list()] == [None, 1, 20]
+    with pytest.raises(CheckpointNotFoundError, match="step 3"):
+        store.delete(3)
+    with pytest.raises(CheckpointNotFoundError, match="step-3"):
+        store.load("step-3", {})
+
+
+def test_functions_save_and_load_by_uri(tmp_path):
+    save({"a": torch.ones(2)}, f"{tmp_path}/x", step=1, mode="async").wait(30)
+    assert load(f"{tmp_path}/x", {"a": torch.zeros(2)}).state["a"].eq(1).all()
+    with pytest.raises(CheckpointExistsError):
+        save({"a": torch.ones(2)}, f"{tmp_path}/x", step=2)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(2, 2).to_sparse(), "layout `torch.sparse_coo`"),
+        (torch.zeros(2, device="meta"), "`meta` device"),
+        (torch.zeros(2, dtype=torch.complex128), "dtype `torch.complex128`"),
+    ],
+)
+def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):
+    with pytest.raises(CheckpointStateError, match=f"`model.w` .*{re.escape(message)}"):
+        CheckpointStore(str(tmp_path)).save({"model": {"w": tensor}}, step=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b"])
+def test_a_name_is_one_path_component(tmp_path, name):
+    with pytest.raises(ValueError, match="one path component"):
+        CheckpointStore(str(tmp_path)).save({}, step=0, name=name)
+
+
+def test_values_of_a_rank_are_bounded(tmp_path):
+    with pytest.raises(CheckpointStateError, match="65536"):
+        CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})
+
+
+def test_what_the_user_attaches_is_copied_and_checked_before_anything_is_written(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    user = {"tags": ["a"]}
+    handle = store.save({}, step=0, user=user, mode="async")
+    user["tags"].append("b")
+    handle.wait(30)
+    assert store.load("step-0", {}).user == {"tags": ["a"]}
+    with pytest.raises(CheckpointStateError, match="`user`"):
+        store.save({}, step=1, user=object())
+    assert not (tmp_path / "step-1").exists()
+    store.close()

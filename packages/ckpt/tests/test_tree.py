@@ -1,0 +1,102 @@
+"""State trees are taken apart and put together without loss, and nothing else gets in."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.ckpt.errors import CheckpointStateError
+from hocket.ckpt.tree import clean_key, flatten, unflatten
+
+
+class Tensor:
+    """Stands for a tensor: the tree module never looks inside one."""
+
+    def __init__(self, shape=()):
+        self.shape = shape
+
+
+def is_tensor(value):
+    return isinstance(value, Tensor)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+keys = st.text(alphabet="abcdefgh_", min_size=1, max_size=8)
+trees = st.recursive(
+    scalars | st.builds(Tensor) | st.tuples(scalars, scalars),
+    lambda child: st.lists(child, max_size=4) | st.dictionaries(keys, child, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(keys, trees, min_size=1))
+def test_a_tree_comes_back_from_its_leaves(tree):
+    flat = flatten(tree, is_tensor=is_tensor)
+    leaves = [(leaf.path, leaf.value) for leaf in (*flat.tensors.values(), *flat.values.values())]
+    assert unflatten(leaves) == tree
+
+
+def test_names_are_paths_joined_and_without_wrappers():
+    weight = Tensor()
+    flat = flatten(
+        {
+            "model": {"module._orig_mod.blocks.0._checkpoint_wrapped_module.fc.weight": weight},
+            "lrs": [1.0, {"a": 2}],
+        },
+        is_tensor=is_tensor,
+    )
+    assert flat.tensors["model.blocks.0.fc.weight"].value is weight
+    assert flat.tensors["model.blocks.0.fc.weight"].path == ("model", "blocks.0.fc.weight")
+    assert {name: leaf.value for name, leaf in flat.values.items()} == {"lrs.0": 1.0, "lrs.1.a": 2}
+
+
+@pytest.mark.parametrize(
+    ("key", "cleaned"),
+    [
+        ("module.fc.weight", "fc.weight"),
+        ("_orig_mod.module.fc.weight", "fc.weight"),
+        ("block.module.weight", "block.module.weight"),
+        ("block._orig_mod.weight", "block.weight"),
+        ("a._checkpoint_wrapped_module.b._orig_mod.c", "a.b.c"),
+        ("module", "module"),
+    ],
+)
+def test_wrappers_are_cut_out_of_a_key(key, cleaned):
+    assert clean_key(key) == cleaned
+
+
+def test_integer_keys_with_tensors_keep_their_place_and_without_are_one_leaf():
+    flat = flatten({"state": {0: {"m": Tensor()}}, "table": {1: "a", 2: "b"}}, is_tensor=is_tensor)
+    assert flat.tensors["state.0.m"].path == ("state", 0, "m")
+    assert flat.values["table"].value == {1: "a", 2: "b"}
+
+
+def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
+    unstepped = SimpleNamespace(slots_like={"fc.weight": Tensor()})
+    flat = flatten({"state": unstepped}, is_tensor=is_tensor)
+    assert flat.values["state"].value == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": {"b": object()}}, r"`a\.b` is a `builtins\.object`"),
+        ({"a": [1, {2, 3}]}, r"`a\.1` is a `builtins\.set`"),
+        ({"a.b": Tensor(), "a": {"b": Tensor()}}, r"name `a\.b`"),
+        ({"a.b": 1, "a": {"b": Tensor()}}, r"name `a\.b`"),
+        ({"x": {"module.w": Tensor(), "w": Tensor()}}, r"name `x\.w`"),
+        ({"a": (Tensor(), 1)}, r"`a` is a tuple with a tensor"),
+        ({"a": {(1, 2): Tensor()}}, r"`a` holds tensors under the key \(1, 2\)"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_with_its_path(state, message):
+    with pytest.raises(CheckpointStateError, match=message):
+        flatten(state, is_tensor=is_tensor)
+
+
+def test_a_tree_that_holds_itself_is_refused():
+    state = {"a": {}}
+    state["a"]["again"] = state
+    with pytest.raises(CheckpointStateError, match="holds itself"):
+        flatten(state, is_tensor=is_tensor)

@@ -1,1 +1,31 @@
 """The training loop of Hocket: events, engine, state, time, callbacks, loggers."""
+
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.callback import Callback
+from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.engine import Engine
+from hocket.trainer.event import Event
+from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.models import ComposerClassifier, ComposerModel, LossSum
+from hocket.trainer.state import State
+from hocket.trainer.time import Time, TimeUnit
+from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.trainer import Trainer
+
+__all__ = [
+    "Algorithm",
+    "Callback",
+    "ComposerClassifier",
+    "ComposerModel",
+    "DataSpec",
+    "Engine",
+    "Event",
+    "Logger",
+    "LoggerDestination",
+    "LossSum",
+    "State",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "Trainer",
+]

@@ -37,5 +37,5 @@ class Algorithm(ABC):
         """What a checkpoint should keep of this algorithm; nothing unless overridden."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take by default
         """Take back what `state_dict` gave."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 StateTree = dict[str, Any]
-"""Nested dicts and lists; the leaves are tensors (plain or sharded), None, bool, int, float, str, tuple or bytes."""
+"""Nested dicts and lists; leaves: tensors (plain or sharded), None, bool, int, float, str, tuple, bytes."""
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class Parallelism(Protocol):
         """Say whether the coming backward passes reduce gradients; they do until told otherwise."""
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients down to a global norm of `max_norm`; return the norm before, `()` float. Collective."""
+        """Scale gradients down to a global norm of `max_norm`; return the norm before, `()`. Collective."""
 
     def reduce_async(self, values: torch.Tensor) -> Work:
         """Begin to sum `values` over the data-parallel ranks; it returns at once, and nobody else waits.

@@ -1,0 +1,68 @@
+"""Reaching into a batch, whatever it is made of, without changing what the loader handed out."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hocket.algos.errors import IncompatibleError
+
+Getter = Callable[[Any], Any]
+Setter = Callable[[Any, Any], Any]
+ItemKey = Any
+"""An index, a key, an attribute's name, or a pair (getter, setter) of functions."""
+
+
+def get_item(batch: Any, key: ItemKey) -> Any:
+    """Return the part of `batch` that `key` names.
+
+    Raises:
+        IncompatibleError: The batch has no such part.
+    """
+    if _is_pair(key):
+        return key[0](batch)
+    try:
+        if isinstance(key, str) and not isinstance(batch, Mapping):
+            return getattr(batch, key)
+        return batch[key]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise IncompatibleError(
+            f"A batch of type {type(batch).__name__} has no item {key!r}{_known(batch)}. Give the key of "
+            "the item, or a pair (getter, setter)."
+        ) from error
+
+
+def with_item(batch: Any, key: ItemKey, value: Any) -> Any:
+    """Return a shallow copy of `batch` with `value` in the place that `key` names.
+
+    Raises:
+        IncompatibleError: Such a batch cannot be changed there.
+    """
+    if isinstance(batch, tuple) and not _is_pair(key):
+        items = [*batch]
+        items[key] = value
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    changed = copy.copy(batch)
+    if _is_pair(key):
+        answer = key[1](changed, value)
+        return changed if answer is None else answer
+    try:
+        if isinstance(key, str) and not isinstance(batch, Mapping):
+            setattr(changed, key, value)
+        else:
+            changed[key] = value
+    except (TypeError, AttributeError) as error:
+        raise IncompatibleError(
+            f"Item {key!r} of a batch of type {type(batch).__name__} cannot be changed. Give a pair "
+            "(getter, setter)."
+        ) from error
+    return changed
+
+
+def _is_pair(key: ItemKey) -> bool:
+    return isinstance(key, tuple) and len(key) == 2 and all(callable(part) for part in key)
+
+
+def _known(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"; it has {', '.join(repr(key) for key in batch)}"
+    return f"; it has {len(batch)} items" if isinstance(batch, tuple | list) else ""

@@ -1,0 +1,5 @@
+"""Label smoothing: targets that are a little less sure."""
+
+from hocket.algos.label_smoothing.label_smoothing import LabelSmoothing, smooth_labels
+
+__all__ = ["LabelSmoothing", "smooth_labels"]

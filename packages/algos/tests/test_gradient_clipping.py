@@ -1,0 +1,135 @@
+"""Clipping as defined, on plain parameters and on shards of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.algos import AlgorithmConfigError, GradientClipping, IncompatibleError, apply_gradient_clipping
+from hocket.trainer.event import Event
+from support.ranks import run_ranks
+
+SETTINGS = [("norm", 0.5), ("value", 0.05), ("adaptive", 0.02), ("adaptive", 1e6)]
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(5)
+    # Rows that divide by no number of ranks, a convolution, and a vector larger than 1.
+    return nn.Sequential(nn.Conv1d(3, 5, 2), nn.Flatten(), nn.Linear(15, 7), nn.GELU(), nn.Linear(7, 2))
+
+
+def _backward(model: nn.Module) -> None:
+    torch.manual_seed(6)
+    model(torch.randn(8, 3, 4)).square().sum().backward()
+
+
+def _clipped(settings: tuple[str, float]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    model = _model()
+    _backward(model)
+    kind, threshold = settings
+    norm = apply_gradient_clipping(model, kind, clipping_threshold=threshold)
+    return [parameter.grad for parameter in model.parameters()], norm
+
+
+def test_the_joint_norm_is_bounded() -> None:
+    gradients, norm = _clipped(("norm", 0.5))
+    assert norm > 0.5
+    total = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    torch.testing.assert_close(total, torch.tensor(0.5), rtol=1e-5, atol=0)
+
+
+def test_each_number_is_bounded() -> None:
+    before = _clipped(("value", 1e9))[0]
+    after, norm = _clipped(("value", 0.05))
+    assert norm is None
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new, old.clamp(-0.05, 0.05))
+    assert any((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+def test_each_unit_is_bounded_by_its_weights() -> None:
+    # One row at a time, straight from the definition.
+    before, after = _clipped(("adaptive", 1e6))[0], _clipped(("adaptive", 0.02))[0]
+    clipped = 0
+    for parameter, old, new in zip(_model().parameters(), before, after, strict=True):
+        units = zip(parameter, old, new, strict=True) if parameter.ndim > 1 else [(parameter, old, new)]
+        for weight, gradient, result in units:
+            most = 0.02 * max(weight.norm().item(), 1e-3)
+            scale = min(1.0, most / gradient.norm().item())
+            clipped += scale < 1
+            torch.testing.assert_close(result, gradient * scale)
+    assert clipped > 0
+
+
+def test_parameters_without_gradients_are_passed_over() -> None:
+    for kind, threshold in SETTINGS:
+        frozen, free = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        free.grad = torch.full((3,), 100.0)
+        apply_gradient_clipping([frozen, free], kind, clipping_threshold=threshold)
+        assert frozen.grad is None
+
+
+def _clip_shards() -> list[tuple[list[torch.Tensor], Any]]:
+    from torch.distributed.fsdp import fully_shard
+
+    results = []
+    for kind, threshold in SETTINGS:
+        model = _model()
+        fully_shard(model[2])
+        fully_shard(model)
+        _backward(model)  # the same batch on every rank, so the average is the plain gradient
+        norm = apply_gradient_clipping(model, kind, clipping_threshold=threshold)
+        gradients = [parameter.grad.full_tensor() for parameter in model.parameters()]
+        results.append((gradients, None if norm is None else (type(norm).__name__, norm.item())))
+    return results
+
+
+def test_shards_are_clipped_as_the_whole() -> None:
+    expected = [_clipped(settings) for settings in SETTINGS]
+    for results in run_ranks(_clip_shards, 3, init="gloo", timeout_s=90):
+        for (gradients, norm), (whole, whole_norm) in zip(results, expected, strict=True):
+            for gradient, reference in zip(gradients, whole, strict=True):
+                torch.testing.assert_close(gradient, reference)
+            if norm is not None:
+                assert norm == ("Tensor", pytest.approx(whole_norm.item(), rel=1e-6))
+
+
+def _clip_columns() -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(1)]))
+    weight.grad = weight.detach() * 100
+    with pytest.raises(IncompatibleError) as caught:
+        apply_gradient_clipping([weight], "adaptive", clipping_threshold=0.01)
+    assert weight.grad.full_tensor().max() == 100
+    return str(caught.value)
+
+
+def test_units_cut_in_two_are_refused() -> None:
+    (message,) = run_ranks(_clip_columns, 1, init="gloo", timeout_s=60)
+    assert "Shard(dim=1)" in message or "S(1)" in message
+    assert "Clip by 'norm' instead" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "threshold", "message"),
+    [
+        ("nrom", 1.0, "`clipping_type` is 'nrom', expected one of 'norm', 'value', 'adaptive'"),
+        ("norm", 0.0, "`clipping_threshold` is 0.0"),
+        ("norm", float("nan"), "`clipping_threshold` is nan"),
+        ("value", "1", "`clipping_threshold` is '1'"),
+    ],
+)
+def test_wrong_arguments_are_named(kind: Any, threshold: Any, message: str) -> None:
+    with pytest.raises(AlgorithmConfigError, match=message):
+        GradientClipping(kind, threshold)
+    with pytest.raises(AlgorithmConfigError, match=message):
+        apply_gradient_clipping([], kind, clipping_threshold=threshold)
+
+
+def test_it_listens_where_gradients_are_whole() -> None:
+    algorithm = GradientClipping("norm", 1.0)
+    assert GradientClipping.events == {Event.AFTER_TRAIN_BATCH}
+    assert [event for event in Event if algorithm.match(event, None)] == [Event.AFTER_TRAIN_BATCH]

@@ -1,0 +1,96 @@
+"""Smoothed targets are the mixture that the paper defines, and batches are left as they were."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.algos import AlgorithmConfigError, IncompatibleError, LabelSmoothing, smooth_labels
+from hocket.algos.batches import get_item, with_item
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_the_loss_is_torchs_own_with_label_smoothing(smoothing: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(4, 6, *shape), torch.randint(0, 6, (4, *shape))
+    smoothed = smooth_labels(logits, target, smoothing=smoothing)
+    assert smoothed.shape == logits.shape
+    mine = torch.nn.functional.cross_entropy(logits, smoothed)
+    torch.testing.assert_close(
+        mine, torch.nn.functional.cross_entropy(logits, target, label_smoothing=smoothing)
+    )
+
+
+def test_ignored_targets_add_nothing() -> None:
+    logits, target = torch.randn(4, 3), torch.tensor([0, -100, 2, -1])
+    losses = torch.nn.functional.cross_entropy(logits, smooth_labels(logits, target), reduction="none")
+    assert losses[1] == losses[3] == 0
+    expected = torch.nn.functional.cross_entropy(
+        logits[::2], target[::2], label_smoothing=0.1, reduction="none"
+    )
+    torch.testing.assert_close(losses[::2], expected)
+
+
+def test_probabilities_are_mixed_too() -> None:
+    logits, target = torch.randn(2, 4), torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
+    expected = torch.tensor([[0.45, 0.45, 0.05, 0.05], [0.05, 0.05, 0.05, 0.85]])
+    torch.testing.assert_close(smooth_labels(logits, target, smoothing=0.2), expected)
+
+
+def test_the_dtype_is_that_of_the_logits() -> None:
+    assert smooth_labels(torch.randn(2, 3).bfloat16(), torch.tensor([0, 1])).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("logits", "target"),
+    [
+        (torch.zeros(4), torch.zeros(4, dtype=torch.long)),
+        (torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)),
+        (torch.zeros(4, 3), torch.zeros(4)),
+        (torch.zeros(4, 3, 2), torch.zeros(4, 3)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(logits: torch.Tensor, target: torch.Tensor) -> None:
+    with pytest.raises(IncompatibleError, match="expected"):
+        smooth_labels(logits, target)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
+def test_a_share_is_within_nought_and_one(smoothing: float) -> None:
+    with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):
+        LabelSmoothing(smoothing)
+    with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):
+        smooth_labels(torch.zeros(1, 2), torch.tensor([0]), smoothing=smoothing)
+
+
+Named = namedtuple("Named", ["x", "y"])  # noqa: PYI024  # what torch's collate makes of one
+
+
+@pytest.mark.parametrize(
+    ("batch", "key"),
+    [
+        ((1, 2), 1),
+        ([1, 2], 1),
+        ([1, 2], -1),
+        ({"x": 1, "y": 2}, "y"),
+        (Named(1, 2), 1),
+        (SimpleNamespace(x=1, y=2), "y"),
+        ({"x": 1, "y": 2}, (lambda batch: batch["y"], lambda batch, value: {**batch, "y": value})),
+        ({"x": 1, "y": 2}, (lambda batch: batch["y"], lambda batch, value: batch.update(y=value))),
+    ],
+)
+def test_an_item_is_replaced_in_a_copy(batch: Any, key: Any) -> None:
+    assert get_item(batch, key) == 2
+    changed = with_item(batch, key, 3)
+    assert get_item(changed, key) == 3
+    assert get_item(batch, key) == 2
+    assert type(changed) is type(batch)
+
+
+@pytest.mark.parametrize(("batch", "key"), [((1,), 1), ({"x": 1}, "y"), ({"x": 1}, 0), (7, 0)])
+def test_a_missing_item_is_named(batch: Any, key: Any) -> None:
+    with pytest.raises(IncompatibleError, match="has no item"):
+        get_item(batch, key)

@@ -1,0 +1,93 @@
+"""Does the data loader give this rank its own share of the data?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.utils.data as torch_data
+
+from hocket.trainer.errors import DataError
+
+
+def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
+    """Compare the ranks that the loader serves with those that train, and say where they came from.
+
+    Args:
+        loader: The data loader.
+        data_parallel: Rank and size, of the parallelism.
+
+    Raises:
+        DataError: If the loader serves other ranks, or every rank the same samples.
+    """
+    rank, size = data_parallel
+    served, source = _served(loader)
+    if served is not None and tuple(served) != (rank, size):
+        raise DataError(
+            f"the data loader is for rank {served[0]} of {served[1]} ({source}), and the model trains as "
+            f"data-parallel rank {rank} of {size}; give the data set the rank and the number of ranks of the "
+            "parallelism, or its `replication`"
+        )
+    if served is None and size > 1 and _gives_everything(loader):
+        raise DataError(
+            f"the data loader gives the same samples to all {size} ranks: its data set has indices and its "
+            "sampler knows of no ranks; give it a `torch.utils.data.DistributedSampler`, or use a data set "
+            "that divides itself, such as `hocket.stream.StreamingDataset`"
+        )
+    if served is not None:
+        return f"rank {served[0]} of {served[1]}, by {source}"
+    return "one process takes all of it" if size == 1 else "the loader's own division"
+
+
+def _served(loader: Any) -> tuple[tuple[int, int] | None, str]:
+    for part, name in (
+        (loader, "the loader's `data_parallel`"),
+        (getattr(loader, "dataset", None), "the data set's `data_parallel`"),
+    ):
+        if (served := getattr(part, "data_parallel", None)) is not None:
+            return served, name
+    for name in ("sampler", "batch_sampler"):
+        sampler: Any = getattr(loader, name, None)
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+            return (sampler.rank, sampler.num_replicas), f"its `{type(sampler).__name__}`"
+    return None, ""
+
+
+def _gives_everything(loader: Any) -> bool:
+    """Whether it is torch's loader over indices with one of torch's own samplers, which know of no ranks."""
+    if not isinstance(loader, torch_data.DataLoader):
+        return False
+    return not isinstance(loader.dataset, torch_data.IterableDataset) and type(loader.sampler) in (
+        torch_data.SequentialSampler,
+        torch_data.RandomSampler,
+    )
+
+
+def describe_order(loader: Any) -> str:
+    """Say in what order samples come."""
+    data = getattr(loader, "dataset", None)
+    shuffle = getattr(data, "shuffle", None)
+    if isinstance(shuffle, bool):
+        return f"shuffled from seed {getattr(data, 'shuffle_seed', '?')}" if shuffle else "as stored"
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, torch_data.SequentialSampler):
+        return "as stored"
+    if isinstance(sampler, torch_data.RandomSampler):
+        return "shuffled anew each epoch by torch's generator"
+    return f"by `{type(sampler or loader).__name__}`"
+
+
+def describe_split(loader: Any, data_parallel: tuple[int, int], microbatch_size: int | None) -> str:
+    """Say how a global batch is divided over ranks and microbatches."""
+    size = getattr(loader, "batch_size", None)
+    if not isinstance(size, int):
+        size = getattr(getattr(loader, "dataset", None), "batch_size", None)
+    num_ranks = data_parallel[1]
+    if not isinstance(size, int):
+        split = "as the loader yields it"
+    elif num_ranks == 1:
+        split = f"{size} samples"
+    else:
+        split = f"{size * num_ranks} samples = {num_ranks} ranks × {size}"
+    if microbatch_size is None:
+        return split
+    return f"{split}, in microbatches of {microbatch_size}"

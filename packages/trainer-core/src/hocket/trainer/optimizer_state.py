@@ -1,0 +1,130 @@
+"""State trees of models and optimizers, by the names of the unwrapped model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.trainer.errors import ResumeError, TrainerConfigError
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsLike:
+    """Stands in a state tree for the state of an optimizer that has not stepped yet.
+
+    A checkpoint store makes the slots from what the checkpoint has, laid out as their parameters are.
+    """
+
+    slots_like: Mapping[str, torch.Tensor]
+    """The parameters by name."""
+
+
+def plain_name(name: str) -> str:
+    """A parameter's or buffer's name without what compiling and activation checkpointing put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """The model's parameters and buffers by plain name; the tensors are the model's own."""
+    return {plain_name(name): value for name, value in model.state_dict().items()}
+
+
+def take_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Hand the model what a loaded tree has that is no tensor; its tensors were filled in place."""
+    extra = {
+        name: state[plain_name(name)]
+        for name, value in model.state_dict().items()
+        if not isinstance(value, torch.Tensor)
+    }
+    if extra:
+        model.load_state_dict(extra, strict=False)
+
+
+def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """The optimizer's state by parameter name: `{"state": {name: {slot: value}}, "param_groups": [...]}`.
+
+    The tensors are the optimizer's own. Before its first step, `state` is a `SlotsLike`.
+
+    Raises:
+        TrainerConfigError: If it holds a parameter that the model does not have.
+    """
+    name_of = {parameter: name for name, parameter in _named_parameters(model)}
+    groups: list[dict[str, Any]] = []
+    parameters: dict[str, torch.Tensor] = {}
+    for group in optimizer.param_groups:
+        names = []
+        for parameter in group["params"]:
+            if parameter not in name_of:
+                raise TrainerConfigError(
+                    f"`{type(optimizer).__name__}` holds a parameter of shape {list(parameter.shape)} "
+                    "that the model does not have; make it from the parameters of the model that is trained"
+                )
+            names.append(name_of[parameter])
+            parameters[name_of[parameter]] = parameter
+        groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": names})
+    if not optimizer.state:
+        return {"state": SlotsLike(parameters), "param_groups": groups}
+    state = {
+        name: dict(optimizer.state[parameter])
+        for name, parameter in parameters.items()
+        if parameter in optimizer.state
+    }
+    return {"state": state, "param_groups": groups}
+
+
+def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the optimizer a loaded state. Tensors are taken as they are, not copied.
+
+    Settings of the groups (learning rates and the like) become the checkpoint's.
+
+    Raises:
+        ResumeError: If groups or their parameters differ.
+    """
+    groups = state["param_groups"]
+    now = [group["params"] for group in optimizer_state(optimizer, model)["param_groups"]]
+    before = [list(group["params"]) for group in groups]
+    if now != before:
+        raise ResumeError(
+            f"the parameter groups of `{type(optimizer).__name__}` differ from the checkpoint's: "
+            f"{_difference(before, now)}; make the optimizer as it was made for the checkpoint"
+        )
+    parameter_of = dict(_named_parameters(model))
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update({key: value for key, value in saved.items() if key != "params"})
+        # Where the step is computed on the device, so is its counter.
+        counts_on_device = bool(group.get("capturable") or group.get("fused"))
+        for name in saved["params"]:
+            if name in state["state"]:
+                parameter = parameter_of[name]
+                slots = dict(state["state"][name])
+                step = slots.get("step")
+                if isinstance(step, torch.Tensor) and step.dim() == 0 and not hasattr(step, "to_local"):
+                    slots["step"] = step.to(parameter.device if counts_on_device else "cpu")
+                optimizer.state[parameter] = slots
+
+
+def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in model.named_parameters():
+        yield plain_name(name), parameter
+
+
+def _difference(before: list[list[str]], now: list[list[str]]) -> str:
+    if len(before) != len(now):
+        return f"{len(before)} groups in the checkpoint, {len(now)} here"
+    for index, (saved, given) in enumerate(zip(before, now, strict=True)):
+        if saved != given:
+            gone = [name for name in saved if name not in given]
+            new = [name for name in given if name not in saved]
+            if gone or new:
+                return f"group {index} lacks {gone[:5]} of the checkpoint's and has {new[:5]} of its own"
+            return f"group {index} has the same parameters in another order"
+    return "nothing"

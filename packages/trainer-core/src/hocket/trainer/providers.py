@@ -1,0 +1,49 @@
+"""Finding the packages beside the trainer, which it does not import: by their entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from hocket.trainer.errors import MissingProviderError, TrainerConfigError
+
+GROUP = "hocket.providers"
+
+_PACKAGE_OF = {"parallelism": "hocket-dist", "checkpoints": "hocket-ckpt"}
+_ARGUMENT_OF = {"parallelism": "parallelism", "checkpoints": "checkpoint_store"}
+
+
+def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
+    """Return the function that an installed package provides under `name` in the group `hocket.providers`.
+
+    Args:
+        name: `"parallelism"` or `"checkpoints"`.
+        asked_by: What asks for it, for the message: an argument such as `save_folder`.
+
+    Raises:
+        MissingProviderError: If no installed package provides it, or the one that does cannot be imported.
+        TrainerConfigError: If several do.
+    """
+    found = entry_points(group=GROUP, name=name)
+    package, argument = _PACKAGE_OF[name], _ARGUMENT_OF[name]
+    if not found:
+        raise MissingProviderError(
+            f"{asked_by} needs a package that provides `{name}`, and none is installed: "
+            f"`pip install {package}`, or pass an object as `{argument}=`"
+        )
+    if len(found) > 1:
+        places = ", ".join(f"`{entry.value}`" for entry in found)
+        raise TrainerConfigError(
+            f"{asked_by} needs one package that provides `{name}`, and several do: {places}; "
+            f"uninstall all but one, or pass an object as `{argument}=`"
+        )
+    (entry,) = found
+    try:
+        provide: Callable[..., Any] = entry.load()
+    except ImportError as error:
+        raise MissingProviderError(
+            f"{asked_by} needs `{entry.value}`, which is installed and cannot be imported ({error}): "
+            f"`pip install {package}` with what it needs, or pass an object as `{argument}=`"
+        ) from error
+    return provide

@@ -1,1 +1,39 @@
 //! Object stores for Hocket: parallel ranged reads, multipart and conditional writes, retries, byte budgets.
+//!
+//! A [`Store`] is a URI with options: `s3://bucket/prefix`, a local directory, or `memory://name`.
+//! It owns no client, no thread and no socket, so it can be cloned, sent to threads and kept
+//! across a `fork`; what a process needs to do I/O lives in one table per process (`process`).
+//!
+//! ```
+//! use hocket_store::{PutMode, Store, StoreOptions, runtime};
+//!
+//! # fn main() -> hocket_store::Result<()> {
+//! let store = Store::open("memory://docs/run-1", StoreOptions::default())?;
+//! let never = || false;
+//! let handle = store.clone();
+//! runtime::wait(async move { handle.put("a/b", "hello".into(), PutMode::Create).await }, &never)??;
+//! let data = runtime::wait(async move { store.get_range("a/b", 1..4).await }, &never)??;
+//! assert_eq!(&data[..], b"ell");
+//! # Ok(())
+//! # }
+//! ```
+
+mod budget;
+mod client;
+mod error;
+mod http;
+mod local;
+mod options;
+mod process;
+mod ranges;
+mod read;
+mod retry;
+pub mod runtime;
+mod store;
+mod upload;
+mod uri;
+
+pub use error::{Result, StoreError};
+pub use options::StoreOptions;
+pub use store::{Listing, ObjectMeta, PutMode, Store};
+pub use upload::Upload;

@@ -1,0 +1,90 @@
+//! Bytes in flight, counted over the whole process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{Mutex, Notify};
+
+/// Counts bytes in flight. Waiters are served in the order in which they came, so that a large transfer is
+/// not starved by small ones.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    turn: Mutex<()>,
+    in_flight: AtomicU64,
+    freed: Notify,
+}
+
+impl Budget {
+    /// Waits until `bytes` more keep the process within `limit`. A transfer larger than the limit goes alone.
+    pub(crate) async fn take(self: &Arc<Self>, bytes: u64, limit: u64) -> Hold {
+        let bytes = bytes.min(limit);
+        let _turn = self.turn.lock().await;
+        // Only the holder of the turn adds, so what fits at the check still fits at the addition.
+        while self.in_flight.load(Ordering::Acquire).saturating_add(bytes) > limit {
+            self.freed.notified().await;
+        }
+        self.in_flight.fetch_add(bytes, Ordering::AcqRel);
+        Hold {
+            budget: Arc::clone(self),
+            bytes,
+        }
+    }
+}
+
+/// Bytes taken from the budget until dropped.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.budget
+            .in_flight
+            .fetch_sub(self.bytes, Ordering::AcqRel);
+        // Kept as a permit when nobody waits yet: the next waiter checks once more for nothing.
+        self.budget.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn the_budget_is_never_exceeded_and_everybody_is_served() {
+        let budget = Arc::new(Budget::default());
+        let most = Arc::new(AtomicU64::new(0));
+        let mut tasks = tokio::task::JoinSet::new();
+        for index in 0..60u64 {
+            let (budget, most) = (Arc::clone(&budget), Arc::clone(&most));
+            tasks.spawn(async move {
+                // 150 is more than the whole: it goes alone.
+                let hold = budget.take([10, 40, 150][index as usize % 3], 100).await;
+                most.fetch_max(budget.in_flight.load(Ordering::SeqCst), Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_micros(200)).await;
+                drop(hold);
+            });
+        }
+        tokio::time::timeout(Duration::from_secs(10), tasks.join_all())
+            .await
+            .unwrap();
+        assert!((50..=100).contains(&most.load(Ordering::SeqCst)));
+        assert_eq!(budget.in_flight.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_gives_up_holds_nothing() {
+        let budget = Arc::new(Budget::default());
+        let all = budget.take(100, 100).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(10), budget.take(1, 100)).await;
+        assert!(waiting.is_err());
+        drop(all);
+        let _again = tokio::time::timeout(Duration::from_secs(1), budget.take(100, 100))
+            .await
+            .unwrap();
+    }
+}

@@ -1,0 +1,110 @@
+//! What can go wrong, named by what the caller can do about it.
+
+use std::time::Duration;
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// Why a verb failed. Messages carry the full URI, and never a secret or a signed address.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// There is no such object, or no such bucket.
+    #[error("nothing at `{uri}`; check the key, the bucket and the endpoint")]
+    NotFound {
+        /// Full URI of the object.
+        uri: String,
+    },
+    /// A conditional create found the key taken.
+    #[error(
+        "`{uri}` exists already, and was to be created only if absent; choose another key or delete it first"
+    )]
+    Exists {
+        /// Full URI of the object.
+        uri: String,
+    },
+    /// The object is not the one that the caller, or an earlier part of the same read, saw.
+    #[error(
+        "`{uri}` changed under way: expected ETag `{expected}`, found `{actual}`; read it again from the start"
+    )]
+    Changed {
+        /// Full URI of the object.
+        uri: String,
+        /// The ETag that was asked for.
+        expected: String,
+        /// The ETag found, or a word in brackets where there is none.
+        actual: String,
+    },
+    /// The store refuses these credentials, or none were given.
+    #[error("no access to `{uri}`: {reason}")]
+    Permission {
+        /// Full URI of the object or of the store.
+        uri: String,
+        /// What the store said, or which variables to set.
+        reason: String,
+    },
+    /// A URI, key or option that no retry makes right.
+    #[error("{message}")]
+    Config {
+        /// Value, expectation and remedy.
+        message: String,
+    },
+    /// The store could not be reached, or kept failing until the retries or the deadline ran out. For a
+    /// conditional put it also means that the answer was lost: read the object back to know.
+    #[error("`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}", elapsed.as_secs_f64())]
+    Transient {
+        /// Full URI of the object.
+        uri: String,
+        /// Requests made.
+        attempts: u32,
+        /// From the first request to the giving up.
+        elapsed: Duration,
+        /// The last failure.
+        reason: String,
+    },
+    /// The store or the file system refused for a reason of its own.
+    #[error("`{uri}`: {reason}")]
+    Io {
+        /// Full URI of the object.
+        uri: String,
+        /// What was said, with the range where one applies.
+        reason: String,
+    },
+    /// The wait was interrupted (Ctrl-C); the work was abandoned.
+    #[error("interrupted while waiting for the store")]
+    Interrupted,
+}
+
+impl StoreError {
+    /// A configuration error with `message`.
+    pub(crate) fn config(message: impl Into<String>) -> Self {
+        Self::Config {
+            message: message.into(),
+        }
+    }
+
+    /// An I/O error of `uri`.
+    pub(crate) fn io(uri: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Io {
+            uri: uri.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// What an operating-system error on `uri` means.
+    pub(crate) fn from_io(uri: &str, doing: &str, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let uri = uri.to_owned();
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Self::NotFound { uri },
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Self::Permission {
+                uri,
+                reason: format!("{doing}: {error}"),
+            },
+            _ => Self::Io {
+                uri,
+                reason: format!("{doing}: {error}"),
+            },
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Stores of local files. A write goes to a hidden file beside its target and takes the name at the end, so
+//! readers, and whoever comes after a crash, see whole objects only.
+
+use crate::error::{Result, StoreError};
+use crate::store::{Listing, ObjectMeta, PutMode, Store};
+use bytes::Bytes;
+use std::collections::HashSet;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What the hidden files of unfinished writes are called; listings leave them out.
+const HIDDEN: &str = ".hocket-";
+
+/// Runs file operations on a thread that may block.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => Err(StoreError::io(
+            "hocket",
+            format!("a file operation ended without an answer: {error}"),
+        )),
+    }
+}
+
+/// See [`Store::head`].
+pub(crate) async fn head(store: Store, key: String) -> Result<ObjectMeta> {
+    blocking(move || {
+        let (path, uri) = locate(&store, &key);
+        let metadata =
+            fs::metadata(&path).map_err(|error| StoreError::from_io(&uri, "look at", &error))?;
+        describe(&key, &uri, &metadata)
+    })
+    .await
+}
+
+/// See [`Store::get`].
+pub(crate) async fn get(store: Store, key: String) -> Result<Bytes> {
+    blocking(move || {
+        let reader = Reader::open(&store, &key)?;
+        let data = reader.read(0..reader.meta.size)?;
+        reader.check_unchanged()?;
+        Ok(data)
+    })
+    .await
+}
+
+/// See [`Store::get_ranges`].
+pub(crate) async fn get_ranges(
+    store: Store,
+    key: String,
+    ranges: Vec<Range<u64>>,
+) -> Result<Vec<Bytes>> {
+    blocking(move || {
+        let reader = Reader::open(&store, &key)?;
+        let pieces = ranges
+            .into_iter()
+            .map(|range| reader.read(range))
+            .collect::<Result<Vec<_>>>()?;
+        reader.check_unchanged()?;
+        Ok(pieces)
+    })
+    .await
+}
+
+/// See [`Store::download`].
+pub(crate) async fn download(store: Store, key: String, to: PathBuf) -> Result<ObjectMeta> {
+    blocking(move || {
+        let mut reader = Reader::open(&store, &key)?;
+        let name = to.to_string_lossy().into_owned();
+        let mut target = File::create(&to).map_err(|error| write_error(&name, "create", &error))?;
+        let copied = io::copy(&mut reader.file, &mut target)
+            .map_err(|error| write_error(&name, "write", &error))?;
+        if copied != reader.meta.size {
+            return Err(StoreError::io(
+                &reader.uri,
+                format!("{copied} bytes read, {} expected", reader.meta.size),
+            ));
+        }
+        reader.check_unchanged()?;
+        Ok(reader.meta)
+    })
+    .await
+}
+
+/// See [`Store::put`].
+pub(crate) async fn put(
+    store: Store,
+    key: String,
+    data: Bytes,
+    mode: PutMode,
+) -> Result<Option<String>> {
+    blocking(move || {
+        let mut staged = Staged::create(&store, &key)?;
+        staged.write(&data)?;
+        Ok(staged.publish(&mode)?.etag)
+    })
+    .await
+}
+
+/// See [`Store::delete`]. Directories that this leaves empty go too: object stores have none.
+pub(crate) async fn delete(store: Store, key: String) -> Result<()> {
+    blocking(move || {
+        let (path, uri) = locate(&store, &key);
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
+                ) => {}
+            Err(error) => return Err(write_error(&uri, "delete", &error)),
+        }
+        let root = store.local_root();
+        let mut dir = path.parent();
+        while let Some(parent) = dir.filter(|dir| Some(*dir) != root) {
+            if fs::remove_dir(parent).is_err() {
+                break;
+            }
+            dir = parent.parent();
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// See [`Store::list`] and [`Store::list_dirs`]; unsorted.
+pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Result<Listing> {
+    blocking(move || {
+        let mut listing = Listing::default();
+        let mut seen = HashSet::new();
+        let mut pending = vec![prefix];
+        while let Some(dir) = pending.pop() {
+            let (path, uri) = locate(&store, &dir);
+            let failed = |error: &io::Error| StoreError::from_io(&uri, "list", error);
+            // A link to a directory above would otherwise be walked for ever.
+            match fs::metadata(&path) {
+                Ok(metadata)
+                    if metadata.is_dir() && seen.insert((metadata.dev(), metadata.ino())) => {}
+                Ok(_) => continue,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(failed(&error)),
+            }
+            for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
+                let entry = entry.map_err(|error| failed(&error))?;
+                let Some(name) = entry
+                    .file_name()
+                    .to_str()
+                    .filter(|name| !name.starts_with(HIDDEN))
+                    .map(str::to_owned)
+                else {
+                    continue;
+                };
+                let key = if dir.is_empty() {
+                    name
+                } else {
+                    format!("{dir}/{name}")
+                };
+                // What is deleted while we look was never seen.
+                let Ok(metadata) = fs::metadata(entry.path()) else {
+                    continue;
+                };
+                if metadata.is_file() {
+                    listing.objects.push(describe(&key, &uri, &metadata)?);
+                } else if metadata.is_dir() {
+                    if one_level {
+                        listing.dirs.push(key)
+                    } else {
+                        pending.push(key)
+                    }
+                }
+            }
+        }
+        Ok(listing)
+    })
+    .await
+}
+
+/// An object opened once: a rename over its name does not disturb the reading.
+struct Reader {
+    file: File,
+    uri: String,
+    meta: ObjectMeta,
+}
+
+impl Reader {
+    fn open(store: &Store, key: &str) -> Result<Self> {
+        let (path, uri) = locate(store, key);
+        let failed = |error: io::Error| StoreError::from_io(&uri, "open", &error);
+        let file = File::open(&path).map_err(failed)?;
+        let meta = describe(key, &uri, &file.metadata().map_err(failed)?)?;
+        Ok(Self { file, uri, meta })
+    }
+
+    fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        if range.end > self.meta.size {
+            let (start, end, size) = (range.start, range.end, self.meta.size);
+            return Err(StoreError::io(
+                &self.uri,
+                format!("range {start}..{end} does not lie within the object's {size} bytes"),
+            ));
+        }
+        let mut data = vec![0; (range.end - range.start) as usize];
+        self.file
+            .read_exact_at(&mut data, range.start)
+            .map_err(|error| {
+                StoreError::io(
+                    &self.uri,
+                    format!("read {}..{}: {error}", range.start, range.end),
+                )
+            })?;
+        Ok(data.into())
+    }
+
+    /// Somebody may have written into the file itself, which no store does but a person might.
+    fn check_unchanged(&self) -> Result<()> {
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|error| StoreError::from_io(&self.uri, "look at", &error))?;
+        let (expected, actual) = (self.meta.etag.clone().unwrap_or_default(), etag(&metadata));
+        if expected == actual {
+            return Ok(());
+        }
+        Err(StoreError::Changed {
+            uri: self.uri.clone(),
+            expected,
+            actual,
+        })
+    }
+}
+
+/// A write under way, in a hidden file beside its target. Dropped unpublished, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    key: String,
+    uri: String,
+    target: PathBuf,
+    hidden: PathBuf,
+    file: File,
+    is_published: bool,
+}
+
+impl Staged {
+    /// Makes the directories and the hidden file.
+    pub(crate) fn create(store: &Store, key: &str) -> Result<Self> {
+        let (target, uri) = locate(store, key);
+        let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
+        for _ in 0..8 {
+            fs::create_dir_all(&dir)
+                .map_err(|error| write_error(&uri, "make the directory of", &error))?;
+            let hidden = dir.join(format!(
+                "{HIDDEN}{}-{:016x}.tmp",
+                std::process::id(),
+                fastrand::u64(..)
+            ));
+            match OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&hidden)
+            {
+                Ok(file) => {
+                    return Ok(Self {
+                        key: key.to_owned(),
+                        uri,
+                        target,
+                        hidden,
+                        file,
+                        is_published: false,
+                    });
+                }
+                // A deletion beside us took the directory away as empty; or the name is taken.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
+                Err(error) => return Err(write_error(&uri, "create", &error)),
+            }
+        }
+        Err(StoreError::io(
+            uri,
+            format!(
+                "the directory `{}` is removed as often as it is made",
+                dir.display()
+            ),
+        ))
+    }
+
+    /// Appends `data`.
+    pub(crate) fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.file
+            .write_all(data)
+            .map_err(|error| write_error(&self.uri, "write", &error))
+    }
+
+    /// Gives the file its name, on the condition of `mode`; on disk when this returns.
+    pub(crate) fn publish(mut self, mode: &PutMode) -> Result<ObjectMeta> {
+        let failed = |doing: &'static str| {
+            let uri = self.uri.clone();
+            move |error: io::Error| write_error(&uri, doing, &error)
+        };
+        self.file.sync_all().map_err(failed("sync"))?;
+        let dir = File::open(self.target.parent().unwrap_or(Path::new("/")))
+            .map_err(failed("open the directory of"))?;
+        match mode {
+            PutMode::Overwrite => {
+                fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
+            }
+            PutMode::Create => {
+                // A hard link, unlike a rename, refuses a name that is taken.
+                fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
+                    ErrorKind::AlreadyExists => StoreError::Exists {
+                        uri: self.uri.clone(),
+                    },
+                    _ => write_error(
+                        &self.uri,
+                        "link to (this file system must know hard links)",
+                        &error,
+                    ),
+                })?;
+                let _ = fs::remove_file(&self.hidden);
+            }
+            PutMode::Match(expected) => self.replace(&dir, expected)?,
+        }
+        self.is_published = true;
+        dir.sync_all().map_err(failed("sync the directory of"))?;
+        describe(
+            &self.key,
+            &self.uri,
+            &self.file.metadata().map_err(failed("look at"))?,
+        )
+    }
+
+    /// Compares and renames while holding the directory's lock, which every conditional write takes.
+    fn replace(&self, dir: &File, expected: &str) -> Result<()> {
+        // SAFETY: the descriptor is open as long as `dir` lives; closing it gives the lock back.
+        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return Err(write_error(
+                &self.uri,
+                "lock the directory of",
+                &io::Error::last_os_error(),
+            ));
+        }
+        let actual = fs::metadata(&self.target)
+            .map_or_else(|_| "(none)".to_owned(), |metadata| etag(&metadata));
+        if actual != expected {
+            return Err(StoreError::Changed {
+                uri: self.uri.clone(),
+                expected: expected.to_owned(),
+                actual,
+            });
+        }
+        fs::rename(&self.hidden, &self.target)
+            .map_err(|error| write_error(&self.uri, "rename to", &error))
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_published {
+            let _ = fs::remove_file(&self.hidden);
+        }
+    }
+}
+
+fn locate(store: &Store, key: &str) -> (PathBuf, String) {
+    let root = store.local_root().unwrap_or(Path::new("/"));
+    let path = if key.is_empty() {
+        root.to_owned()
+    } else {
+        root.join(key)
+    };
+    (path, store.object_uri(key))
+}
+
+fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<ObjectMeta> {
+    if !metadata.is_file() {
+        return Err(StoreError::NotFound {
+            uri: uri.to_owned(),
+        });
+    }
+    Ok(ObjectMeta {
+        key: key.to_owned(),
+        size: metadata.len(),
+        etag: Some(etag(metadata)),
+        modified_ms: metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000,
+    })
+}
+
+/// Another file has another inode, and a changed one another time or size.
+fn etag(metadata: &Metadata) -> String {
+    let time_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+    format!("{:x}-{time_ns:x}-{:x}", metadata.ino(), metadata.len())
+}
+
+/// A failed write is never "not found": the object need not exist.
+fn write_error(uri: &str, doing: &str, error: &io::Error) -> StoreError {
+    match StoreError::from_io(uri, doing, error) {
+        StoreError::NotFound { uri } => StoreError::io(uri, format!("{doing}: {error}")),
+        other => other,
+    }
+}

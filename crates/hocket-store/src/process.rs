@@ -1,0 +1,106 @@
+//! What a process holds to do I/O: one table per process, emptied in a forked child.
+//!
+//! A forked child inherits memory, but not the threads that serve the runtime nor sole ownership of the
+//! sockets. So the child forgets its parent's table without dropping it (dropping would wait for threads that
+//! are not there and close connections under the parent) and starts with an empty one. `fork` itself happens
+//! while the forking thread holds the table's lock, so no other thread is half-way through a change.
+
+use crate::budget::Budget;
+use crate::client::{ClientKey, Remote};
+use crate::error::{Result, StoreError};
+use object_store::memory::InMemory;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use tokio::runtime::{Builder, Runtime};
+
+/// Runtime, clients, memory stores and the byte budget of this process.
+#[derive(Default)]
+pub(crate) struct Table {
+    /// The process that filled the table.
+    pid: u32,
+    runtime: Option<&'static Runtime>,
+    /// One client for a bucket, its options and the credentials in the environment.
+    pub(crate) clients: HashMap<ClientKey, Arc<Remote>>,
+    pub(crate) memories: HashMap<String, Arc<InMemory>>,
+    budget: Arc<Budget>,
+}
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+static HOOKS: Once = Once::new();
+
+thread_local! {
+    /// The table's lock, held by the forking thread from just before `fork` to just after it.
+    static HELD: RefCell<Option<MutexGuard<'static, Option<Table>>>> = const { RefCell::new(None) };
+}
+
+/// Runs `act` on this process's table, under its lock. `act` must not call back into this module.
+pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
+    // SAFETY: the three handlers are `extern "C"` functions that live as long as the library, and they do
+    // nothing but take and give back our own lock and replace the table in the child.
+    HOOKS.call_once(|| unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_in_parent),
+            Some(after_fork_in_child),
+        );
+    });
+    let mut guard = lock();
+    let pid = std::process::id();
+    // The hooks have emptied the table of a child of `fork`; a raw `clone` goes around them.
+    if guard.as_ref().is_some_and(|table| table.pid != pid) {
+        std::mem::forget(guard.take());
+    }
+    act(guard.get_or_insert_with(|| Table {
+        pid,
+        ..Table::default()
+    }))
+}
+
+/// The process's count of bytes in flight.
+pub(crate) fn budget() -> Arc<Budget> {
+    with_table(|table| Arc::clone(&table.budget))
+}
+
+/// The process's runtime, started at its first use and never stopped.
+pub(crate) fn runtime() -> Result<&'static Runtime> {
+    with_table(|table| {
+        if let Some(runtime) = table.runtime {
+            return Ok(runtime);
+        }
+        let workers =
+            std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(workers)
+            .max_blocking_threads(16)
+            .thread_name("hocket-io")
+            .enable_all()
+            .build()
+            .map_err(|error| {
+                StoreError::io("hocket", format!("cannot start the I/O threads: {error}"))
+            })?;
+        Ok(*table.runtime.insert(Box::leak(Box::new(runtime))))
+    })
+}
+
+fn lock() -> MutexGuard<'static, Option<Table>> {
+    // A panic elsewhere leaves the table as it was: every change to it is one insertion.
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn before_fork() {
+    let guard = lock();
+    HELD.with(|held| *held.borrow_mut() = Some(guard));
+}
+
+extern "C" fn after_fork_in_parent() {
+    HELD.with(|held| drop(held.borrow_mut().take()));
+}
+
+extern "C" fn after_fork_in_child() {
+    HELD.with(|held| {
+        if let Some(mut guard) = held.borrow_mut().take() {
+            std::mem::forget(guard.take());
+        }
+    });
+}

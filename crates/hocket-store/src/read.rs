@@ -1,0 +1,319 @@
+//! Reading an object from a remote store: parts in parallel, every one of the same ETag.
+
+use crate::client::Remote;
+use crate::error::{Result, StoreError};
+use crate::local::blocking;
+use crate::process;
+use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
+use crate::retry::{Fault, Tries};
+use crate::store::{ObjectMeta, Store, get_options};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use object_store::path::Path as ObjectPath;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use tokio::task::JoinSet;
+
+/// An object being read. Clones share the ETag that the first answer brought.
+#[derive(Clone)]
+pub(crate) struct Source {
+    store: Store,
+    key: String,
+    path: ObjectPath,
+    remote: Arc<Remote>,
+    seen: Arc<OnceLock<ObjectMeta>>,
+}
+
+impl Source {
+    pub(crate) fn new(store: &Store, key: &str, remote: Arc<Remote>) -> Result<Self> {
+        let path = store.path(key)?;
+        Ok(Self {
+            store: store.clone(),
+            key: key.to_owned(),
+            path,
+            remote,
+            seen: Arc::default(),
+        })
+    }
+
+    /// See [`Store::get`].
+    pub(crate) async fn get(self) -> Result<Bytes> {
+        let (first, meta) = self.first_part().await?;
+        if first.len() as u64 == meta.size {
+            return Ok(first.freeze());
+        }
+        // One allocation, cut into the parts' places: they are filled in parallel and joined without a copy.
+        let mut whole = BytesMut::with_capacity(meta.size as usize);
+        let mut rest = whole.split_off(first.len());
+        whole.extend_from_slice(&first);
+        let parts = split(first.len() as u64..meta.size, self.part_bytes());
+        drop(first);
+        let mut tasks = JoinSet::new();
+        for (index, range) in parts.iter().cloned().enumerate() {
+            let after = rest.split_off((range.end - range.start) as usize);
+            let mut place = std::mem::replace(&mut rest, after);
+            let source = self.clone();
+            tasks.spawn(async move {
+                source.fetch(range, &mut place).await?;
+                Ok((index, place))
+            });
+        }
+        let mut places: Vec<BytesMut> = vec![BytesMut::new(); parts.len()];
+        while let Some((index, place)) = next(&mut tasks).await? {
+            places[index] = place;
+        }
+        for place in places {
+            whole.unsplit(place);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// See [`Store::get_ranges`].
+    pub(crate) async fn get_ranges(self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let cover = coalesce(ranges, COALESCE_GAP_BYTES);
+        if cover.is_empty() {
+            // Nothing to fetch, but whether the object is there and long enough is still an answer.
+            let size = self.store.head(&self.key).await?.size;
+            let beyond = ranges.iter().find(|range| range.end > size);
+            return beyond.map_or_else(
+                || Ok(vec![Bytes::new(); ranges.len()]),
+                |range| Err(self.beyond(range, size)),
+            );
+        }
+        let mut tasks = JoinSet::new();
+        let mut wholes: Vec<Vec<Bytes>> = Vec::new();
+        for (index, range) in cover.iter().enumerate() {
+            let parts = split(range.clone(), self.part_bytes());
+            wholes.push(vec![Bytes::new(); parts.len()]);
+            for (part, range) in parts.into_iter().enumerate() {
+                let source = self.clone();
+                tasks.spawn(async move {
+                    let mut data = BytesMut::with_capacity((range.end - range.start) as usize);
+                    source.fetch(range, &mut data).await?;
+                    Ok(((index, part), data.freeze()))
+                });
+            }
+        }
+        while let Some(((index, part), data)) = next(&mut tasks).await? {
+            wholes[index][part] = data;
+        }
+        let wholes: Vec<Bytes> = wholes.into_iter().map(join).collect();
+        let size = self.seen.get().map_or(u64::MAX, |meta| meta.size);
+        let cut = |range: &Range<u64>| match covering(&cover, range) {
+            Some(index) if !range.is_empty() => {
+                let start = (range.start - cover[index].start) as usize;
+                Ok(wholes[index].slice(start..start + (range.end - range.start) as usize))
+            }
+            _ if range.end > size => Err(self.beyond(range, size)),
+            _ => Ok(Bytes::new()),
+        };
+        ranges.iter().map(cut).collect()
+    }
+
+    /// See [`Store::download`].
+    pub(crate) async fn download(self, path: &Path) -> Result<ObjectMeta> {
+        let (first, meta) = self.first_part().await?;
+        let first = first.freeze();
+        let name: Arc<str> = path.to_string_lossy().into();
+        let file = {
+            let (name, path, first, size) =
+                (Arc::clone(&name), path.to_owned(), first.clone(), meta.size);
+            blocking(move || {
+                let failed = |error: std::io::Error| StoreError::from_io(&name, "write", &error);
+                let file = File::create(&path).map_err(failed)?;
+                file.set_len(size).map_err(failed)?;
+                file.write_all_at(&first, 0).map_err(failed)?;
+                Ok(Arc::new(file))
+            })
+            .await?
+        };
+        let mut tasks = JoinSet::new();
+        for range in split(first.len() as u64..meta.size, self.part_bytes()) {
+            let (source, file, name) = (self.clone(), Arc::clone(&file), Arc::clone(&name));
+            tasks.spawn(async move {
+                let start = range.start;
+                let mut data = BytesMut::new();
+                let _bytes = source.fetch(range, &mut data).await?;
+                let failed =
+                    move |error: std::io::Error| StoreError::from_io(&name, "write", &error);
+                blocking(move || file.write_all_at(&data, start).map_err(failed)).await
+            });
+        }
+        while next(&mut tasks).await?.is_some() {}
+        Ok(meta)
+    }
+
+    /// The first part, or all of a smaller object, and what the object is: one request tells both.
+    async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
+        let mut tries = Tries::new(self.store.options(), self.uri(), self.part_bytes());
+        let _bytes = process::budget()
+            .take(self.part_bytes(), self.store.options().budget_bytes)
+            .await;
+        let want = self.remote.is_http().then(|| 0..self.part_bytes());
+        loop {
+            let mut data = BytesMut::new();
+            match tries
+                .attempt(&self.remote, self.request(want.clone(), &mut data))
+                .await
+            {
+                Ok(meta) => {
+                    let meta = self.pin(meta)?;
+                    return Ok((data, meta));
+                }
+                // An empty object has no first byte to ask for.
+                Err(Fault::Range(_)) => {
+                    let meta = self.store.head(&self.key).await?;
+                    if meta.size == 0 {
+                        return Ok((BytesMut::new(), meta));
+                    }
+                    tries
+                        .pause(Fault::Again {
+                            reason: "the object grew while it was read".to_owned(),
+                            landed: false,
+                        })
+                        .await?;
+                }
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    /// Fetches `range` to the end of `data`, and goes on where a broken answer stopped. The bytes count as in
+    /// flight until what is returned is dropped.
+    async fn fetch(&self, range: Range<u64>, data: &mut BytesMut) -> Result<crate::budget::Hold> {
+        let size = range.end - range.start;
+        let mut tries = Tries::new(self.store.options(), self.uri(), size);
+        let bytes = process::budget()
+            .take(size, self.store.options().budget_bytes)
+            .await;
+        data.reserve(size as usize);
+        loop {
+            let missing = range.start + data.len() as u64..range.end;
+            match tries
+                .attempt(&self.remote, self.request(Some(missing), data))
+                .await
+            {
+                Ok(meta) => {
+                    let meta = self.pin(meta)?;
+                    if data.len() as u64 == size {
+                        return Ok(bytes);
+                    }
+                    return Err(self.beyond(&range, meta.size));
+                }
+                Err(Fault::Precondition) => {
+                    let expected = self.pinned().unwrap_or_default();
+                    return Err(self.store.changed(&self.key, expected).await);
+                }
+                Err(Fault::Range(reason)) => {
+                    let (start, end) = (range.start, range.end);
+                    return Err(StoreError::io(
+                        self.uri(),
+                        format!("range {start}..{end}: {reason}"),
+                    ));
+                }
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    /// One GET: appends what comes to `data`, and tells what the object is.
+    async fn request(
+        &self,
+        range: Option<Range<u64>>,
+        data: &mut BytesMut,
+    ) -> object_store::Result<object_store::ObjectMeta> {
+        let answer = self
+            .remote
+            .objects
+            .get_opts(&self.path, get_options(range, self.pinned()))
+            .await?;
+        // Parts of two objects must not meet in one buffer: a stranger's bytes are not even read.
+        let is_ours = self
+            .pinned()
+            .is_none_or(|pinned| answer.meta.e_tag == Some(pinned));
+        let (meta, expected) = (
+            answer.meta.clone(),
+            (answer.range.end - answer.range.start) as usize,
+        );
+        if !is_ours {
+            return Ok(meta);
+        }
+        let before = data.len();
+        data.reserve(expected);
+        let mut body = answer.into_stream();
+        while let Some(chunk) = body.next().await {
+            data.extend_from_slice(&chunk?);
+        }
+        match data.len() - before {
+            got if got == expected => Ok(meta),
+            got => Err(object_store::Error::Generic {
+                store: "S3",
+                source: format!("the body ended after {got} of {expected} bytes").into(),
+            }),
+        }
+    }
+
+    /// Takes the first answer's ETag as the object's, and refuses an answer with another one.
+    fn pin(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
+        let ours = self.store.meta(&self.key, &meta);
+        let seen = self.seen.get_or_init(|| ours.clone());
+        if seen.etag == ours.etag && seen.size == ours.size {
+            return Ok(ours);
+        }
+        let text = |meta: &ObjectMeta| {
+            meta.etag
+                .clone()
+                .unwrap_or_else(|| format!("({} bytes)", meta.size))
+        };
+        Err(StoreError::Changed {
+            uri: self.uri(),
+            expected: text(seen),
+            actual: text(&ours),
+        })
+    }
+
+    fn pinned(&self) -> Option<String> {
+        self.seen.get()?.etag.clone()
+    }
+
+    fn part_bytes(&self) -> u64 {
+        self.store.options().part_bytes
+    }
+
+    fn uri(&self) -> String {
+        self.store.object_uri(&self.key)
+    }
+
+    fn beyond(&self, range: &Range<u64>, size: u64) -> StoreError {
+        let (start, end) = (range.start, range.end);
+        StoreError::io(
+            self.uri(),
+            format!("range {start}..{end} does not lie within the object's {size} bytes"),
+        )
+    }
+}
+
+/// The next finished task's value; the first failure ends the others.
+async fn next<T: 'static>(tasks: &mut JoinSet<Result<T>>) -> Result<Option<T>> {
+    match tasks.join_next().await {
+        None => Ok(None),
+        Some(Ok(outcome)) => outcome.map(Some),
+        Some(Err(error)) => Err(StoreError::io(
+            "hocket",
+            format!("a part ended without an answer: {error}"),
+        )),
+    }
+}
+
+/// One buffer of consecutive parts; a single part is not copied.
+fn join(mut parts: Vec<Bytes>) -> Bytes {
+    if parts.len() == 1 {
+        return parts.pop().unwrap_or_default();
+    }
+    let mut whole = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+    parts.iter().for_each(|part| whole.extend_from_slice(part));
+    whole.freeze()
+}

@@ -1,0 +1,282 @@
+//! Which failures are tried again, how often, and what is said in the end.
+//!
+//! This is the only layer that retries: the client below makes one request and reports. So a verb makes at
+//! most `max_retries + 1` requests for each of its parts, whatever goes wrong.
+
+use crate::client::Remote;
+use crate::error::StoreError;
+use crate::http::{Seen, observe};
+use crate::options::StoreOptions;
+use std::error::Error as _;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// A failed attempt.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// Trying again changes nothing.
+    Final(StoreError),
+    /// The condition of the request was not met (412).
+    Precondition,
+    /// The range lies outside the object (416).
+    Range(String),
+    /// Worth another try. `landed`: the request may have taken effect although its answer is missing.
+    Again { reason: String, landed: bool },
+}
+
+/// The attempts of one request of a verb.
+#[derive(Debug)]
+pub(crate) struct Tries<'a> {
+    options: &'a StoreOptions,
+    uri: String,
+    bytes: u64,
+    started: Option<Instant>,
+    attempts: u32,
+    landed: bool,
+}
+
+impl<'a> Tries<'a> {
+    /// For a request on `uri` that carries `bytes`.
+    pub(crate) fn new(options: &'a StoreOptions, uri: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            options,
+            uri: uri.into(),
+            bytes,
+            started: None,
+            attempts: 0,
+            landed: false,
+        }
+    }
+
+    /// Whether an earlier attempt may have taken effect without our hearing of it.
+    pub(crate) fn may_have_landed(&self) -> bool {
+        self.landed
+    }
+
+    /// Makes one attempt, as soon as `remote` has room for a request; cut off at the request's timeout or the
+    /// deadline, whichever is first.
+    pub(crate) async fn attempt<T>(
+        &mut self,
+        remote: &Remote,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, Fault> {
+        let _room = remote.room().await;
+        // Waiting for room is not the store's fault: the clock starts after it.
+        let elapsed = self.started.get_or_insert_with(Instant::now).elapsed();
+        let left = self.options.deadline(self.bytes).saturating_sub(elapsed);
+        let limit = self.options.timeout(self.bytes).min(left);
+        self.attempts += 1;
+        let mut seen = Seen::default();
+        let outcome = tokio::time::timeout(limit, observe(&mut seen, request)).await;
+        let fault = match outcome {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => classify(&self.uri, &error, seen, remote.is_http()),
+            Err(_) => Fault::Again {
+                reason: format!("no complete answer within {:.1} s", limit.as_secs_f64()),
+                landed: true,
+            },
+        };
+        self.landed |= matches!(fault, Fault::Again { landed: true, .. });
+        Err(fault)
+    }
+
+    /// Waits before the next attempt, or says why there is none.
+    pub(crate) async fn pause(&mut self, fault: Fault) -> Result<(), StoreError> {
+        let reason = match fault {
+            Fault::Final(error) => return Err(error),
+            Fault::Precondition => {
+                return Err(StoreError::io(
+                    &self.uri,
+                    "the store says 412 to a request without a condition",
+                ));
+            }
+            Fault::Range(reason) => return Err(StoreError::io(&self.uri, reason)),
+            Fault::Again { reason, .. } => reason,
+        };
+        let pause = self.backoff();
+        let elapsed = self
+            .started
+            .map_or(Duration::ZERO, |started| started.elapsed());
+        let is_late = elapsed + pause >= self.options.deadline(self.bytes);
+        if is_late || self.attempts as usize > self.options.max_retries {
+            return Err(self.give_up(reason));
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// The error of somebody who stops here.
+    pub(crate) fn give_up(&self, reason: impl Into<String>) -> StoreError {
+        StoreError::Transient {
+            uri: self.uri.clone(),
+            attempts: self.attempts,
+            elapsed: self
+                .started
+                .map_or(Duration::ZERO, |started| started.elapsed()),
+            reason: reason.into(),
+        }
+    }
+
+    /// Doubles from the shortest to the longest pause; half of it is drawn, so that clients that failed
+    /// together do not come back together.
+    fn backoff(&self) -> Duration {
+        let (low, high) = self.options.backoff_ms;
+        let doublings = self.attempts.saturating_sub(1).min(32);
+        let whole = low.saturating_mul(1 << doublings).min(high);
+        Duration::from_micros(whole * 500 + fastrand::u64(0..=whole * 500))
+    }
+}
+
+/// What a failure of the client means.
+fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -> Fault {
+    use object_store::Error;
+    let uri = uri.to_owned();
+    // Two conditional writes met: neither was refused for what is stored (that is a 412).
+    if seen.status == Some(409) {
+        return Fault::Again {
+            reason: describe(error, seen),
+            landed: false,
+        };
+    }
+    match error {
+        Error::NotFound { .. } => Fault::Final(StoreError::NotFound { uri }),
+        Error::AlreadyExists { .. } => Fault::Final(StoreError::Exists { uri }),
+        Error::Precondition { .. } | Error::NotModified { .. } => Fault::Precondition,
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            Fault::Final(StoreError::Permission {
+                uri,
+                reason: describe(error, seen),
+            })
+        }
+        Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
+            Fault::Final(StoreError::io(uri, error.to_string()))
+        }
+        _ if !is_http => Fault::Final(StoreError::io(uri, describe(error, seen))),
+        _ => match seen.status {
+            Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
+            // Turned away before anything was done.
+            Some(429 | 503) => Fault::Again {
+                reason: describe(error, seen),
+                landed: false,
+            },
+            Some(408 | 500..) | Some(200..300) => Fault::Again {
+                reason: describe(error, seen),
+                landed: true,
+            },
+            Some(_) => Fault::Final(StoreError::io(uri, describe(error, seen))),
+            None => Fault::Again {
+                reason: describe(error, seen),
+                landed: seen.sent,
+            },
+        },
+    }
+}
+
+/// One line about a failure: the status and the store's own code and message, else the innermost cause.
+fn describe(error: &object_store::Error, seen: Seen) -> String {
+    let text = error.to_string();
+    let inner = |tag: &str| {
+        let (_, rest) = text.split_once(&format!("<{tag}>"))?;
+        rest.split_once(&format!("</{tag}>"))
+            .map(|(value, _)| value.to_owned())
+    };
+    if let Some(status) = seen.status
+        && !(200..300).contains(&status)
+    {
+        let said = [inner("Code"), inner("Message")]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(": ");
+        return if said.is_empty() {
+            format!("HTTP {status}")
+        } else {
+            format!("HTTP {status}, {said}")
+        };
+    }
+    let mut causes = Vec::new();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        causes.push(error.to_string());
+        cause = error.source();
+    }
+    let last = causes.pop().unwrap_or(text);
+    last.chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn generic() -> object_store::Error {
+        let source = "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>";
+        object_store::Error::Generic {
+            store: "S3",
+            source: source.into(),
+        }
+    }
+
+    fn seen(status: u16) -> Seen {
+        Seen {
+            status: Some(status),
+            sent: true,
+        }
+    }
+
+    #[test]
+    fn a_failure_is_tried_again_by_its_class() {
+        for (status, again, landed) in [
+            (500, true, true),
+            (502, true, true),
+            (503, true, false),
+            (429, true, false),
+            (408, true, true),
+            (400, false, false),
+        ] {
+            match classify("s3://b/k", &generic(), seen(status), true) {
+                Fault::Again {
+                    landed: may,
+                    reason,
+                } => {
+                    assert!(again, "{status}");
+                    assert_eq!(may, landed, "{status}");
+                    assert_eq!(
+                        reason,
+                        format!("HTTP {status}, SlowDown: Reduce your rate.")
+                    );
+                }
+                fault => assert!(!again, "{status}: {fault:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_connection_cannot_have_landed_and_a_lost_one_can() {
+        for sent in [false, true] {
+            let fault = classify("s3://b/k", &generic(), Seen { status: None, sent }, true);
+            assert!(matches!(fault, Fault::Again { landed, .. } if landed == sent));
+        }
+    }
+
+    #[test]
+    fn pauses_double_with_jitter_up_to_the_longest() {
+        let options = StoreOptions {
+            backoff_ms: (100, 1_000),
+            ..StoreOptions::default()
+        };
+        let mut tries = Tries::new(&options, "s3://b/k", 0);
+        for (attempts, whole) in [(1, 100), (2, 200), (3, 400), (5, 1_000), (60, 1_000)] {
+            tries.attempts = attempts;
+            let pauses: Vec<u128> = (0..50).map(|_| tries.backoff().as_millis()).collect();
+            assert!(
+                pauses
+                    .iter()
+                    .all(|pause| (whole / 2..=whole).contains(pause)),
+                "{pauses:?}"
+            );
+            assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The handle, and its verbs on whole objects.
+
+use crate::client::{self, Remote};
+use crate::error::{Result, StoreError};
+use crate::options::StoreOptions;
+use crate::retry::{Fault, Tries};
+use crate::upload::Upload;
+use crate::uri::{Location, check_key, check_segments};
+use crate::{local, process, read};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::list::PaginatedListOptions;
+use object_store::path::Path as ObjectPath;
+use object_store::{
+    GetOptions, ListResult, ObjectStore, ObjectStoreExt, PutOptions, UpdateVersion,
+};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Objects above this size are written in parts, where the write has no condition.
+const MULTIPART_BYTES: usize = 64 << 20;
+
+/// One object of a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectMeta {
+    /// The key, below the store's own prefix.
+    pub key: String,
+    /// Bytes.
+    pub size: u64,
+    /// The entity tag, as the store writes it (S3: with its quotes); it changes whenever the object does.
+    pub etag: Option<String>,
+    /// Last change, in milliseconds since 1970 (UTC).
+    pub modified_ms: i64,
+}
+
+/// One level of a store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Keys of the "directories", without a slash at the end, sorted; below the store's own prefix.
+    pub dirs: Vec<String>,
+    /// The objects, sorted by key.
+    pub objects: Vec<ObjectMeta>,
+}
+
+/// On which condition an object is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PutMode {
+    /// On none.
+    Overwrite,
+    /// Only if the key is free.
+    Create,
+    /// Only if the object still has this ETag.
+    Match(String),
+}
+
+/// A handle on a store: its URI and options, never a client. Cheap to clone, `Send`, `Sync`, and safe to keep
+/// across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
+#[derive(Debug, Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    uri: String,
+    location: Location,
+    options: StoreOptions,
+}
+
+/// What serves a handle in this process.
+pub(crate) enum Backend {
+    Local,
+    Remote(Arc<Remote>),
+}
+
+impl Store {
+    /// A handle on `s3://bucket/prefix`, `memory://name/prefix`, `file:///dir`, or a path, absolute or from
+    /// the working directory of now. No I/O: nothing need exist yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Config`] for a URI or an option that cannot work.
+    pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
+        options.validate()?;
+        let location = Location::parse(uri)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                uri: location.uri(),
+                location,
+                options,
+            }),
+        })
+    }
+
+    /// The store's URI in its normal form; an absolute path for a directory.
+    pub fn uri(&self) -> &str {
+        &self.inner.uri
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> &StoreOptions {
+        &self.inner.options
+    }
+
+    /// The full URI of `key`.
+    pub fn object_uri(&self, key: &str) -> String {
+        match key {
+            "" => self.inner.uri.clone(),
+            _ => format!("{}/{key}", self.inner.uri.trim_end_matches('/')),
+        }
+    }
+
+    /// The directory of a store of local files.
+    pub fn local_root(&self) -> Option<&Path> {
+        match &self.inner.location {
+            Location::Local { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// Size, ETag and time of an object.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] and what every request may meet: `Permission`, `Config`, `Transient`, `Io`.
+    pub async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        check_key(self.uri(), key)?;
+        match self.backend()? {
+            Backend::Local => local::head(self.clone(), key.to_owned()).await,
+            Backend::Remote(remote) => {
+                let path = self.path(key)?;
+                let mut tries = Tries::new(self.options(), self.object_uri(key), 0);
+                loop {
+                    match tries.attempt(&remote, remote.objects.head(&path)).await {
+                        Ok(meta) => return Ok(self.meta(key, &meta)),
+                        Err(fault) => tries.pause(fault).await?,
+                    }
+                }
+            }
+        }
+    }
+
+    /// A whole object. A larger one comes by parallel ranged GETs, all of the same ETag.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head); [`StoreError::Changed`] when the object was replaced under way.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the requests.
+    pub async fn get(&self, key: &str) -> Result<Bytes> {
+        check_key(self.uri(), key)?;
+        match self.backend()? {
+            Backend::Local => local::get(self.clone(), key.to_owned()).await,
+            Backend::Remote(remote) => read::Source::new(self, key, remote)?.get().await,
+        }
+    }
+
+    /// The bytes `range` (end exclusive) of an object.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`StoreError::Io`] when the range does not lie within the object.
+    pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes> {
+        let mut pieces = self.get_ranges(key, std::slice::from_ref(&range)).await?;
+        Ok(pieces.pop().unwrap_or_default())
+    }
+
+    /// Several ranges of one object, in the order asked for; near ones travel together, far ones in parallel.
+    ///
+    /// # Errors
+    /// As [`get_range`](Self::get_range).
+    pub async fn get_ranges(&self, key: &str, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        check_key(self.uri(), key)?;
+        if let Some(range) = ranges.iter().find(|range| range.start > range.end) {
+            let (start, end) = (range.start, range.end);
+            return Err(StoreError::config(format!(
+                "range {start}..{end} of `{}` ends before it starts",
+                self.object_uri(key)
+            )));
+        }
+        match self.backend()? {
+            Backend::Local => {
+                local::get_ranges(self.clone(), key.to_owned(), ranges.to_vec()).await
+            }
+            Backend::Remote(remote) => {
+                read::Source::new(self, key, remote)?
+                    .get_ranges(ranges)
+                    .await
+            }
+        }
+    }
+
+    /// Writes an object into the local file `path` (made or truncated), part by part in place. Not durable and
+    /// not atomic: sync and rename are the caller's. After an error the file's content is undefined.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`.
+    pub async fn download(&self, key: &str, path: &Path) -> Result<ObjectMeta> {
+        check_key(self.uri(), key)?;
+        match self.backend()? {
+            Backend::Local => local::download(self.clone(), key.to_owned(), path.to_owned()).await,
+            Backend::Remote(remote) => read::Source::new(self, key, remote)?.download(path).await,
+        }
+    }
+
+    /// Writes a whole object and returns its ETag. Readers see the old object or the new one, never a mixture;
+    /// on local files it is on disk when this returns.
+    ///
+    /// # Errors
+    /// `Create`: [`StoreError::Exists`]. `Match`: [`StoreError::Changed`]. Both: [`StoreError::Transient`] when an
+    /// answer was lost and a later try found the condition broken: the write may be one's own, so read the
+    /// object back.
+    pub async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
+        check_key(self.uri(), key)?;
+        let remote = match self.backend()? {
+            Backend::Local => return local::put(self.clone(), key.to_owned(), data, mode).await,
+            Backend::Remote(remote) => remote,
+        };
+        if data.len() > MULTIPART_BYTES && mode == PutMode::Overwrite {
+            let mut upload = self.upload(key, Some(data.len() as u64)).await?;
+            upload.write(data).await?;
+            return Ok(upload.finish().await?.etag);
+        }
+        self.put_once(&remote, key, data, &mode).await
+    }
+
+    /// One PUT request, tried until it is settled.
+    pub(crate) async fn put_once(
+        &self,
+        remote: &Remote,
+        key: &str,
+        data: Bytes,
+        mode: &PutMode,
+    ) -> Result<Option<String>> {
+        let size = data.len() as u64;
+        let path = self.path(key)?;
+        let options = PutOptions::from(match mode {
+            PutMode::Overwrite => object_store::PutMode::Overwrite,
+            PutMode::Create => object_store::PutMode::Create,
+            PutMode::Match(etag) => object_store::PutMode::Update(UpdateVersion {
+                e_tag: Some(etag.clone()),
+                version: None,
+            }),
+        });
+        let _bytes = process::budget()
+            .take(size, self.options().budget_bytes)
+            .await;
+        let mut tries = Tries::new(self.options(), self.object_uri(key), size);
+        loop {
+            let request = remote
+                .objects
+                .put_opts(&path, data.clone().into(), options.clone());
+            match tries.attempt(remote, request).await {
+                Ok(result) => return Ok(result.e_tag),
+                // The condition may be broken by an earlier try of our own.
+                Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
+                    if tries.may_have_landed() =>
+                {
+                    return Err(tries.give_up("the answer to an earlier try was lost, and now the condition is broken; read the object back to see whose write it was"));
+                }
+                Err(Fault::Precondition) => {
+                    let expected = if let PutMode::Match(etag) = mode {
+                        etag.clone()
+                    } else {
+                        "(none)".to_owned()
+                    };
+                    return Err(self.changed(key, expected).await);
+                }
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    /// A streamed write of an object: in parts, several in flight. Give `size_hint` when the size is known; above
+    /// 80 GB it must be right within a factor of ten.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub async fn upload(&self, key: &str, size_hint: Option<u64>) -> Result<Upload> {
+        check_key(self.uri(), key)?;
+        Upload::start(self, key, size_hint).await
+    }
+
+    /// All objects below `prefix`, which names whole segments (`a` finds `a/b`, not `ab`); sorted by key.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head); a prefix without objects is an empty list.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
+        Ok(self.list_level(prefix, false).await?.objects)
+    }
+
+    /// One level below `prefix`.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn list_dirs(&self, prefix: &str) -> Result<Listing> {
+        self.list_level(prefix, true).await
+    }
+
+    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+        let prefix = prefix.trim_end_matches('/');
+        check_segments(self.uri(), prefix)?;
+        let mut listing = match self.backend()? {
+            Backend::Local => local::list(self.clone(), prefix.to_owned(), one_level).await?,
+            Backend::Remote(remote) => self.list_remote(&remote, prefix, one_level).await?,
+        };
+        listing.dirs.sort_unstable();
+        listing
+            .objects
+            .sort_unstable_by(|left, right| left.key.cmp(&right.key));
+        Ok(listing)
+    }
+
+    async fn list_remote(&self, remote: &Remote, prefix: &str, one_level: bool) -> Result<Listing> {
+        let uri = self.object_uri(prefix);
+        let path = self.path(prefix)?;
+        let from = (!path.as_ref().is_empty()).then_some(&path);
+        let mut listing = Listing::default();
+        let Some(pages) = &remote.pages else {
+            let found = list_memory(&*remote.objects, from, one_level).await;
+            self.add_page(
+                &mut listing,
+                found.map_err(|error| StoreError::io(uri, error.to_string()))?,
+            );
+            return Ok(listing);
+        };
+        let full = from.map(|path| format!("{path}/"));
+        let mut token = None;
+        loop {
+            let mut tries = Tries::new(self.options(), &uri, 0);
+            let page = loop {
+                let options = PaginatedListOptions {
+                    delimiter: one_level.then(|| "/".into()),
+                    page_token: token.clone(),
+                    ..PaginatedListOptions::default()
+                };
+                match tries
+                    .attempt(remote, pages.list_paginated(full.as_deref(), options))
+                    .await
+                {
+                    Ok(page) => break page,
+                    Err(fault) => tries.pause(fault).await?,
+                }
+            };
+            self.add_page(&mut listing, page.result);
+            token = page.page_token;
+            if token.is_none() {
+                return Ok(listing);
+            }
+        }
+    }
+
+    fn add_page(&self, listing: &mut Listing, page: ListResult) {
+        let own = self.inner.location.prefix();
+        let strip = |path: &ObjectPath| {
+            path.as_ref()
+                .strip_prefix(own)
+                .map(|key| key.trim_start_matches('/').to_owned())
+        };
+        listing
+            .dirs
+            .extend(page.common_prefixes.iter().filter_map(strip));
+        let objects = page
+            .objects
+            .iter()
+            .filter_map(|meta| Some(self.meta(&strip(&meta.location)?, meta)));
+        listing
+            .objects
+            .extend(objects.filter(|meta| !meta.key.is_empty()));
+    }
+
+    /// Deletes an object; one that is not there is no error, as S3 has it.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head), without `NotFound`.
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        check_key(self.uri(), key)?;
+        let remote = match self.backend()? {
+            Backend::Local => return local::delete(self.clone(), key.to_owned()).await,
+            Backend::Remote(remote) => remote,
+        };
+        let path = self.path(key)?;
+        let mut tries = Tries::new(self.options(), self.object_uri(key), 0);
+        loop {
+            match tries.attempt(&remote, remote.objects.delete(&path)).await {
+                Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    /// What serves this handle in this process.
+    pub(crate) fn backend(&self) -> Result<Backend> {
+        Ok(match &self.inner.location {
+            Location::Local { .. } => Backend::Local,
+            Location::Memory { name, .. } => Backend::Remote(client::memory(name, self.options())),
+            Location::S3 { bucket, .. } => Backend::Remote(client::s3(bucket, self.options())?),
+        })
+    }
+
+    /// `key` with the store's prefix, as the client wants it.
+    pub(crate) fn path(&self, key: &str) -> Result<ObjectPath> {
+        ObjectPath::parse(self.inner.location.full_key(key)).map_err(|error| {
+            StoreError::config(format!("`{}` is no key: {error}", self.object_uri(key)))
+        })
+    }
+
+    /// The client's description of an object as ours.
+    pub(crate) fn meta(&self, key: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
+        ObjectMeta {
+            key: key.to_owned(),
+            size: meta.size,
+            etag: meta.e_tag.clone(),
+            modified_ms: meta.last_modified.timestamp_millis(),
+        }
+    }
+
+    /// The error of a broken ETag condition: asks what is there now.
+    pub(crate) async fn changed(&self, key: &str, expected: String) -> StoreError {
+        let actual = match self.head(key).await {
+            Ok(meta) => meta.etag.unwrap_or_else(|| "(no ETag)".to_owned()),
+            Err(StoreError::NotFound { .. }) => "(deleted)".to_owned(),
+            Err(_) => "(unknown)".to_owned(),
+        };
+        StoreError::Changed {
+            uri: self.object_uri(key),
+            expected,
+            actual,
+        }
+    }
+}
+
+/// GET options for one range, pinned to an ETag where one is known.
+pub(crate) fn get_options(range: Option<Range<u64>>, if_match: Option<String>) -> GetOptions {
+    GetOptions {
+        range: range.map(Into::into),
+        if_match,
+        ..GetOptions::default()
+    }
+}
+
+async fn list_memory(
+    objects: &dyn ObjectStore,
+    prefix: Option<&ObjectPath>,
+    one_level: bool,
+) -> object_store::Result<ListResult> {
+    if one_level {
+        return objects.list_with_delimiter(prefix).await;
+    }
+    let objects = objects.list(prefix).try_collect().await?;
+    Ok(ListResult {
+        common_prefixes: Vec::new(),
+        objects,
+        extensions: Default::default(),
+    })
+}

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use hocket_store::StoreError;
+
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, StreamError>;
 
@@ -63,6 +65,9 @@ pub enum StreamError {
         /// What was tried and what the system answered.
         reason: String,
     },
+    /// The object store failed; passed on as it came.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The reader was closed while it waited.
     #[error("the reader was closed")]
     Closed,

@@ -138,7 +138,7 @@ mod tests {
     }
     const PINNED_10: [u64; 10] = [6, 2, 9, 1, 5, 3, 7, 4, 8, 0];
     const PINNED_LARGE: u64 = 943_044_519_506;
-    const PINNED_KEY: u64 = 0;
+    const PINNED_KEY: u64 = 703_101_513_825_025_616;
 
     #[test]
     fn every_order_of_four_is_equally_likely() {

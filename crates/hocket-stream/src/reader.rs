@@ -249,3 +249,184 @@ fn assemble(
     }
     window.stop();
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use crate::batch::ColumnData;
+    use crate::cache::CacheOptions;
+    use crate::index::Index;
+    use crate::order::{OrderSpec, Tail};
+    use crate::writer::{SealOptions, seal};
+    use std::path::Path;
+
+    /// Five shards of 20 samples, each its own number as `uint32` and as a text of that many letters.
+    fn write(folder: &Path) -> Arc<Index> {
+        let mut shards = Vec::new();
+        for number in 0..5u32 {
+            let samples: Vec<Vec<u8>> = (20 * number..20 * (number + 1))
+                .map(|id| {
+                    [
+                        &id.to_le_bytes()[..],
+                        &id.to_le_bytes(),
+                        &vec![b'x'; id as usize],
+                    ]
+                    .concat()
+                })
+                .collect();
+            let options = SealOptions {
+                zstd_level: None,
+                hashes: vec!["xxh3_64".into()],
+            };
+            let (raw, _) =
+                seal(folder, &format!("{number}.mds"), b"{}", &samples, &options).unwrap();
+            shards.push(serde_json::json!({
+                "column_encodings": ["uint32", "str"], "column_names": ["id", "text"], "column_sizes": [4, null],
+                "compression": null, "format": "mds", "hashes": [], "samples": 20, "size_limit": null, "version": 2,
+                "raw_data": {"basename": raw.basename, "bytes": raw.bytes, "hashes": {"xxh3_64": raw.hashes[0].1}},
+                "zip_data": null,
+            }));
+        }
+        let text = serde_json::json!({"version": 2, "shards": shards}).to_string();
+        Arc::new(Index::parse(text.as_bytes(), "index.json").unwrap())
+    }
+
+    fn order(index: &Index) -> Arc<Order> {
+        let spec = OrderSpec {
+            global_batch: 6,
+            lanes: 2,
+            shuffle: true,
+            seed: 1,
+            block: 16,
+            tail: Tail::Short,
+        };
+        Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap())
+    }
+
+    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<Cache> {
+        let options = CacheOptions {
+            local: folder.into(),
+            keep_zip: false,
+            attempts: 1,
+            validate_hash: None,
+        };
+        Arc::new(Cache::new(index.clone(), None, options).unwrap())
+    }
+
+    fn options(first: u64, stride: u64, prefetch_bytes: u64) -> ReaderOptions {
+        ReaderOptions {
+            rank: 0,
+            world: 1,
+            first,
+            stride,
+            prefetch_bytes,
+            prefetch_batches: 2,
+            fetch_threads: 2,
+        }
+    }
+
+    fn read_ids(reader: &mut Reader) -> Result<Vec<(u64, Vec<u64>)>> {
+        let mut all = Vec::new();
+        loop {
+            match reader.next(Duration::from_secs(10)) {
+                Ok(Some(batch)) => all.push((batch.number, check(&batch))),
+                Ok(None) => return Ok(all),
+                Err(error) => return Err(error.expect("no batch within 10 s")),
+            }
+        }
+    }
+
+    /// The ids in a batch; that the texts belong to them is checked on the way.
+    fn check(batch: &Batch) -> Vec<u64> {
+        let [ColumnData::Fixed(ids), ColumnData::Ragged { data, offsets }] = &batch.columns[..]
+        else {
+            panic!("{:?}", batch.columns)
+        };
+        let ids: Vec<u64> = ids
+            .chunks_exact(4)
+            .map(|id| u64::from(u32::from_le_bytes(id.try_into().unwrap())))
+            .collect();
+        let lengths: Vec<u64> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(lengths, ids);
+        assert!(data.iter().all(|&byte| byte == b'x'));
+        ids
+    }
+
+    #[test]
+    fn gives_the_order_whatever_the_window_and_the_first_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        let (order, cache) = (order(&index), cache(folder.path(), &index));
+        for (first, stride, prefetch_bytes) in [
+            (0, 1, 1 << 20),
+            (0, 1, 0),
+            (5, 1, 1),
+            (1, 3, 1 << 20),
+            (17, 1, 1),
+        ] {
+            let mut reader = Reader::start(
+                cache.clone(),
+                order.clone(),
+                options(first, stride, prefetch_bytes),
+            )
+            .unwrap();
+            let expected: Vec<(u64, Vec<u64>)> = (first..order.num_batches())
+                .step_by(stride as usize)
+                .map(|k| {
+                    let mut places = Vec::new();
+                    order.locate(k, 0..order.batch_len(k), &mut places);
+                    (
+                        k,
+                        places
+                            .into_iter()
+                            .map(|place| order.storage_id(place))
+                            .collect(),
+                    )
+                })
+                .collect();
+            assert_eq!(read_ids(&mut reader).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_bad_shard_stops_the_batch_that_needs_it_and_none_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        std::fs::write(folder.path().join("4.mds"), b"no shard").unwrap();
+        let spec = OrderSpec {
+            global_batch: 6,
+            lanes: 1,
+            shuffle: false,
+            seed: 0,
+            block: 16,
+            tail: Tail::Short,
+        };
+        let order = Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap());
+        let mut reader =
+            Reader::start(cache(folder.path(), &index), order, options(0, 1, 1 << 20)).unwrap();
+        let mut seen = 0;
+        let error = loop {
+            match reader.next(Duration::from_secs(10)) {
+                Ok(batch) => seen += batch.unwrap().share.local,
+                Err(error) => break error.unwrap(),
+            }
+        };
+        // 80 good samples: 13 whole batches of 6.
+        assert_eq!(seen, 78);
+        assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
+        assert!(matches!(reader.next(Duration::from_secs(1)), Ok(None)));
+    }
+
+    #[test]
+    fn dropping_it_ends_its_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        let cache = cache(folder.path(), &index);
+        let mut reader =
+            Reader::start(cache.clone(), order(&index), options(0, 1, 1 << 20)).unwrap();
+        assert!(reader.next(Duration::from_secs(10)).unwrap().is_some());
+        drop(reader);
+        assert_eq!(Arc::strong_count(&cache), 1);
+    }
+}

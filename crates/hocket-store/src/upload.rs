@@ -4,6 +4,7 @@ use crate::client::Remote;
 use crate::error::{Result, StoreError};
 use crate::local::{Staged, blocking};
 use crate::process;
+use crate::ranges::split;
 use crate::retry::{Fault, Tries};
 use crate::runtime;
 use crate::store::{Backend, ObjectMeta, PutMode, Store};
@@ -11,6 +12,9 @@ use bytes::{Buf, Bytes};
 use object_store::PutPayload;
 use object_store::multipart::PartId;
 use object_store::path::Path as ObjectPath;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
@@ -34,6 +38,50 @@ pub struct Upload {
 enum Target {
     Local(Option<Staged>),
     Parts(Box<Parts>),
+}
+
+impl Store {
+    /// Writes the local file `path` under `key`, in parts as [`upload`](Self::upload) does.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put) without a condition; [`StoreError::NotFound`], `Permission` or `Io` naming `path`; and
+    /// [`StoreError::Changed`] when the file grew or shrank while it was read.
+    pub async fn upload_file(&self, key: &str, path: &Path) -> Result<ObjectMeta> {
+        let name: Arc<str> = path.to_string_lossy().into();
+        let (label, path) = (Arc::clone(&name), path.to_owned());
+        let failed = move |error: std::io::Error| StoreError::from_io(&label, "read", &error);
+        let opened = failed.clone();
+        let (file, size) = blocking(move || {
+            let file = File::open(&path).map_err(&opened)?;
+            let size = file.metadata().map_err(&opened)?.len();
+            Ok((Arc::new(file), size))
+        })
+        .await?;
+        let mut upload = self.upload(key, Some(size)).await?;
+        for range in split(0..size, MIN_PART_BYTES) {
+            let (file, failed) = (Arc::clone(&file), failed.clone());
+            let data = blocking(move || {
+                let mut data = vec![0; (range.end - range.start) as usize];
+                file.read_exact_at(&mut data, range.start)
+                    .map_err(&failed)?;
+                Ok(Bytes::from(data))
+            })
+            .await?;
+            upload.write(data).await?;
+        }
+        let now = blocking(move || file.metadata().map_err(&failed))
+            .await?
+            .len();
+        if now != size {
+            let (expected, actual) = (format!("{size} bytes"), format!("{now} bytes"));
+            return Err(StoreError::Changed {
+                uri: name.to_string(),
+                expected,
+                actual,
+            });
+        }
+        upload.finish().await
+    }
 }
 
 /// A multipart upload, begun at the first full part: a small object goes as a plain PUT.

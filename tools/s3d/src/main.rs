@@ -1,3 +1,139 @@
-//! A local S3 server with faults on request.
+//! A local S3 server with faults on request, for tests and development.
+//!
+//! `cargo run -p s3d -- --root DIR` serves one folder on loopback and prints the variables that point a client at
+//! it. It speaks S3 with signatures, ranges, ETags, conditional writes, multipart uploads and checksums; conditions
+//! are checked and changes made under one lock, so of several conditional writers one wins. Nothing is synced to
+//! disk: it outlives a kill of itself, not of the machine.
 
-fn main() {}
+mod blobs;
+mod journal;
+mod listing;
+mod multipart;
+mod objects;
+mod server;
+mod service;
+mod store;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::service::Service;
+use crate::store::Store;
+
+/// A local S3 server with faults on request, for tests and development.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The folder to serve; created if it is not there
+    #[arg(long)]
+    root: PathBuf,
+    /// The port on 127.0.0.1; with 0 a free one is taken, and one JSON line tells which
+    #[arg(long, default_value_t = 9123)]
+    port: u16,
+    /// The access key that clients sign with
+    #[arg(long, default_value = "hocket")]
+    access_key: String,
+    /// The secret key that clients sign with
+    #[arg(long, default_value = "hocket-secret")]
+    secret_key: String,
+    /// A bucket that is there from the start
+    #[arg(long, default_value = "hocket")]
+    bucket: String,
+    /// End when the standard input closes, so that no server outlives the test run that started it
+    #[arg(long)]
+    until_stdin_closes: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Into::into)
+        .and_then(|runtime| runtime.block_on(run(arguments)));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("s3d: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    if !s3s::path::check_bucket_name(&arguments.bucket) {
+        return Err(format!(
+            "`{}` is no name for a bucket; give another --bucket",
+            arguments.bucket
+        )
+        .into());
+    }
+    let store = Arc::new(Store::open(&arguments.root)?);
+    store.create_bucket(&arguments.bucket)?;
+    let mut builder = S3ServiceBuilder::new(Service(store));
+    builder.set_auth(SimpleAuth::from_single(
+        arguments.access_key.clone(),
+        arguments.secret_key.clone(),
+    ));
+    let server = server::Server::bind(arguments.port, builder.build()).await?;
+    announce(&arguments, server.port())?;
+    server.serve(stop(arguments.until_stdin_closes)?).await;
+    Ok(())
+}
+
+fn announce(arguments: &Arguments, port: u16) -> Result<(), Box<dyn Error>> {
+    use std::io::Write;
+
+    let endpoint = format!("http://127.0.0.1:{port}");
+    let (access_key, secret_key) = (&arguments.access_key, &arguments.secret_key);
+    let mut out = std::io::stdout().lock();
+    if arguments.port == 0 {
+        let line = serde_json::json!({
+            "endpoint": endpoint, "bucket": arguments.bucket, "access_key": access_key, "secret_key": secret_key,
+        });
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(out, "export AWS_ENDPOINT_URL={endpoint}")?;
+        writeln!(out, "export AWS_ACCESS_KEY_ID={access_key}")?;
+        writeln!(out, "export AWS_SECRET_ACCESS_KEY={secret_key}")?;
+        writeln!(
+            out,
+            "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1"
+        )?;
+        writeln!(
+            out,
+            "# serving s3://{}; paste the lines above; Ctrl-C ends it",
+            arguments.bucket
+        )?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Ends with the first reason to stop.
+fn stop(until_stdin_closes: bool) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = stdin_closed(), if until_stdin_closes => {}
+        }
+    })
+}
+
+async fn stdin_closed() {
+    let mut stdin = tokio::io::stdin();
+    let mut ignored = [0; 256];
+    while stdin.read(&mut ignored).await.is_ok_and(|count| count > 0) {}
+}

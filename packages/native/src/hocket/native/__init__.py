@@ -1,5 +1,6 @@
 """The Rust layer of Hocket: object stores, shards and checkpoints."""
 
-from hocket.native._native import __version__
+from hocket.native import errors
+from hocket.native._native import ObjectMeta, Store, __version__
 
-__all__ = ["__version__"]
+__all__ = ["ObjectMeta", "Store", "__version__", "errors"]

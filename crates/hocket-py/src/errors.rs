@@ -1,0 +1,40 @@
+//! From each crate's errors to Python's: one function per crate, one class per variant.
+//!
+//! The classes are Python's own, looked up by module and name when an error is raised: the extension imports
+//! nothing before it must, and `except hocket.native.errors.StoreError` means the class in that module.
+
+use hocket_store::StoreError;
+use pyo3::prelude::*;
+
+/// `module.class(message)` as an exception.
+fn instance(py: Python<'_>, module: &str, class: &str, message: &str) -> PyErr {
+    match py
+        .import(module)
+        .and_then(|module| module.getattr(class))
+        .and_then(|class| class.call1((message,)))
+    {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
+}
+
+// --- store ------------------------------------------------------------------------------------
+
+/// The class in `hocket.native.errors` for a failure of the store.
+pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
+    let class = match error {
+        StoreError::NotFound { .. } => "StoreNotFoundError",
+        StoreError::Exists { .. } => "StoreExistsError",
+        StoreError::Changed { .. } => "StoreChangedError",
+        StoreError::Permission { .. } => "StorePermissionError",
+        StoreError::Config { .. } => "StoreConfigError",
+        StoreError::Transient { .. } => "StoreTransientError",
+        StoreError::Io { .. } => "StoreIOError",
+        _ => "StoreError",
+    };
+    instance(py, "hocket.native.errors", class, &error.to_string())
+}
+
+// --- stream -----------------------------------------------------------------------------------
+
+// --- ckpt -------------------------------------------------------------------------------------

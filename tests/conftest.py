@@ -1,0 +1,3 @@
+"""Tests across packages share the fixtures of `tests/support`."""
+
+pytest_plugins = ["support.plugin"]

@@ -1,0 +1,259 @@
+"""The test support is itself held to its word: each promise is broken once in here, and must be noticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support import leaks, sampling
+from support.ranks import RankError, RankTimeoutError, run_ranks
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int
+
+
+def swap(point: Point) -> tuple[str, Point]:
+    return os.environ["RANK"], Point(x=point.y, y=point.x)
+
+
+def environment(names: list[str]) -> list[str]:
+    return [os.environ[name] for name in names]
+
+
+def fail_on_last() -> None:
+    if os.environ["RANK"] == "2":
+        raise KeyError("no such shard")
+    time.sleep(60)
+
+
+def sleep_forever(folder: str) -> None:
+    Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))
+    if os.environ["RANK"] == "0":
+        return
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"], check=False)
+
+
+def die_at_once() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def sum_of_ranks() -> float:
+    import torch
+    import torch.distributed as dist
+
+    assert torch.get_num_threads() == 1
+    value = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def group_at_exit(folder: str, should_fail: bool) -> None:
+    import atexit
+
+    import torch.distributed as dist
+
+    rank, was_up = os.environ["RANK"], dist.is_initialized()
+    atexit.register(lambda: Path(folder, rank).write_text(f"{was_up} {dist.is_initialized()}"))
+    if should_fail:
+        raise ValueError("after the group came up")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_ranks_return_in_order_and_share_the_modules_classes() -> None:
+    point = Point(x=1, y=2)
+    assert run_ranks(swap, 2, point) == [("0", Point(x=2, y=1)), ("1", Point(x=2, y=1))]
+
+
+def test_ranks_have_a_launchers_environment() -> None:
+    names = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "EXTRA"]
+    assert run_ranks(environment, 2, names, env={"EXTRA": "yes"}) == [
+        ["2", "0", "2", "127.0.0.1", "yes"],
+        ["2", "1", "2", "127.0.0.1", "yes"],
+    ]
+    assert "RANK" not in os.environ
+
+
+def test_a_failure_names_its_rank_and_carries_its_traceback() -> None:
+    start = time.monotonic()
+    with pytest.raises(
+        RankError, match=r"(?s)failed on rank 2 of 3.*fail_on_last.*KeyError: 'no such shard'"
+    ) as caught:
+        run_ranks(fail_on_last, 3, timeout_s=50)
+    assert caught.value.rank == 2
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert time.monotonic() - start < 40, "the other ranks were waited for"
+
+
+def test_a_rank_that_dies_without_a_word_is_a_failure() -> None:
+    with pytest.raises(RankError, match="killed by SIGKILL without a result"):
+        run_ranks(die_at_once, 1)
+
+
+def test_the_deadline_shows_the_stacks_and_kills_every_descendant(tmp_path: Path) -> None:
+    with pytest.raises(
+        RankTimeoutError, match=r"(?s)not done after 3 s on rank\(s\) \[1\] of 2.*sleep_forever"
+    ):
+        run_ranks(sleep_forever, 2, str(tmp_path), timeout_s=3)
+    assert not any(is_running(int((tmp_path / rank).read_text())) for rank in "01")
+
+
+@pytest.mark.parametrize("fn", [lambda: None, print, len])
+def test_only_top_level_functions_are_taken(fn: object) -> None:
+    with pytest.raises(ValueError, match="expected a top-level function"):
+        run_ranks(fn, 1)  # type: ignore[arg-type]
+
+
+def test_gloo_comes_up_on_one_thread_a_rank() -> None:
+    assert run_ranks(sum_of_ranks, 2, init="gloo") == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("should_fail", [False, True])
+def test_the_group_is_always_destroyed(tmp_path: Path, should_fail: bool) -> None:
+    if should_fail:
+        with pytest.raises(RankError, match="after the group came up"):
+            run_ranks(group_at_exit, 1, str(tmp_path), True, init="gloo")
+    else:
+        run_ranks(group_at_exit, 1, str(tmp_path), False, init="gloo")
+    assert (tmp_path / "0").read_text() == "True False"
+
+
+def test_threads_files_children_and_environment_count_as_leaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "GRACE_S", 0.1)
+    before = leaks.snapshot()
+    assert leaks.leaks(before) == []
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left-behind")
+    ours = threading.Thread(target=stop.wait, name="hocket-pool")
+    file = (tmp_path / "open").open("w")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setenv("LEFT_BEHIND", "secret")
+    try:
+        thread.start()
+        ours.start()
+        found = "\n".join(leaks.leaks(before))
+    finally:
+        stop.set()
+        thread.join()
+        ours.join()
+        file.close()
+        child.communicate(b"\n")
+    assert re.search(r"thread 'left-behind' is still running", found)
+    assert str(tmp_path / "open") in found
+    assert f"child process {child.pid} is still there" in found
+    assert "`LEFT_BEHIND` set" in found
+    assert "secret" not in found
+    assert "hocket-pool" not in found
+    monkeypatch.delenv("LEFT_BEHIND")
+    assert leaks.leaks(before) == []
+
+
+SUITE = """
+import os
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(20))
+def test_many(n, cases):
+    print(f"ran many {n} cases {cases(full=10_000, sample=50)}")
+
+@pytest.mark.slow
+def test_alone():
+    print("ran alone")
+
+def test_quick():
+    print("ran quick")
+
+@pytest.mark.parity
+def test_parity():
+    print("ran parity")
+
+def test_leaves_a_variable():
+    if "LEAK" in os.environ:
+        os.environ["LEFT_BEHIND"] = "1"
+"""
+
+
+def run_suite(folder: Path, *arguments: str, seed: int | None = 7, **env: str) -> str:
+    """Run the suite above in a pytest of its own and return what it printed."""
+    (folder / "conftest.py").write_text('pytest_plugins = ["support.plugin"]\n')
+    (folder / "test_suite.py").write_text(SUITE)
+    markers = "".join(f"    {name}: as in the workspace\n" for name in ("slow", "parity", "stores", "gpu"))
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\nmarkers =\n{markers}")
+    variables = {**os.environ, **env, "PYTHONPATH": str(Path(sampling.__file__).parents[1])}
+    variables.pop(sampling.SEED_VARIABLE, None)
+    if seed is not None:
+        variables[sampling.SEED_VARIABLE] = str(seed)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-s", "-q", "-rs", "-p", "no:cacheprovider", *arguments],
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_plain_run_draws_one_set_of_each_slow_test_by_the_seed(tmp_path: Path) -> None:
+    first, again = run_suite(tmp_path), run_suite(tmp_path)
+    drawn = re.findall(r"ran many (\d+) cases (\d+)", first)
+    assert len(drawn) == 1
+    assert drawn[0][1] == "50"
+    assert drawn == re.findall(r"ran many (\d+) cases (\d+)", again)
+    assert "ran alone" in first
+    assert "ran quick" in first
+    assert "19 deselected" in first
+    assert drawn != re.findall(r"ran many (\d+) cases (\d+)", run_suite(tmp_path, seed=8))
+
+
+def test_marker_slow_takes_everything(tmp_path: Path) -> None:
+    printed = run_suite(tmp_path, "-m", "slow")
+    assert [int(n) for n in re.findall(r"ran many (\d+) cases 10000", printed)] == list(range(20))
+    assert "ran alone" in printed
+    assert "ran quick" not in printed
+
+
+def test_not_slow_takes_none_and_draws_few_cases(tmp_path: Path) -> None:
+    printed = run_suite(tmp_path, "-m", "not slow")
+    assert "ran quick" in printed
+    assert "ran many" not in printed
+    assert not sampling.Plan(seed=0, expression="not slow and gpu").asks_for("slow")
+    assert sampling.Plan(seed=0, expression="slow or not slow").asks_for("slow")
+
+
+def test_a_marked_test_is_skipped_with_the_command_that_runs_it(tmp_path: Path) -> None:
+    printed = run_suite(tmp_path)
+    assert "ran parity" not in printed
+    assert "run with `uv run pytest -m parity`" in printed
+    assert "ran parity" in run_suite(tmp_path, "-m", "parity")
+
+
+def test_a_seed_that_is_no_integer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    monkeypatch.setenv(sampling.SEED_VARIABLE, "tuesday")
+    with pytest.raises(pytest.UsageError, match="`HOCKET_TEST_SEED` is 'tuesday'; expected an integer"):
+        sampling.start(pytestconfig)
+
+
+def test_a_leaking_test_fails(tmp_path: Path) -> None:
+    printed = run_suite(tmp_path, "-k", "leaves", LEAK="1")
+    assert "environment variable `LEFT_BEHIND` set" in printed
+    assert "1 error" in printed

@@ -1,0 +1,171 @@
+"""What a test may not leave behind: threads, child processes, open files, environment, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OURS = "hocket-"
+GRACE_S = 2.0
+# pytest writes its own; torch and its friends set theirs once, on first import, and rightly leave them.
+FREE_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KINETO_", "KMP_", "CUDA_MODULE_LOADING")
+# multiprocessing's helpers live as long as the interpreter, by design.
+FREE_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+_kept_processes: set[int] = set()
+
+
+def keep_process(pid: int) -> None:
+    """Say that child `pid` outlives the test that started it, as a server of the whole session does."""
+    _kept_processes.add(pid)
+
+
+def release_process(pid: int) -> None:
+    """Take `keep_process` back; an unknown `pid` is ignored."""
+    _kept_processes.discard(pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the process holds at one moment."""
+
+    threads: frozenset[int]
+    children: frozenset[int]
+    files: dict[int, str]
+    shared_memory: frozenset[str]
+    environment: dict[str, str] = field(repr=False)
+
+
+def snapshot() -> Snapshot:
+    """Return what this process holds now."""
+    return Snapshot(
+        threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
+        children=frozenset(_children()),
+        files=_files(),
+        shared_memory=frozenset(_shared_memory()),
+        environment=dict(os.environ),
+    )
+
+
+def leaks(before: Snapshot) -> list[str]:
+    """Return one sentence for each thing held now and not `before`."""
+    now = snapshot()
+    found = [
+        f"thread {thread.name!r} is still running"
+        for thread in threading.enumerate()
+        if (thread.ident or 0) not in before.threads
+        and not thread.daemon
+        and thread.is_alive()
+        and not thread.name.startswith(OURS)
+    ]
+    found += [
+        f"child process {pid} is still there: {_command(pid) or 'ended, and never waited for'}"
+        for pid in sorted(now.children - before.children - _kept_processes)
+        if not any(name in _command(pid) for name in FREE_CHILDREN)
+    ]
+    found += [
+        f"file descriptor {number} is still open: {target}"
+        for number, target in sorted(now.files.items())
+        if before.files.get(number) != target
+    ]
+    found += [f"/dev/shm/{name} is still there" for name in sorted(now.shared_memory - before.shared_memory)]
+    return found + _changed_variables(before.environment, now.environment)
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Raise when the block leaves anything behind; what is ending gets `GRACE_S` for it.
+
+    The environment is put back before raising, so that one test's slip does not fail all that follow.
+
+    Raises:
+        AssertionError: Something was left, each thing named on a line of its own.
+    """
+    before = snapshot()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    found = leaks(before)
+    while found and time.monotonic() < deadline:
+        gc.collect()
+        found = leaks(before)
+        if found:
+            time.sleep(0.05)
+    if found:
+        os.environ.clear()
+        os.environ.update(before.environment)
+        raise AssertionError("the test left behind:\n  " + "\n  ".join(found))
+
+
+def _children() -> list[int]:
+    pids: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids += [int(pid) for pid in task.read_text().split()]
+        except OSError:  # the thread has ended since
+            continue
+    return pids
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _files() -> dict[int, str]:
+    """Regular files and pipes; sockets too, unless our Rust runtime runs and keeps a pool of them."""
+    kinds = ("/", "pipe:") if _has_native_threads() else ("/", "pipe:", "socket:")
+    helpers = {
+        getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None),
+        getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None),
+    }
+    found: dict[int, str] = {}
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except FileNotFoundError:
+        return found
+    for number in numbers:
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # the one that listed the folder, closed by now
+            continue
+        is_device = target.startswith("/dev/") and not target.startswith("/dev/shm/")
+        if target.startswith(kinds) and number not in helpers and not is_device:
+            found[number] = target
+    return found
+
+
+def _has_native_threads() -> bool:
+    for name in Path("/proc/self/task").glob("*/comm"):
+        try:
+            if name.read_text().startswith(OURS):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _shared_memory() -> list[str]:
+    # Only segments that carry our process id: other programs on this machine make theirs meanwhile.
+    folder = Path("/dev/shm")
+    return [path.name for path in folder.glob(f"torch_{os.getpid()}_*")] if folder.is_dir() else []
+
+
+def _changed_variables(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    # Names only: a value may be a secret.
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    what = {(True, True): "changed", (False, True): "set", (True, False): "removed"}
+    return [
+        f"environment variable `{name}` {what[name in before, name in now]}"
+        for name in changed
+        if not name.startswith(FREE_VARIABLES)
+    ]

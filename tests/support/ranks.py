@@ -1,0 +1,243 @@
+"""Run a function on several ranks, each a real process, as a launcher would start it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+POLL_S = 0.02
+# A rank's failure makes its peers fail or hang in a collective: they get this long to say what they saw.
+FAREWELL_S = 1.0
+KEPT_OUTPUT = 8_000
+
+
+class RankError(RuntimeError):
+    """A rank failed. `rank` says which, `__cause__` is what it raised (when that could be pickled)."""
+
+    def __init__(self, message: str, *, rank: int):
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankTimeoutError(RankError, TimeoutError):
+    """A rank was not done by the deadline; the message holds the stacks of all its threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rank leaves in its file when it ends."""
+
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    failed_at: float = 0.0
+    """`time.time()`, to tell the first failure from those it caused."""
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    init: Literal["gloo"] | None = None,
+) -> list[Any]:
+    """Call `fn(*args)` on each of `world_size` ranks and return their results in the order of the ranks.
+
+    Every rank is a new interpreter with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`
+    and `MASTER_PORT` set and one computing thread. A process group that is up when `fn` ends is destroyed. No
+    process outlives the call.
+
+    Args:
+        fn: A top-level function; found again by its file and name, so a test module is fine.
+        world_size: How many ranks.
+        *args: Picklable.
+        timeout_s: Deadline for all of it, start of the interpreters included.
+        env: Variables set on top of this process's.
+        init: `"gloo"` initialises torch's process group before `fn` is called.
+
+    Raises:
+        RankError: The first rank that failed, with its traceback, from what it raised.
+        RankTimeoutError: The deadline passed.
+        ValueError: `fn` is not a top-level function, or `world_size` is below 1.
+    """
+    if world_size < 1:
+        raise ValueError(f"`world_size` is {world_size}; expected at least 1")
+    task = _describe(fn, args, init, timeout_s)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, _held_port() as port:
+        Path(folder, "task").write_bytes(pickle.dumps(task))
+        ranks: list[_Rank] = []
+        try:
+            for rank in range(world_size):
+                ranks.append(
+                    _Rank(rank, Path(folder), _environment(rank, world_size, port.getsockname()[1], env))
+                )
+            return _wait(ranks, fn.__name__, timeout_s)
+        finally:
+            for running in ranks:
+                running.kill()
+
+
+class _Rank:
+    """One child process, its files, and its process group."""
+
+    def __init__(self, rank: int, folder: Path, env: dict[str, str]):
+        self.rank = rank
+        self.result = folder / f"result-{rank}"
+        self.log = folder / f"log-{rank}"
+        command = [sys.executable, "-m", "support.rank_main", str(folder / "task"), str(self.result)]
+        with self.log.open("wb") as log:
+            # A session of its own: `kill` then reaches the processes that `fn` started, too. The pipe at its
+            # standard input breaks when we die, which ends it.
+            self.process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def outcome(self) -> Outcome | None:
+        """What it left, or None while it runs; a rank that died without a word has failed."""
+        status = self.process.poll()
+        if self.result.exists():
+            return pickle.loads(self.result.read_bytes())
+        if status is None:
+            return None
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Outcome(traceback=f"the process {how} without a result", failed_at=time.time())
+
+    def output(self) -> str:
+        return self.log.read_bytes()[-KEPT_OUTPUT:].decode(errors="replace").strip()
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+
+    def end(self, *, by: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=max(by - time.monotonic(), 0))
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=10)
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+def _wait(ranks: list[_Rank], name: str, timeout_s: float) -> list[Any]:
+    deadline = time.monotonic() + timeout_s
+    done: dict[int, Outcome] = {}
+    failed_by = None
+    while len(done) < len(ranks):
+        for rank in ranks:
+            if rank.rank not in done and (outcome := rank.outcome()):
+                done[rank.rank] = outcome
+                if outcome.failed_at and failed_by is None:
+                    failed_by = time.monotonic() + FAREWELL_S
+        if failed_by is not None and time.monotonic() > failed_by:
+            break
+        if time.monotonic() > deadline:
+            raise _late(ranks, done, name, timeout_s)
+        time.sleep(POLL_S)
+    failures = sorted((outcome.failed_at, rank) for rank, outcome in done.items() if outcome.failed_at)
+    if failures:
+        for rank in done:  # what has failed or returned may run its exit handlers
+            ranks[rank].end(by=time.monotonic() + FAREWELL_S)
+        raise _failed(ranks, done, name, [rank for _, rank in failures]) from done[failures[0][1]].error
+    for rank in ranks:
+        # The result is there before the interpreter ends; one that hangs or crashes then is a failure.
+        try:
+            status = rank.process.wait(timeout=max(deadline - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            raise _late(ranks, {}, name, timeout_s) from None
+        if status != 0:
+            raise RankError(
+                f"`{name}` returned on rank {rank.rank}, whose process then ended with status {status}\n"
+                f"{rank.output()}",
+                rank=rank.rank,
+            )
+    return [done[rank.rank].value for rank in ranks]
+
+
+def _failed(ranks: list[_Rank], done: dict[int, Outcome], name: str, failed: list[int]) -> RankError:
+    first = failed[0]
+    lines = [f"`{name}` failed on rank {first} of {len(ranks)}", done[first].traceback.rstrip()]
+    if output := ranks[first].output():
+        lines.append(f"--- output of rank {first}\n{output}")
+    for rank in failed[1:]:
+        lines.append(f"--- then rank {rank}: {done[rank].traceback.rstrip().splitlines()[-1]}")
+    return RankError("\n".join(lines), rank=first)
+
+
+def _late(ranks: list[_Rank], done: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
+    late = [rank for rank in ranks if rank.rank not in done]
+    for rank in late:
+        rank.signal(signal.SIGUSR1)  # `rank_main` answers with the stacks of its threads
+    time.sleep(0.3)
+    lines = [
+        f"`{name}` was not done after {timeout_s} s on rank(s) {[rank.rank for rank in late]} of {len(ranks)}"
+    ]
+    lines += [f"--- rank {rank.rank}\n{rank.output()}" for rank in late]
+    return RankTimeoutError("\n".join(lines), rank=late[0].rank)
+
+
+def _describe(
+    fn: Callable[..., Any], args: tuple[Any, ...], init: str | None, timeout_s: float
+) -> dict[str, Any]:
+    name = getattr(fn, "__qualname__", "")
+    if not inspect.isfunction(fn) or "<" in name:
+        raise ValueError(
+            f"`fn` is {fn!r}; expected a top-level function, which another process can find by its name"
+        )
+    file = inspect.getsourcefile(fn)
+    if file is None:
+        raise ValueError(f"`fn` is {fn!r}, which has no source file; expected a function of a module")
+    return {
+        "file": os.path.abspath(file),
+        "module": fn.__module__,
+        "qualname": name,
+        "path": sys.path,
+        "init": init,
+        "timeout_s": timeout_s,
+        "args": pickle.dumps(args),
+    }
+
+
+def _environment(rank: int, world_size: int, port: int, env: Mapping[str, str] | None) -> dict[str, str]:
+    support = str(Path(__file__).resolve().parents[1])
+    paths = [support, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **(env or {}),
+    }
+    if sys.platform == "linux":
+        # Else gloo looks this host's name up, which some containers cannot.
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return variables
+
+
+def _held_port() -> socket.socket:
+    """Return a socket that keeps a port free for rank 0's store: it never listens, so a listener may join."""
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder

@@ -1,0 +1,206 @@
+"""A local S3 server for tests, benchmarks and demos: `tools/s3d`, built by cargo when it is first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import select
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from support import leaks
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILD_TIMEOUT_S = 1200
+START_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 10
+
+
+class ServerError(RuntimeError):
+    """The server could not be built or started; the message says why."""
+
+
+class Server:
+    """One running server over one folder, as a context manager.
+
+    Faults are lines of `key=value`, as on the server's command line: `"kind=slowdown,rate=0.05,op=GetObject"`.
+
+    Args:
+        *faults: Rules that hold from the start; `set_faults` changes them.
+        root: The folder to serve; by default a temporary one that goes with the server.
+        seed: Decides which of the matching requests a rule hits.
+        latency_ms: Added to every request.
+        bandwidth: Of every connection and direction, in bytes a second; 0 is unlimited.
+    """
+
+    def __init__(
+        self, *faults: str, root: Path | None = None, seed: int = 0, latency_ms: int = 0, bandwidth: int = 0
+    ):
+        self.endpoint = ""
+        self.bucket = ""
+        self.env: dict[str, str] = {}
+        self._settings = {
+            "faults": list(faults),
+            "seed": seed,
+            "latency_ms": latency_ms,
+            "bandwidth": bandwidth,
+        }
+        self._root = root
+        self._stack = contextlib.ExitStack()
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        with self._stack as stack:
+            root = self._root or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3d-")))
+            self._process = self._start(root)
+            stack.callback(self._stop, self._process)
+            self._read_announcement(self._process)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        return 0 if self._process is None else self._process.pid
+
+    def uri(self, prefix: str = "") -> str:
+        """The URI of `prefix` in the server's bucket."""
+        return f"s3://{self.bucket}/{prefix}"
+
+    def set_faults(self, *faults: str, seed: int = 0, latency_ms: int = 0, bandwidth: int = 0) -> None:
+        """Replace all faults; with no arguments there are none any more. Counts of rules start again."""
+        settings = {"faults": list(faults), "seed": seed, "latency_ms": latency_ms, "bandwidth": bandwidth}
+        self._call("POST", "faults", settings)
+
+    def stats(self) -> dict[str, Any]:
+        """Requests by operation, faults by kind, matches and hits by rule, bytes sent and received."""
+        return self._call("GET", "stats")
+
+    def reset(self) -> None:
+        """Set all counts to zero, those that decide which request a rule hits as well."""
+        self._call("POST", "reset")
+
+    def _start(self, root: Path) -> subprocess.Popen[str]:
+        settings = self._settings
+        command = [str(build()), "--root", str(root), "--port", "0", "--until-stdin-closes"]
+        for fault in settings["faults"]:
+            command += ["--fault", fault]
+        for name in ("seed", "latency_ms", "bandwidth"):
+            if settings[name]:
+                command += [f"--{name.replace('_', '-')}", str(settings[name])]
+        # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+        )  # fmt: skip
+
+    def _read_announcement(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            status = process.poll()
+            raise ServerError(
+                f"s3d said nothing within {START_TIMEOUT_S} s (exit status {status}); its error is on standard error"
+            )
+        said = json.loads(line)
+        self.endpoint, self.bucket = said["endpoint"], said["bucket"]
+        self.env = {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": said["access_key"],
+            "AWS_SECRET_ACCESS_KEY": said["secret_key"],
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    @staticmethod
+    def _stop(process: subprocess.Popen[str]) -> None:
+        with process:  # closes the pipes, and the server ends with its standard input
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(timeout=STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _call(self, method: str, what: str, body: object = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.endpoint}/_s3d/{what}", data=data, method=method)
+        # Without the environment's proxies: this is loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=10) as answer:
+                result: dict[str, Any] = json.load(answer)
+                return result
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(error.read().decode()) from None
+
+
+@functools.cache
+def build() -> Path:
+    """Build the server and return its program; quick when nothing changed.
+
+    Raises:
+        FileNotFoundError: There is no cargo.
+        ServerError: The build failed.
+    """
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise FileNotFoundError("`cargo` was not found; install a Rust toolchain (rustup) to build tools/s3d")
+    command = [cargo, "build", "--quiet", "-p", "s3d", "--message-format=json-render-diagnostics"]
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise ServerError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
+    programs = [
+        message["executable"]
+        for message in map(json.loads, done.stdout.splitlines())
+        if message.get("executable") and message["target"]["name"] == "s3d"
+    ]
+    return Path(programs[-1])
+
+
+def _built_or_skip() -> None:
+    try:
+        build()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def s3d() -> Iterator[Server]:
+    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
+    _built_or_skip()
+    with Server() as server:
+        leaks.keep_process(server.pid)
+        yield server
+    leaks.release_process(server.pid)
+
+
+@pytest.fixture
+def s3d_faults() -> Iterator[Callable[..., Server]]:
+    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
+    _built_or_skip()
+    with contextlib.ExitStack() as stack:
+        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))

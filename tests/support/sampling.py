@@ -1,0 +1,122 @@
+"""Which tests a run takes.
+
+A plain run takes everything unmarked, and of each test function marked `slow` one parameter set, drawn by a
+seed that the pytest header prints. `-m slow` takes all of them. Tests marked `parity`, `stores` or `gpu` need
+something that a plain run does not have, and run only when `-m` names their marker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+SEED_VARIABLE = "HOCKET_TEST_SEED"
+ON_REQUEST = ("parity", "stores", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What this run was asked for."""
+
+    seed: int
+    """Draws the parameter set of each slow test in a plain run."""
+    expression: str
+    """The `-m` expression, empty in a plain run."""
+
+    def names(self, marker: str) -> bool:
+        """Whether the `-m` expression names `marker` at all."""
+        return re.search(rf"\b{marker}\b", self.expression) is not None
+
+    def asks_for(self, marker: str) -> bool:
+        """Whether the `-m` expression names `marker` other than to leave it out."""
+        return re.search(rf"(?<!\bnot ){marker}\b", self.expression) is not None
+
+
+_plan: Plan | None = None
+
+
+def start(config: pytest.Config) -> Plan:
+    """Read the seed and the `-m` expression once, before any test module is imported.
+
+    The seed is put into the environment, so that worker processes of this run draw the same sets.
+
+    Raises:
+        pytest.UsageError: The seed in the environment is not an integer.
+    """
+    global _plan
+    text = os.environ.get(SEED_VARIABLE, "")
+    try:
+        seed = int(text) if text else random.SystemRandom().randrange(2**32)
+    except ValueError:
+        raise pytest.UsageError(
+            f"`{SEED_VARIABLE}` is {text!r}; expected an integer, as the header of a run prints it"
+        ) from None
+    os.environ[SEED_VARIABLE] = str(seed)
+    _plan = Plan(seed=seed, expression=config.option.markexpr or "")
+    return _plan
+
+
+def plan() -> Plan:
+    """Return the plan of the run that is going on.
+
+    Raises:
+        RuntimeError: No pytest run with `support.plugin` has started.
+    """
+    if _plan is None:
+        raise RuntimeError(
+            "no test run has started; expected `pytest_plugins = ['support.plugin']` to be loaded"
+        )
+    return _plan
+
+
+def cases(*, full: int, sample: int) -> int:
+    """Return how many cases a property test of a slow thing draws in this run.
+
+    Works while a module is imported, so it fits in a decorator:
+    `@settings(max_examples=cases(full=10_000, sample=50))`.
+
+    Args:
+        full: Under `-m slow`.
+        sample: In any other run.
+    """
+    return full if plan().asks_for("slow") else sample
+
+
+def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Split `items` into those this run takes and the parameter sets of slow tests that it leaves out."""
+    if plan().names("slow"):
+        return items, []
+    by_function: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            by_function.setdefault(_function_id(item), []).append(item)
+    taken = {id(_draw(function, sets)) for function, sets in by_function.items()}
+    kept = [item for item in items if not item.get_closest_marker("slow") or id(item) in taken]
+    left = [item for item in items if item.get_closest_marker("slow") and id(item) not in taken]
+    return kept, left
+
+
+def skip_unasked(items: Sequence[pytest.Item]) -> None:
+    """Mark as skipped what needs a marker named by `-m` and did not get it; the reason names the command."""
+    for item in items:
+        for marker in ON_REQUEST:
+            if item.get_closest_marker(marker) and not plan().names(marker):
+                item.add_marker(pytest.mark.skip(reason=f"run with `uv run pytest -m {marker}`"))
+
+
+def _function_id(item: pytest.Item) -> str:
+    name = getattr(item, "originalname", None) or item.name
+    return item.nodeid.removesuffix(item.name) + name
+
+
+def _draw(function: str, sets: list[pytest.Item]) -> pytest.Item:
+    # A hash and not a generator's next number: the draw must not depend on which other tests were collected.
+    ordered = sorted(sets, key=lambda item: item.nodeid)
+    digest = hashlib.sha256(f"{plan().seed}:{function}".encode()).digest()
+    return ordered[int.from_bytes(digest[:8], "big") % len(ordered)]

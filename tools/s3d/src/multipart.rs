@@ -1,0 +1,215 @@
+//! Multipart uploads: parts in files of their own, joined when the client says that they are all there.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use s3s::crypto::{Checksum as _, Md5};
+use s3s::dto::{
+    Checksum, CompleteMultipartUploadInput, CompletedPart, CreateMultipartUploadInput, ETag,
+};
+use s3s::dto::{UploadPartInput, UploadPartOutput};
+use s3s::{S3Request, S3Result, s3_error};
+
+use crate::blobs::{Blob, disk, hex, receive};
+use crate::journal::Object;
+use crate::objects::claims;
+use crate::store::{Condition, Part, Store, Upload, now_ms};
+
+const SMALLEST_PART: u64 = 5 << 20;
+const MOST_PARTS: i32 = 10_000;
+
+/// Starts an upload; returns its id.
+///
+/// # Errors
+/// `NoSuchBucket`.
+pub fn create(store: &Store, input: CreateMultipartUploadInput) -> S3Result<String> {
+    store.create_upload(Upload {
+        bucket: input.bucket,
+        key: input.key,
+        content_type: input.content_type,
+        metadata: input.metadata.unwrap_or_default(),
+        created_ms: now_ms(),
+        parts: BTreeMap::new(),
+    })
+}
+
+/// Takes a part in; one of the same number is replaced.
+///
+/// # Errors
+/// `NoSuchUpload`, `InvalidArgument` for a number outside 1 to 10 000, or as [`receive`].
+pub async fn upload_part(
+    store: &Store,
+    mut request: S3Request<UploadPartInput>,
+) -> S3Result<UploadPartOutput> {
+    let body = request.input.body.take();
+    let checksum = Checksum {
+        checksum_crc32: request.input.checksum_crc32.take(),
+        checksum_crc32c: request.input.checksum_crc32c.take(),
+        checksum_crc64nvme: request.input.checksum_crc64nvme.take(),
+        checksum_sha1: request.input.checksum_sha1.take(),
+        checksum_sha256: request.input.checksum_sha256.take(),
+        ..Checksum::default()
+    };
+    let md5 = request.input.content_md5.take();
+    let claims = claims(&request, md5, checksum);
+    let input = request.input;
+    let number = input.part_number;
+    if !(1..=MOST_PARTS).contains(&number) {
+        return Err(s3_error!(
+            InvalidArgument,
+            "part number {number}; expected 1 to {MOST_PARTS}"
+        ));
+    }
+    store.with_upload(&input.bucket, &input.key, &input.upload_id, |_| Ok(()))?;
+    let received = receive(&store.blobs, body, claims).await?;
+    let (blob, md5, size) = (received.blob, received.md5, received.size);
+    let replaced = store.with_upload(&input.bucket, &input.key, &input.upload_id, |upload| {
+        let part = Part {
+            blob: blob.keep(),
+            size,
+            md5,
+            modified_ms: now_ms(),
+        };
+        Ok(upload.parts.insert(number, part))
+    })?;
+    if let Some(replaced) = replaced {
+        store.blobs.remove(replaced.blob);
+    }
+    let sums = received.checksum;
+    Ok(UploadPartOutput {
+        e_tag: Some(ETag::Strong(hex(&md5))),
+        checksum_crc32: sums.checksum_crc32,
+        checksum_crc32c: sums.checksum_crc32c,
+        checksum_crc64nvme: sums.checksum_crc64nvme,
+        checksum_sha1: sums.checksum_sha1,
+        checksum_sha256: sums.checksum_sha256,
+        ..UploadPartOutput::default()
+    })
+}
+
+/// Joins the parts that the client lists into the object. Until that has worked the upload stays open.
+///
+/// # Errors
+/// `NoSuchUpload`, `InvalidPart`, `InvalidPartOrder`, `EntityTooSmall`, or as [`Store::put`].
+pub async fn complete(store: &Store, input: CompleteMultipartUploadInput) -> S3Result<Object> {
+    let id = input.upload_id.clone();
+    let upload = store.take_upload(&input.bucket, &input.key, &id)?;
+    match join(store, &upload, input).await {
+        Ok(object) => {
+            store.drop_parts(&upload);
+            Ok(object)
+        }
+        Err(error) => {
+            store.return_upload(&id, upload);
+            Err(error)
+        }
+    }
+}
+
+/// Ends an upload and drops its parts.
+///
+/// # Errors
+/// `NoSuchUpload`.
+pub fn abort(store: &Store, bucket: &str, key: &str, id: &str) -> S3Result<()> {
+    let upload = store.take_upload(bucket, key, id)?;
+    store.drop_parts(&upload);
+    Ok(())
+}
+
+async fn join(
+    store: &Store,
+    upload: &Upload,
+    input: CompleteMultipartUploadInput,
+) -> S3Result<Object> {
+    let listed = input
+        .multipart_upload
+        .and_then(|upload| upload.parts)
+        .unwrap_or_default();
+    let parts = choose(upload, &listed)?;
+    let condition = Condition {
+        if_match: input.if_match,
+        if_none_match: input.if_none_match,
+    };
+    // Before the work of joining, and again, under the lock, when the object appears.
+    store.read(&input.bucket, |objects| {
+        condition.check(objects.get(&input.key))
+    })?;
+    let mut md5 = Md5::new();
+    for part in &parts {
+        md5.update(&part.md5);
+    }
+    let object = Object {
+        size: parts.iter().map(|part| part.size).sum(),
+        etag: format!("{}-{}", hex(&md5.finalize()), parts.len()),
+        modified_ms: now_ms(),
+        content_type: upload.content_type.clone(),
+        metadata: upload.metadata.clone(),
+        ..Object::default()
+    };
+    let sources = parts
+        .iter()
+        .map(|part| store.blobs.path(part.blob))
+        .collect();
+    let target = store.blobs.create();
+    let target = tokio::task::spawn_blocking(move || concatenate(sources, target))
+        .await
+        .map_err(|error| disk(io::Error::other(error)))?
+        .map_err(disk)?;
+    store.put(&input.bucket, &input.key, target, object, &condition)
+}
+
+fn choose<'a>(upload: &'a Upload, listed: &[CompletedPart]) -> S3Result<Vec<&'a Part>> {
+    if listed.is_empty() {
+        return Err(s3_error!(
+            MalformedXML,
+            "no parts are listed; expected at least one"
+        ));
+    }
+    let mut chosen = Vec::with_capacity(listed.len());
+    let mut last = 0;
+    for (place, entry) in listed.iter().enumerate() {
+        let number = entry.part_number.unwrap_or_default();
+        if number <= last {
+            return Err(s3_error!(
+                InvalidPartOrder,
+                "part {number} follows part {last}; expected ascending numbers"
+            ));
+        }
+        last = number;
+        let part = upload
+            .parts
+            .get(&number)
+            .ok_or_else(|| s3_error!(InvalidPart, "part {number} was not uploaded"))?;
+        let etag = ETag::Strong(hex(&part.md5));
+        if entry
+            .e_tag
+            .as_ref()
+            .is_some_and(|listed| !listed.weak_cmp(&etag))
+        {
+            return Err(s3_error!(
+                InvalidPart,
+                "part {number} has the ETag {}",
+                etag.value()
+            ));
+        }
+        if part.size < SMALLEST_PART && place + 1 < listed.len() {
+            return Err(s3_error!(
+                EntityTooSmall,
+                "part {number} has {} bytes; expected {SMALLEST_PART}",
+                part.size
+            ));
+        }
+        chosen.push(part);
+    }
+    Ok(chosen)
+}
+
+fn concatenate(sources: Vec<PathBuf>, target: Blob) -> io::Result<Blob> {
+    let mut file = File::create(target.path())?;
+    for source in sources {
+        io::copy(&mut File::open(source)?, &mut file)?;
+    }
+    Ok(target)
+}

@@ -1,0 +1,273 @@
+//! The S3 operations on whole objects: what a request says, in the terms of [`Store`].
+
+use std::io;
+use std::time::{Duration, UNIX_EPOCH};
+
+use s3s::dto::{
+    Checksum, ChecksumMode, CopyObjectInput, CopySource, ETag, ETagCondition, GetObjectInput,
+};
+use s3s::dto::{
+    GetObjectOutput, HeadObjectInput, HeadObjectOutput, PutObjectInput, PutObjectOutput,
+};
+use s3s::dto::{StreamingBlob, Timestamp};
+use s3s::{S3Request, S3Result, s3_error};
+use tokio::fs::File;
+
+use crate::blobs::{Claims, FileStream, disk, hex, receive};
+use crate::journal::Object;
+use crate::store::{Condition, Store, is_matched, now_ms};
+
+/// What the headers of an upload claim of its body.
+pub fn claims<T>(request: &S3Request<T>, md5: Option<String>, checksum: Checksum) -> Claims {
+    let announced = request
+        .headers
+        .get_all("x-amz-trailer")
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    Claims {
+        md5,
+        checksum,
+        announced: announced
+            .flat_map(|value| value.split(','))
+            .map(|name| name.trim().to_lowercase())
+            .collect(),
+        trailers: request.trailing_headers.clone(),
+    }
+}
+
+/// Stores the body of `request`.
+///
+/// # Errors
+/// As [`receive`] and [`Store::put`].
+pub async fn put(
+    store: &Store,
+    mut request: S3Request<PutObjectInput>,
+) -> S3Result<PutObjectOutput> {
+    let body = request.input.body.take();
+    let checksum = Checksum {
+        checksum_crc32: request.input.checksum_crc32.take(),
+        checksum_crc32c: request.input.checksum_crc32c.take(),
+        checksum_crc64nvme: request.input.checksum_crc64nvme.take(),
+        checksum_sha1: request.input.checksum_sha1.take(),
+        checksum_sha256: request.input.checksum_sha256.take(),
+        ..Checksum::default()
+    };
+    let md5 = request.input.content_md5.take();
+    let claims = claims(&request, md5, checksum);
+    let input = request.input;
+    store.read(&input.bucket, |_| Ok(()))?;
+    let received = receive(&store.blobs, body, claims).await?;
+    let object = Object {
+        size: received.size,
+        etag: hex(&received.md5),
+        modified_ms: now_ms(),
+        content_type: input.content_type,
+        metadata: input.metadata.unwrap_or_default(),
+        checksums: stored_checksums(&received.checksum),
+        ..Object::default()
+    };
+    let condition = Condition {
+        if_match: input.if_match,
+        if_none_match: input.if_none_match,
+    };
+    let object = store.put(&input.bucket, &input.key, received.blob, object, &condition)?;
+    let sums = received.checksum;
+    Ok(PutObjectOutput {
+        e_tag: Some(ETag::Strong(object.etag)),
+        checksum_crc32: sums.checksum_crc32,
+        checksum_crc32c: sums.checksum_crc32c,
+        checksum_crc64nvme: sums.checksum_crc64nvme,
+        checksum_sha1: sums.checksum_sha1,
+        checksum_sha256: sums.checksum_sha256,
+        ..PutObjectOutput::default()
+    })
+}
+
+/// Answers with the object's bytes, or a range of them.
+///
+/// # Errors
+/// `NoSuchKey`, `PreconditionFailed`, `NotModified`, `InvalidRange`.
+pub async fn get(store: &Store, input: GetObjectInput) -> S3Result<GetObjectOutput> {
+    let (object, file) = open(store, &input.bucket, &input.key).await?;
+    check_read(
+        &object,
+        input.if_match.as_ref(),
+        input.if_none_match.as_ref(),
+    )?;
+    let span = match input.range {
+        Some(range) => range.check(object.size)?,
+        None => 0..object.size,
+    };
+    let length = span.end - span.start;
+    let stream = FileStream::new(file, span.start, length)
+        .await
+        .map_err(disk)?;
+    let wants_sums = input
+        .checksum_mode
+        .is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
+    let sums = if wants_sums && length == object.size {
+        loaded_checksums(&object)
+    } else {
+        Checksum::default()
+    };
+    Ok(GetObjectOutput {
+        accept_ranges: Some("bytes".to_owned()),
+        body: Some(StreamingBlob::new(stream)),
+        content_length: i64::try_from(length).ok(),
+        content_range: input
+            .range
+            .map(|_| format!("bytes {}-{}/{}", span.start, span.end - 1, object.size)),
+        last_modified: Some(timestamp(object.modified_ms)),
+        e_tag: Some(ETag::Strong(object.etag)),
+        content_type: input
+            .response_content_type
+            .is_none()
+            .then_some(object.content_type)
+            .flatten(),
+        metadata: Some(object.metadata),
+        checksum_crc32: sums.checksum_crc32,
+        checksum_crc32c: sums.checksum_crc32c,
+        checksum_crc64nvme: sums.checksum_crc64nvme,
+        checksum_sha1: sums.checksum_sha1,
+        checksum_sha256: sums.checksum_sha256,
+        ..GetObjectOutput::default()
+    })
+}
+
+/// Answers with all that [`get`] says of an object, but its bytes.
+///
+/// # Errors
+/// `NoSuchKey`, `PreconditionFailed`, `NotModified`.
+pub fn head(store: &Store, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
+    let object = store.object(&input.bucket, &input.key)?;
+    check_read(
+        &object,
+        input.if_match.as_ref(),
+        input.if_none_match.as_ref(),
+    )?;
+    let wants_sums = input
+        .checksum_mode
+        .is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
+    let sums = if wants_sums {
+        loaded_checksums(&object)
+    } else {
+        Checksum::default()
+    };
+    Ok(HeadObjectOutput {
+        accept_ranges: Some("bytes".to_owned()),
+        content_length: i64::try_from(object.size).ok(),
+        last_modified: Some(timestamp(object.modified_ms)),
+        e_tag: Some(ETag::Strong(object.etag)),
+        content_type: object.content_type,
+        metadata: Some(object.metadata),
+        checksum_crc32: sums.checksum_crc32,
+        checksum_crc32c: sums.checksum_crc32c,
+        checksum_crc64nvme: sums.checksum_crc64nvme,
+        checksum_sha1: sums.checksum_sha1,
+        checksum_sha256: sums.checksum_sha256,
+        ..HeadObjectOutput::default()
+    })
+}
+
+/// Copies an object, with its metadata.
+///
+/// # Errors
+/// `NoSuchKey`, and `NotImplemented` for a source that is not a bucket's.
+pub async fn copy(store: &Store, input: CopyObjectInput) -> S3Result<Object> {
+    let CopySource::Bucket { bucket, key, .. } = &input.copy_source else {
+        return Err(s3_error!(
+            NotImplemented,
+            "only bucket/key sources are known here"
+        ));
+    };
+    let (object, mut source) = open(store, bucket, key).await?;
+    check_read(
+        &object,
+        input.copy_source_if_match.as_ref(),
+        input.copy_source_if_none_match.as_ref(),
+    )?;
+    let blob = store.blobs.create();
+    let mut target = File::create(blob.path()).await.map_err(disk)?;
+    tokio::io::copy(&mut source, &mut target)
+        .await
+        .map_err(disk)?;
+    tokio::io::AsyncWriteExt::flush(&mut target)
+        .await
+        .map_err(disk)?;
+    let object = Object {
+        modified_ms: now_ms(),
+        ..object
+    };
+    store.put(
+        &input.bucket,
+        &input.key,
+        blob,
+        object,
+        &Condition::default(),
+    )
+}
+
+async fn open(store: &Store, bucket: &str, key: &str) -> S3Result<(Object, File)> {
+    // An overwrite may unlink the file between the look at the index and the opening: then look again.
+    for _ in 0..100 {
+        let object = store.object(bucket, key)?;
+        match File::open(store.blobs.path(object.blob)).await {
+            Ok(file) => return Ok((object, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => tokio::task::yield_now().await,
+            Err(error) => return Err(disk(error)),
+        }
+    }
+    Err(s3_error!(
+        InternalError,
+        "the data file of `{key}` is missing"
+    ))
+}
+
+fn check_read(
+    object: &Object,
+    wanted: Option<&ETagCondition>,
+    unwanted: Option<&ETagCondition>,
+) -> S3Result<()> {
+    if wanted.is_some_and(|wanted| !is_matched(wanted, object)) {
+        return Err(s3_error!(
+            PreconditionFailed,
+            "If-Match was given, and the ETag is \"{}\"",
+            object.etag
+        ));
+    }
+    if unwanted.is_some_and(|unwanted| is_matched(unwanted, object)) {
+        return Err(s3_error!(NotModified));
+    }
+    Ok(())
+}
+
+/// A point in time as S3's answers carry it.
+pub fn timestamp(ms: u64) -> Timestamp {
+    Timestamp::from(UNIX_EPOCH + Duration::from_millis(ms))
+}
+
+fn stored_checksums(sums: &Checksum) -> std::collections::BTreeMap<String, String> {
+    let named = [
+        ("crc32", &sums.checksum_crc32),
+        ("crc32c", &sums.checksum_crc32c),
+        ("crc64nvme", &sums.checksum_crc64nvme),
+        ("sha1", &sums.checksum_sha1),
+        ("sha256", &sums.checksum_sha256),
+    ];
+    named
+        .into_iter()
+        .filter_map(|(name, sum)| Some((name.to_owned(), sum.clone()?)))
+        .collect()
+}
+
+fn loaded_checksums(object: &Object) -> Checksum {
+    let find = |name: &str| object.checksums.get(name).cloned();
+    Checksum {
+        checksum_crc32: find("crc32"),
+        checksum_crc32c: find("crc32c"),
+        checksum_crc64nvme: find("crc64nvme"),
+        checksum_sha1: find("sha1"),
+        checksum_sha256: find("sha256"),
+        ..Checksum::default()
+    }
+}

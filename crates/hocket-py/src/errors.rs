@@ -4,6 +4,7 @@
 //! nothing before it must, and `except hocket.native.errors.StoreError` means the class in that module.
 
 use hocket_store::StoreError;
+use hocket_stream::StreamError;
 use pyo3::prelude::*;
 
 /// `module.class(message)` as an exception.
@@ -36,5 +37,20 @@ pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
 }
 
 // --- stream -----------------------------------------------------------------------------------
+
+/// The class in `hocket.stream.errors` for a failure of a data set; a store's failure stays what it is.
+pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
+    let class = match error {
+        StreamError::Store(error) => return store_error(py, error),
+        StreamError::IndexNotFound { .. } => "IndexNotFoundError",
+        StreamError::IndexCorrupt { .. } => "IndexCorruptError",
+        StreamError::ShardNotFound { .. } => "ShardNotFoundError",
+        StreamError::ShardCorrupt { .. } => "ShardCorruptError",
+        StreamError::Config { .. } => "ConfigError",
+        StreamError::Io { .. } => "StreamIOError",
+        _ => "StreamError",
+    };
+    instance(py, "hocket.stream.errors", class, &error.to_string())
+}
 
 // --- ckpt -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hocket_store::StoreOptions;
 use hocket_stream::batch::ColumnData;
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
+use hocket_stream::files;
 use hocket_stream::index::{FileInfo, Index};
 use hocket_stream::order::{Order, OrderSpec, Tail};
 use hocket_stream::reader::{Reader, ReaderOptions};
@@ -29,7 +30,8 @@ fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
 }
 
 fn open_remote(py: Python<'_>, uri: Option<&str>) -> PyResult<Option<Remote>> {
-    uri.map(|uri| raise(py, Remote::open(uri, StoreOptions::default()))).transpose()
+    uri.map(|uri| raise(py, Remote::open(uri, StoreOptions::default())))
+        .transpose()
 }
 
 /// Memory that Rust filled and Python owns from then on: a writable buffer.
@@ -51,13 +53,29 @@ impl ByteBlock {
 
     /// # Safety
     /// Called by the interpreter with a `view` to fill.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let (start, len) = slf.get().extent();
         // SAFETY: the vector is neither moved, grown nor read by Rust again while `slf` lives, and the filled
         // view holds a reference to it; writers on the other side are Python's affair, as with a bytearray.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len as ffi::Py_ssize_t, 0, flags) };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                start.cast(),
+                len as ffi::Py_ssize_t,
+                0,
+                flags,
+            )
+        };
+        if filled == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
     }
 }
 
@@ -82,7 +100,9 @@ impl ShardIndex {
     #[staticmethod]
     fn parse(py: Python<'_>, data: PyBackedBytes, origin: &str) -> PyResult<Self> {
         let index = py.detach(|| Index::parse(&data, origin));
-        Ok(Self { index: Arc::new(raise(py, index)?) })
+        Ok(Self {
+            index: Arc::new(raise(py, index)?),
+        })
     }
 
     #[getter]
@@ -103,7 +123,9 @@ impl ShardIndex {
     #[getter]
     fn columns(&self) -> Vec<(String, String, Option<u32>)> {
         let columns = self.index.schema().columns.iter();
-        columns.map(|column| (column.name.clone(), column.encoding.clone(), column.width)).collect()
+        columns
+            .map(|column| (column.name.clone(), column.encoding.clone(), column.width))
+            .collect()
     }
 
     #[pyo3(signature = (*, epoch, global_batch_size, num_canonical_nodes, shuffle, shuffle_seed, shuffle_block_size, tail))]
@@ -128,7 +150,9 @@ impl ShardIndex {
             tail: raise(py, Tail::parse(tail))?,
         };
         let order = py.detach(|| Order::new(spec, self.index.starts().clone(), epoch));
-        Ok(EpochOrder { order: Arc::new(raise(py, order)?) })
+        Ok(EpochOrder {
+            order: Arc::new(raise(py, order)?),
+        })
     }
 }
 
@@ -144,7 +168,9 @@ impl EpochOrder {
         if batch < count {
             return Ok(());
         }
-        Err(PyIndexError::new_err(format!("batch {batch}: expected a number below {count}")))
+        Err(PyIndexError::new_err(format!(
+            "batch {batch}: expected a number below {count}"
+        )))
     }
 }
 
@@ -175,8 +201,12 @@ impl EpochOrder {
         self.check(batch)?;
         Ok(py.detach(|| {
             let mut places = Vec::new();
-            self.order.locate(batch, 0..self.order.batch_len(batch), &mut places);
-            places.into_iter().map(|place| self.order.storage_id(place)).collect()
+            self.order
+                .locate(batch, 0..self.order.batch_len(batch), &mut places);
+            places
+                .into_iter()
+                .map(|place| self.order.storage_id(place))
+                .collect()
         }))
     }
 }
@@ -201,9 +231,16 @@ impl ShardCache {
         validate_hash: Option<String>,
     ) -> PyResult<Self> {
         let remote = open_remote(py, remote)?;
-        let options = CacheOptions { local, keep_zip, attempts, validate_hash };
+        let options = CacheOptions {
+            local,
+            keep_zip,
+            attempts,
+            validate_hash,
+        };
         let cache = Cache::new(index.index.clone(), remote, options);
-        Ok(Self { cache: Arc::new(raise(py, cache)?) })
+        Ok(Self {
+            cache: Arc::new(raise(py, cache)?),
+        })
     }
 
     fn take_notices(&self) -> Vec<String> {
@@ -234,7 +271,9 @@ impl ShardCache {
             fetch_threads,
         };
         let reader = Reader::start(self.cache.clone(), order.order.clone(), options);
-        Ok(BatchReader { reader: Mutex::new(Some(raise(py, reader)?)) })
+        Ok(BatchReader {
+            reader: Mutex::new(Some(raise(py, reader)?)),
+        })
     }
 }
 
@@ -256,13 +295,20 @@ impl BatchReader {
         loop {
             let answer = py.detach(|| {
                 let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-                reader.as_mut().map_or(Ok(None), |reader| reader.next(PATIENCE))
+                reader
+                    .as_mut()
+                    .map_or(Ok(None), |reader| reader.next(PATIENCE))
             });
             match answer {
                 Ok(None) => return Ok(None),
                 Ok(Some(batch)) => {
                     let columns = batch.columns.into_iter().map(wrap).collect();
-                    return Ok(Some((batch.number, batch.share.local, batch.share.global, columns)));
+                    return Ok(Some((
+                        batch.number,
+                        batch.share.local,
+                        batch.share.global,
+                        columns,
+                    )));
                 }
                 Err(Some(error)) => return Err(stream_error(py, &error)),
                 Err(None) => py.check_signals()?,
@@ -271,7 +317,14 @@ impl BatchReader {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.reader.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| {
+            drop(
+                self.reader
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            )
+        });
     }
 }
 
@@ -279,9 +332,10 @@ fn wrap(column: ColumnData) -> PyColumn {
     let block = |bytes| ByteBlock { bytes };
     match column {
         ColumnData::Fixed(data) => (block(Storage::Bytes(data)), None),
-        ColumnData::Ragged { data, offsets } => {
-            (block(Storage::Bytes(data)), Some(block(Storage::Words(offsets))))
-        }
+        ColumnData::Ragged { data, offsets } => (
+            block(Storage::Bytes(data)),
+            Some(block(Storage::Words(offsets))),
+        ),
     }
 }
 
@@ -291,7 +345,11 @@ fn load_shard_index(py: Python<'_>, local: PathBuf, remote: Option<&str>) -> PyR
     let mut signal = None;
     let data = py.detach(|| {
         let heard = Mutex::new(&mut signal);
-        let interrupted = || Python::attach(|py| py.check_signals()).map_err(|e| keep(&heard, e)).is_err();
+        let interrupted = || {
+            Python::attach(|py| py.check_signals())
+                .map_err(|e| keep(&heard, e))
+                .is_err()
+        };
         load_index(&local, remote.as_ref(), &interrupted)
     });
     match signal {
@@ -302,6 +360,12 @@ fn load_shard_index(py: Python<'_>, local: PathBuf, remote: Option<&str>) -> PyR
 
 fn keep(heard: &Mutex<&mut Option<PyErr>>, error: PyErr) {
     **heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+}
+
+#[pyfunction]
+fn write_whole(py: Python<'_>, path: PathBuf, data: PyBackedBytes) -> PyResult<()> {
+    let written = py.detach(|| files::write_whole(&path, &data));
+    raise(py, written)
 }
 
 /// What an index says of a file: base name, size, digests by name.
@@ -337,5 +401,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
-    module.add_function(wrap_pyfunction!(seal_shard, module)?)
+    module.add_function(wrap_pyfunction!(seal_shard, module)?)?;
+    module.add_function(wrap_pyfunction!(write_whole, module)?)
 }

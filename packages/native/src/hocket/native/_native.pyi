@@ -158,6 +158,178 @@ class Store:
 
 # --- stream -----------------------------------------------------------------------------------
 
+_File = tuple[str, int, dict[str, str]]
+
+@final
+class ByteBlock:
+    """Memory that Rust filled and Python owns: `numpy.frombuffer` makes a writable array of it, without a copy."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class ShardIndex:
+    """A checked `index.json`. Immutable and without locks, so safe in threads and forked children."""
+
+    @staticmethod
+    def parse(data: bytes, origin: str) -> ShardIndex:
+        """Read an index; `origin` is its path or URI, for messages.
+
+        Raises:
+            IndexCorruptError: No valid index, or one with base names that leave the data set's folder.
+            ConfigError: A valid one that uses what is not supported.
+        """
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all shards."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards, empty ones included."""
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over columns and shards; the same wherever the data set lies."""
+
+    @property
+    def columns(self) -> _list[tuple[str, str, int | None]]:
+        """Name, encoding and bytes a value (or `None`) of each column, in a sample's order."""
+
+    def order(
+        self,
+        *,
+        epoch: int,
+        global_batch_size: int,
+        num_canonical_nodes: int,
+        shuffle: bool,
+        shuffle_seed: int,
+        shuffle_block_size: int,
+        tail: str,
+    ) -> EpochOrder:
+        """Plan an epoch: one pass over the shards, none over the samples.
+
+        Raises:
+            ConfigError: A size of 0, lanes that do not divide the batch, an unknown `tail`.
+        """
+
+@final
+class EpochOrder:
+    """The native order of one epoch: which samples each batch holds, in which order."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch, on every rank."""
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that `tail="drop"` leaves out."""
+
+    @property
+    def num_repeated(self) -> int:
+        """Samples that `tail="pad"` repeats."""
+
+    def share(self, batch: int, rank: int, world_size: int) -> tuple[int, int]:
+        """Return how many samples of a batch count on a rank, and over all ranks."""
+
+    def sample_ids(self, batch: int) -> _list[int]:
+        """Return a batch's samples over all ranks, by their numbers in storage order."""
+
+@final
+class ShardCache:
+    """A data set's shards on this machine: fetched whole, checked, by one process of the machine for all.
+
+    Its locks are the kernel's and go with their process. Of this process: a forked child makes its own.
+
+    Args:
+        index: What there is.
+        local: The folder; without a remote, the data set itself.
+        remote: URI of the data set, if it is elsewhere.
+        keep_zip: Keep a downloaded compressed file beside the raw one.
+        attempts: Fetches of a shard before wrong bytes are final.
+        validate_hash: The digest to check; by default the quickest one that the index carries.
+    """
+
+    def __new__(
+        cls,
+        index: ShardIndex,
+        local: str | PathLike[str],
+        remote: str | None,
+        *,
+        keep_zip: bool,
+        attempts: int,
+        validate_hash: str | None,
+    ) -> ShardCache: ...
+    def take_notices(self) -> _list[str]:
+        """Return, once, what happened that a person may want to know."""
+
+    def read(
+        self,
+        order: EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        first: int,
+        stride: int,
+        prefetch_bytes: int,
+        prefetch_batches: int,
+        fetch_threads: int,
+    ) -> BatchReader:
+        """Start reading a rank's part of batches `first`, `first + stride`, … ahead of the caller."""
+
+@final
+class BatchReader:
+    """Batches of one epoch, read ahead by threads named `hocket-*` that end with it."""
+
+    def next(self) -> tuple[int, int, int, _list[tuple[ByteBlock, ByteBlock | None]]] | None:
+        """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
+
+        The batch: its number, its samples that count on this rank and over all ranks, and for each column
+        the bytes of all values and, where they differ in size, their offsets (uint64, one more than values).
+
+        Raises:
+            ShardNotFoundError: A shard of the index is nowhere.
+            ShardCorruptError: Its bytes are not what the index says, however often fetched.
+            StreamIOError: The cache folder refuses.
+            StoreError: The store's own errors, as they come.
+        """
+
+    def close(self) -> None:
+        """End the threads. The next `next` says `None`."""
+
+def load_shard_index(local: str | PathLike[str], remote: str | None) -> bytes:
+    """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
+
+    Raises:
+        IndexNotFoundError: There is none.
+    """
+
+def seal_shard(
+    folder: str | PathLike[str],
+    basename: str,
+    config: bytes,
+    samples: _list[bytes],
+    *,
+    zstd_level: int | None,
+    hashes: _list[str],
+) -> tuple[_File, _File | None]:
+    """Write one MDS shard, whole or not at all, and return what the index is to say of it.
+
+    Returns:
+        Base name, size and digests of the raw file, and of the compressed one if there is one.
+
+    Raises:
+        ConfigError: An unknown hash, a bad level, a shard of 4 GiB or more.
+        StreamIOError: The folder refuses.
+    """
+
+def write_whole(path: str | PathLike[str], data: bytes) -> None:
+    """Write a file durably under a temporary name, then rename it into place.
+
+    Raises:
+        StreamIOError: The folder refuses.
+    """
+
 # --- ckpt -------------------------------------------------------------------------------------
 # `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a file inside
 # it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller keeps the memory alive and

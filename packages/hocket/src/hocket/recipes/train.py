@@ -15,7 +15,8 @@ import torch
 
 from hocket.recipes.gpt import GPT
 from hocket.stream import StreamingDataLoader, StreamingDataset
-from hocket.trainer import Callback, FileLogger, Logger, State, Trainer
+from hocket.trainer import Callback, Logger, State, Trainer
+from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
 
 GLOBAL_BATCH = 8
@@ -41,7 +42,7 @@ class Journal(Callback):
         """Writes a line."""
         if self._file is not None:
             ids = state.batch["id"].tolist()
-            print(json.dumps({"step": state.timestamp.batch.value, "ids": ids}), file=self._file, flush=True)
+            print(json.dumps({"step": state.timestamp.counts.batch, "ids": ids}), file=self._file, flush=True)
 
     def close(self, state: State, logger: Logger) -> None:
         """Closes the file."""
@@ -80,7 +81,7 @@ def main() -> None:
         schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="4ba"),
         max_duration=f"{args.steps}ba",
         callbacks=[Journal(args.journal / f"samples-rank{rank}.jsonl")],
-        loggers=[FileLogger(filename=str(args.journal / "metrics.jsonl"))],
+        loggers=[FileLogger(str(args.journal / "metrics.jsonl"), overwrite=True)],
         fsdp_config={},
         seed=SEED,
         save_folder=args.save_folder,

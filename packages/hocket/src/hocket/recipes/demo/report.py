@@ -66,17 +66,17 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
             [job.losses[step] for step in steps],
             style,
             linewidth=2,
-            label=f"{name} ({job.ranks} ranks)",
+            label=f"{name} ({job.ranks} rank{'s' * (job.ranks > 1)})",
         )
         gaps = [abs(job.losses[s] - reference.losses[s]) / reference.losses[s] for s in steps]
         below.plot(steps, gaps, style, linewidth=2)
     for axes in (above, below):
         axes.axvline(killed_at, color="crimson", linewidth=1)
     above.annotate(
-        "killed in a save",
-        (killed_at, above.get_ylim()[1]),
+        " killed in a save",
+        (killed_at, 0.98),
+        xycoords=("data", "axes fraction"),
         color="crimson",
-        ha="right",
         va="top",
         rotation=90,
     )

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +208,14 @@ def test_a_tree_folds_what_is_alike_and_only_that():
     assert [row.label for row in folded] == ["h", "0…2", "a", "b", "3", "a", "b", "4", "a", "b"]
     assert len(next(row for row in folded if row.label == "0…2").inside) == 6
     assert [row.name for row in rows_of(names) if row.name] == names
+
+
+def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
+    (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(compile(snippet, "README.md", "exec"), {})

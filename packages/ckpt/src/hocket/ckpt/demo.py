@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
 from hocket.ckpt.manifest import (
     INLINE_BYTES,
     Chunk,
@@ -53,6 +54,7 @@ def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
     Raises:
         CheckpointExistsError: There is a checkpoint already; it is not touched.
     """
+    _refuse_existing(destination)
     save_id = secrets.token_hex(16)
     tensors = _tensors(np.random.default_rng(seed))
     shards = [_shards(tensors, rank, ranks) for rank in range(ranks)]
@@ -94,6 +96,18 @@ def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
     )
     _native.ckpt_commit(destination, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
     return manifest
+
+
+def _refuse_existing(destination: str) -> None:
+    """Looks before a byte is written; the commit looks again."""
+    try:
+        _native.ckpt_manifest_head(destination)
+    except CheckpointNotFoundError:
+        return
+    raise CheckpointExistsError(
+        f"`{destination}` is a checkpoint already, and was not touched. Name another folder, or delete it "
+        "first."
+    )
 
 
 def _tensors(rng: np.random.Generator) -> dict[_Path, _Array]:

@@ -44,6 +44,8 @@ ITEM_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes of one item, by safetensors' name of the dtype."""
 
+_FILE_FIELDS = ("path", "size", "data_start", "header", "digests")
+
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list's position."""
 
@@ -193,7 +195,7 @@ class Manifest:
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:
     """The five fields of a file: what `ckpt_write_file` returns has one more."""
-    return {name: file[name] for name in ("path", "size", "data_start", "header", "digests")}  # type: ignore[literal-required]
+    return {name: value for name, value in file.items() if name in _FILE_FIELDS}
 
 
 def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import difflib
 import math
-import operator
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,7 @@ class Checkpoint:
         reads = []
         scattered = []
         for chunk in record.chunks:
-            target = array[(*map(slice, chunk.start, map(operator.add, chunk.start, chunk.size)), ...)]
+            target = array[_box(chunk)]
             if not target.flags.c_contiguous:
                 scratch = np.empty(chunk.size, array.dtype)
                 scattered.append((target, scratch))
@@ -97,6 +97,11 @@ class Checkpoint:
         for target, scratch in scattered:
             target[...] = scratch
         return array
+
+
+def _box(chunk: Chunk) -> tuple[Any, ...]:
+    """The index of a chunk's box; with an ellipsis, lest a 0-d tensor come as a copy."""
+    return (*(slice(a, a + n) for a, n in zip(chunk.start, chunk.size, strict=True)), ...)
 
 
 def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read as `hocket.ckpt.open`
@@ -125,7 +130,8 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
         return np.dtype(_NUMPY[name])
     import ml_dtypes  # takes a tenth of the command's start
 
-    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    return dtype
 
 
 def name_tensors(manifest: Manifest, file: str | None, offset: int | None) -> list[str]:

@@ -331,10 +331,11 @@ def write_whole(path: str | PathLike[str], data: bytes) -> None:
     """
 
 # --- ckpt -------------------------------------------------------------------------------------
-# `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a file inside
-# it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller keeps the memory alive and
-# unchanged until the call returns. Every verb releases the interpreter lock and wakes within 100 ms for Ctrl-C.
-# Errors are those of `hocket.ckpt.errors`, and of `hocket.native.errors` where the disk or the store failed.
+# `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a
+# file inside it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller
+# keeps the memory alive and unchanged until the call returns. Every verb releases the interpreter lock and
+# wakes within 100 ms for Ctrl-C. Errors are those of `hocket.ckpt.errors`, and of `hocket.native.errors`
+# where the disk or the store failed.
 
 CKPT_BLOCK_BYTES: int
 """Bytes of a block, the unit of digest and of reading: 1 MiB of a file's data, counted from `data_start`."""
@@ -384,23 +385,24 @@ def ckpt_write_file(
 ) -> CkptWritten:
     """Writes one data file, a plain safetensors file, straight from memory.
 
-    The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by descending item
-    size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are hashed there, and go to
-    disk by `O_DIRECT` where the file system takes it; an object store gets a multipart upload. Folders are made as
-    needed. A file that fails half-way is removed.
+    The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by
+    descending item size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are
+    hashed there, and go to disk by `O_DIRECT` where the file system takes it; an object store gets a
+    multipart upload. Folders are made as needed. A file that fails half-way is removed.
 
     Args:
         uri: The checkpoint.
         path: The file inside it; created, never replaced.
-        entries: (name, safetensors dtype such as `BF16`, shape, address, bytes) each; bytes = items × item size. An
-            entry of no bytes may have address 0.
+        entries: (name, safetensors dtype such as `BF16`, shape, address, bytes) each; bytes = items × item
+            size. An entry of no bytes may have address 0.
         metadata: The header's `__metadata__`.
         sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
 
     Returns:
-        `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`); `digests`
-        (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name → (offset in the
-        data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+        `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
+        `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
+        (offset in the data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum
+        -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` is there already.
@@ -410,8 +412,8 @@ def ckpt_write_file(
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 
-    The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is made
-    from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
+    The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is
+    made from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
 
     Raises:
         CheckpointCorruptError: The document breaks a rule of the format; the message says which.
@@ -435,25 +437,26 @@ def ckpt_manifest_read(uri: str) -> bytes:
     """
 
 def ckpt_manifest_head(uri: str) -> bytes:
-    """The first frame of a manifest, JSON, by one ranged read; the document is not looked at. Raises as `ckpt_manifest_read`."""
+    """The first frame of a manifest, JSON, by one ranged read. Raises as `ckpt_manifest_read`."""
 
 def ckpt_commit(uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False) -> None:
     """Writes the manifest to its name if and only if none is there: this is the commit.
 
-    Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed. Object
-    store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and the same save
-    id is success.
+    Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed.
+    Object store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and
+    the same save id is success.
 
     Args:
         uri: The checkpoint.
         manifest: What `ckpt_manifest_encode` gave.
         save_id: The save id inside it.
-        unfenced: Commit although the store lets two conditional writes through. Two savers then may both believe
-            that they won.
+        unfenced: Commit although the store lets two conditional writes through. Two savers then may both
+            believe that they won.
 
     Raises:
         CheckpointExistsError: Another save's checkpoint is there.
-        CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and endpoint).
+        CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and
+            endpoint).
     """
 
 def ckpt_read(
@@ -465,23 +468,27 @@ def ckpt_read(
 ) -> None:
     """Reads byte ranges of data files into memory, every block checked.
 
-    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination is read
-    into it and hashed there; others go through a scratch block.
+    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination
+    is read into it and hashed there; others go through a scratch block.
 
     Args:
         uri: The checkpoint.
         files: Files of the manifest; only those that a read names are opened.
-        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not overlap.
+        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not
+            overlap.
         check: False reads bare ranges and hashes nothing.
 
     Raises:
-        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and `offset` (in
-            the data, of the block; None for a size) let the caller name the tensor. Destinations are then undefined.
+        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and
+            `offset` (in the data, of the block; None for a size) let the caller name the tensor. Destinations
+            are then undefined.
         CheckpointNotFoundError: A file is gone.
     """
 
 def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
-    """Every bad block of a file as (block, offset in the data); (-1, -data_start) stands for a header that differs.
+    """Every bad block of a file, as (block, offset in the data).
+
+    (-1, -data_start) stands for a header that differs.
 
     Raises:
         CheckpointNotFoundError: The file is not there.
@@ -491,8 +498,8 @@ def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
 def ckpt_list(uri: str) -> list[CkptListed]:
     """What stands under a prefix, sorted by step, then created, then name; the uncommitted come first.
 
-    `committed`: has a manifest whose first frame reads. `partial`: has our data files and no manifest. `foreign`:
-    anything else that is a folder; `problem` says why where it has a manifest that does not read.
+    `committed`: has a manifest whose first frame reads. `partial`: has our data files and no manifest.
+    `foreign`: anything else that is a folder; `problem` says why where it has a manifest that does not read.
 
     Raises:
         CheckpointNotFoundError: There is no such prefix.
@@ -509,7 +516,7 @@ def ckpt_delete(uri: str, name: str) -> None:
     """
 
 def ckpt_sizes(uri: str, paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file as seen from here; None where it is not there. For the coordinator, before it commits."""
+    """Bytes of each file as seen from here, before a commit; None where it is not there."""
 
 def xxh3_128(buffer: bytes) -> bytes:
     """XXH3-128 of bytes, 16 bytes in canonical (big endian) form."""

@@ -54,10 +54,10 @@ def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The items in one row, in a dtype that NumPy computes with; a complex number by its absolute value."""
     flat = array.reshape(-1)
     if flat.dtype.kind == "c":
-        return np.abs(flat)
-    if flat.dtype.kind in "iu":
-        return flat
-    return flat.astype(np.float64 if flat.dtype == np.float64 else np.float32)
+        flat = np.abs(flat)
+    # bf16 and fp8 are exact in fp32.
+    is_native = flat.dtype.kind in "iub" or flat.dtype in (np.float32, np.float64)
+    return flat if is_native else flat.astype(np.float32)
 
 
 def _statistics(numbers: npt.NDArray[Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _histogram(numbers: npt.NDArray[Any]) -> tuple[list[int], list[float]]:
     finite = numbers[np.isfinite(numbers)].astype(np.float64)
     if finite.size < 2 or finite.min() == finite.max():
         return [], []
-    counts, edges = np.histogram(finite, _BINS)
+    counts, edges = np.histogram(finite, 2 if numbers.dtype.kind == "b" else _BINS)
     return counts.tolist(), edges.tolist()
 
 

@@ -1,0 +1,140 @@
+"""The suite of `Parallelism`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.trainer.protocols import Parallelism
+
+# Widths that any small number of ranks divides, or pads.
+_WIDTH = 8
+
+
+def check_parallelism(make: Callable[[], Parallelism]) -> None:
+    """Check that a parallelism trains as one process would: layout, gradients, their norm, and reductions.
+
+    Collective: call it on every rank of the job (with one process, just call it). Ranks must have the same
+    data-parallel size, and take at most 16 of them.
+
+    Args:
+        make: Makes the parallelism of this process, in fp32.
+
+    Raises:
+        AssertionError: If a result is not the one of a single process.
+    """
+    parallelism = make()
+    rank, size = parallelism.data_parallel
+    assert 0 <= rank < size, f"`data_parallel` is {(rank, size)}; expected (rank, size) with 0 <= rank < size"
+    _check_reductions(parallelism)
+    _check_layout(parallelism)
+    for accumulate in (False, True):
+        _check_gradients(parallelism, accumulate=accumulate)
+
+
+def _check_reductions(parallelism: Parallelism) -> None:
+    rank, size = parallelism.data_parallel
+    # Both at once, waited for in the other order: reductions must not mix.
+    first = parallelism.reduce_async(torch.tensor([1.0, rank, 2.0**50 + rank], dtype=torch.float64))
+    second = parallelism.reduce_async(torch.tensor([0.5], dtype=torch.float64))
+    assert second.wait().tolist() == [0.5 * size], "`reduce_async` does not sum over the data-parallel ranks"
+    expected = [size, size * (size - 1) / 2, size * 2.0**50 + size * (size - 1) / 2]
+    for _ in range(2):
+        got = first.wait()
+        assert got.dtype is torch.float64, f"`reduce_async` made {got.dtype} of float64"
+        assert got.tolist() == expected, (
+            f"`reduce_async` gives {got.tolist()}; expected {expected}, each time"
+        )
+
+
+def _model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH))
+
+
+def _batch(rank: int, turn: int = 0) -> torch.Tensor:
+    return torch.randn(4, _WIDTH, generator=torch.Generator().manual_seed(100 * turn + rank))
+
+
+def _full(tensor: Any) -> torch.Tensor:
+    """The whole of a tensor, on the host, whether it is sharded or not."""
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach().cpu()
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("weight")]
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
+    groups = [{"params": weights, "lr": 0.5}, {"params": biases, "weight_decay": 0.25}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def _laid_out(parallelism: Parallelism) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    model = _model()
+    reference = copy.deepcopy(model)
+    optimizer = _optimizer(model)
+    return parallelism.lay_out(model, [optimizer]), reference, optimizer
+
+
+def _plain_name(name: str) -> str:
+    # DDP and compiled modules put a word of their own before the parameter's name.
+    return name.removeprefix("module.").removeprefix("_orig_mod.")
+
+
+def _assert_close(actual: Any, expected: torch.Tensor, what: str) -> None:
+    torch.testing.assert_close(_full(actual), expected.detach(), msg=lambda text: f"{what}: {text}")
+
+
+def _check_layout(parallelism: Parallelism) -> None:
+    module, reference, optimizer = _laid_out(parallelism)
+    assert isinstance(module, nn.Module), (
+        f"`lay_out` returned a `{type(module).__name__}`, not an `nn.Module`"
+    )
+    parameters = {_plain_name(name): parameter for name, parameter in module.named_parameters()}
+    expected = dict(reference.named_parameters())
+    assert parameters.keys() == expected.keys(), f"`lay_out` changed the names to {sorted(parameters)}"
+    for name, parameter in parameters.items():
+        _assert_close(parameter, expected[name], f"`lay_out` changed `{name}`")
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    groups = [[names.get(id(one), "?") for one in group["params"]] for group in optimizer.param_groups]
+    assert groups == [["0.weight", "2.weight"], ["0.bias", "2.bias"]], (
+        f"`lay_out` left the optimizer with the groups {groups}; expected the laid out parameters, by name"
+    )
+    options = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert options == [(0.5, 0), (0.1, 0.25)], f"`lay_out` changed the groups' options to {options}"
+    device = next(iter(parameters.values())).device
+    _assert_close(
+        module(_batch(0).to(device)), reference(_batch(0)), "the laid out module computes other outputs"
+    )
+
+
+def _check_gradients(parallelism: Parallelism, *, accumulate: bool) -> None:
+    """Compare gradients, and their norm, with those of one process that sees every rank's batches."""
+    rank, size = parallelism.data_parallel
+    module, reference, optimizer = _laid_out(parallelism)
+    device = next(module.parameters()).device
+    turns = 2 if accumulate else 1
+    for turn in range(turns):
+        parallelism.sync_gradients(module, turn == turns - 1)
+        module(_batch(rank, turn).to(device)).square().sum().backward()
+        for other in range(size):
+            (reference(_batch(other, turn)).square().sum() / size).backward()
+    parallelism.sync_gradients(module, True)
+    how = f"over {turns} microbatches, {size} ranks"
+    for (name, parameter), whole in zip(module.named_parameters(), reference.parameters(), strict=True):
+        assert parameter.grad is not None, f"`{name}` has no gradient after `backward`"
+        assert whole.grad is not None
+        _assert_close(parameter.grad, whole.grad, f"the gradient of `{name}` {how}")
+    expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+    norm = parallelism.clip_grad_norm_(list(module.parameters()), 0.5)
+    assert not hasattr(norm, "full_tensor"), "`clip_grad_norm_` returned a `DTensor`; expected a plain tensor"
+    _assert_close(norm, expected, f"the gradients' norm {how}")
+    optimizer.step()
+    _optimizer(reference).step()
+    for (name, parameter), whole in zip(module.named_parameters(), reference.parameters(), strict=True):
+        _assert_close(parameter, whole, f"`{name}` after a clipped step {how}")

@@ -1,0 +1,71 @@
+"""The suite of `Stateful`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hocket.trainer.protocols import Stateful
+from hocket.trainer.testing.trees import describe_difference, snapshot
+
+T = TypeVar("T", bound=Stateful)
+
+
+def check_stateful(
+    make: Callable[[], T],
+    advance: Callable[[T], object] = lambda _: None,
+    *,
+    observe: Callable[[T], Any] | None = None,
+    num_advances: int = 3,
+) -> None:
+    """Check that an object goes on from its state as if it had never stopped.
+
+    Args:
+        make: Makes a fresh object, the same each time.
+        advance: Moves an object on: takes the next batch, steps, counts.
+        observe: Returns what the object does next, in values that compare equal; the state itself by default.
+        num_advances: How often to move on before and after the state is taken.
+
+    Raises:
+        AssertionError: If it does not, with the part of the state that differs.
+    """
+    watch = observe or (lambda one: snapshot(one.state_dict()))
+    original = make()
+    for method in ("state_dict", "load_state_dict"):
+        assert callable(getattr(original, method, None)), (
+            f"`{type(original).__name__}` has no method `{method}`"
+        )
+    for at in range(num_advances + 1):
+        state = original.state_dict()
+        assert isinstance(state, dict), f"`state_dict` returned a `{type(state).__name__}`; expected a dict"
+        kept = snapshot(state)
+        resumed = make()
+        resumed.load_state_dict(snapshot(state))
+        difference = describe_difference(kept, resumed.state_dict())
+        assert difference is None, (
+            f"after {at} moves, the state loaded into a fresh object is another: {difference}"
+        )
+
+        loaded = snapshot(state)
+        again = make()
+        advance(again)
+        again.load_state_dict(loaded)
+        difference = describe_difference(kept, again.state_dict())
+        assert difference is None, (
+            f"after {at} moves, loading into an object that moved leaves a trace: {difference}"
+        )
+        advance(again)
+        difference = describe_difference(kept, loaded)
+        assert difference is None, (
+            f"the object keeps and changes the dict given to `load_state_dict`: {difference}"
+        )
+
+        # Last, since `advance` and `observe` may both move the original.
+        advance(original)
+        difference = describe_difference(kept, state)
+        assert difference is None, (
+            f"`state_dict` returned live parts, which the object then changed: {difference}"
+        )
+        advance(resumed)
+        difference = describe_difference(watch(original), watch(resumed))
+        assert difference is None, f"resumed after {at} moves, the object goes on differently: {difference}"

@@ -1,0 +1,49 @@
+"""Comparing nested dicts and lists of tensors and values."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+
+def describe_difference(left: Any, right: Any, path: str = "") -> str | None:
+    """Where two trees first differ, in words; None when they are equal, types, dtypes and bits included."""
+    here = path or "the whole"
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return _tensor_difference(left, right, here)
+    if type(left) is not type(right):
+        return f"`{here}` is a `{type(left).__name__}` on one side, a `{type(right).__name__}` on the other"
+    if isinstance(left, dict):
+        if left.keys() != right.keys():
+            odd = sorted(map(repr, left.keys() ^ right.keys()))
+            return f"`{here}` has {', '.join(odd)} on one side only"
+        parts = [(str(key), left[key], right[key]) for key in left]
+    elif isinstance(left, list | tuple):
+        if len(left) != len(right):
+            return f"`{here}` has {len(left)} items on one side, {len(right)} on the other"
+        parts = [(str(index), *pair) for index, pair in enumerate(zip(left, right, strict=True))]
+    else:
+        is_equal = left == right or (left != left and right != right)
+        return None if is_equal else f"`{here}` is `{left!r}` on one side, `{right!r}` on the other"
+    for name, one, other in parts:
+        if difference := describe_difference(one, other, f"{path}.{name}" if path else name):
+            return difference
+    return None
+
+
+def _tensor_difference(left: Any, right: Any, here: str) -> str | None:
+    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return f"`{here}` is a tensor on one side only"
+    if left.dtype != right.dtype or left.shape != right.shape:
+        one, other = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (left, right))
+        return f"`{here}` is {one} on one side, {other} on the other"
+    if not torch.equal(left.detach().cpu().nan_to_num(), right.detach().cpu().nan_to_num()):
+        return f"`{here}` has other values on one side than on the other"
+    return None
+
+
+def snapshot(tree: Any) -> Any:
+    """A copy that shares nothing with `tree`."""
+    return copy.deepcopy(tree)

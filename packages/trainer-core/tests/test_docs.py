@@ -1,0 +1,23 @@
+"""The Python in this package's pages runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_snippets_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert snippets
+    variables = {"__name__": "snippet"}
+    for snippet in snippets:
+        exec(compile(snippet, str(page), "exec"), variables)
+    if page.stem == "metrics":
+        assert variables["memory"].get_timeseries("norm/weight")["step"] == list(range(1, 17))
+        assert len((tmp_path / "logs" / "first.jsonl").read_text().splitlines()) == 4 * 16

@@ -1,0 +1,299 @@
+"""The suites of the seams: what is right passes, and each thing that goes wrong is caught and named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import pytest
+import torch
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
+from hocket.trainer.logger import LoggerDestination
+from hocket.trainer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
+from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.testing import (
+    check_callback,
+    check_checkpoint_store,
+    check_logger,
+    check_parallelism,
+    check_stateful,
+)
+
+
+class Deck:
+    """Deals cards for ever; its state is right."""
+
+    def __init__(self):
+        self.dealt = []
+        self.random = random.Random(3)
+
+    def deal(self):
+        self.dealt.append(self.random.randrange(52))
+        return self.dealt[-1]
+
+    def state_dict(self):
+        return {"dealt": list(self.dealt), "random": self.random.getstate()}
+
+    def load_state_dict(self, state):
+        self.dealt = list(state["dealt"])
+        self.random.setstate(state["random"])
+
+
+class LiveDeck(Deck):
+    def state_dict(self):
+        return {**super().state_dict(), "dealt": self.dealt}
+
+
+class KeepingDeck(Deck):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.dealt = state["dealt"]
+
+
+class ForgetfulDeck(Deck):
+    def state_dict(self):
+        return {"dealt": list(self.dealt)}
+
+    def load_state_dict(self, state):
+        self.dealt = list(state["dealt"])
+
+
+class AddingDeck(Deck):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "dealt": self.dealt + state["dealt"]})
+
+
+def test_stateful():
+    check_stateful(Deck, Deck.deal, observe=lambda deck: [deck.deal() for _ in range(5)])
+    for wrong, message in [
+        (LiveDeck, "returned live parts"),
+        (KeepingDeck, "keeps and changes the dict"),
+        (ForgetfulDeck, "goes on differently"),
+        (AddingDeck, "leaves a trace"),
+        (object, "no method `state_dict`"),
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check_stateful(
+                wrong, lambda deck: deck.deal(), observe=lambda deck: [deck.deal() for _ in range(5)]
+            )
+
+
+class Misspelt(Callback):
+    def batch_end(self, state, logger): ...
+
+    def on_epoch_end(self, state, logger): ...
+
+
+class Deaf(Callback):
+    pass
+
+
+class Narrow(Callback):
+    def batch_end(self, state): ...
+
+
+def test_callbacks():
+    for make in (LRMonitor, SpeedMonitor, ConsoleLogger):
+        check_callback(make)
+    for wrong, message in [
+        (Misspelt, "did you mean `epoch_end`"),
+        (Deaf, "listens to nothing"),
+        (Narrow, r"`Narrow.batch_end` cannot be called with \(state, logger\)"),
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check_callback(wrong)
+
+
+def test_loggers(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+
+    def lines():
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return [
+            (record["step"], name, number)
+            for record in records
+            for name, number in record.items()
+            if name not in ("step", "hyperparameters")
+        ]
+
+    check_logger(lambda: FileLogger(str(path)), lines)
+    check_logger(ConsoleLogger)
+    check_logger(ProgressBarLogger)
+    memory = InMemoryLogger()
+    check_logger(
+        lambda: memory,
+        lambda: sorted(
+            ((step, name, number) for name, points in memory.data.items() for step, number in points),
+            key=lambda point: (point[0], "loss count odd".index(point[1])),
+        ),
+    )
+    assert "loss" in capsys.readouterr().err
+
+    class Picky(InMemoryLogger):
+        def log_metrics(self, metrics, step):
+            raise ValueError("no room")
+
+        def fit_start(self, state, logger): ...
+
+    with pytest.raises(AssertionError, match=r"`Picky` failed: .*no room"):
+        check_logger(Picky)
+    path.unlink()
+    with pytest.raises(AssertionError, match="logged was"):
+        check_logger(lambda: FileLogger(str(path), overwrite=True), lines)
+
+
+class Doubling(SingleProcess):
+    def reduce_async(self, values):
+        return super().reduce_async(values * 2)
+
+
+class Single(SingleProcess):
+    def reduce_async(self, values):
+        return super().reduce_async(values.float())
+
+
+class Norms(SingleProcess):
+    def clip_grad_norm_(self, parameters, max_norm):
+        return torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+
+
+class Copies(SingleProcess):
+    def lay_out(self, model, optimizers):
+        return copy.deepcopy(model)
+
+
+def test_parallelism():
+    def make(cls):
+        return lambda: cls(torch.device("cpu"))
+
+    check_parallelism(make(SingleProcess))
+    for wrong, message in [
+        (Doubling, "does not sum"),
+        (Single, "made torch.float32 of float64"),
+        (Norms, "after a clipped step over 1 microbatches"),
+        (Copies, "expected the laid out parameters"),
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check_parallelism(make(wrong))
+
+
+class FolderStore:
+    """A store of pickles in a folder, to hold the suite against; synchronous whatever is asked."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def save(self, state, *, step, name=None, per_rank=None, user=None, mode="sync"):
+        name = name or f"step-{step}"
+        facts = {"state": state, "step": step, "name": name, "per_rank": per_rank, "user": user}
+        torch.save(facts, self.folder / f"{name}.pt")
+        return Handle(name)
+
+    def load(self, source, into, *, strict=True, include=None):
+        path = self.folder / f"{source.rsplit('/', 1)[-1]}.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"no checkpoint `{source}`")
+        facts = torch.load(path, weights_only=False)
+        facts["state"] = self.fill(into, facts["state"], strict, "")
+        return Loaded(facts)
+
+    def fill(self, into, saved, strict, path):
+        if isinstance(into, torch.Tensor):
+            if into.shape != saved.shape:
+                raise ValueError(f"`{path}` has another shape")
+            return into.copy_(saved)
+        if isinstance(into, dict):
+            if strict and into.keys() != saved.keys():
+                raise ValueError(f"`{path}` differs in {into.keys() ^ saved.keys()}")
+            return {
+                key: self.fill(value, saved[key], strict, key) if key in saved else value
+                for key, value in into.items()
+            }
+        if isinstance(into, list):
+            return [self.fill(one, other, strict, path) for one, other in zip(into, saved, strict=True)]
+        return saved
+
+    def list(self):
+        entries = [torch.load(path, weights_only=False) for path in self.folder.iterdir()]
+        return [Entry(self.folder, facts) for facts in sorted(entries, key=lambda facts: facts["step"])]
+
+    def delete(self, step):
+        for entry in self.list():
+            if entry.step == step:
+                (self.folder / f"{entry.name}.pt").unlink()
+
+
+class Handle:
+    def __init__(self, name):
+        self.name = name
+
+    def wait(self, timeout_s=None): ...
+
+    def done(self):
+        return True
+
+
+class Loaded:
+    def __init__(self, facts):
+        self.__dict__.update(facts)
+
+
+class Entry:
+    def __init__(self, folder, facts):
+        self.name, self.step, self.status = facts["name"], facts["step"], "committed"
+        self.uri = str(folder / facts["name"])
+
+
+class NewTensors(FolderStore):
+    def fill(self, into, saved, strict, path):
+        return super().fill(into, saved, strict, path) if not isinstance(into, torch.Tensor) else saved
+
+
+class Lenient(FolderStore):
+    def load(self, source, into, *, strict=True, include=None):
+        return super().load(source, into, strict=False, include=include)
+
+
+class Backwards(FolderStore):
+    def list(self):
+        return super().list()[::-1]
+
+
+class Late(FolderStore):
+    """Reads the tensors of an asynchronous save when it is waited for, and not before."""
+
+    def save(self, state, *, mode="sync", **options):
+        if mode == "sync":
+            return super().save(state, **options)
+        handle = super().save({}, **options)
+        handle.wait = lambda timeout_s=None: FolderStore.save(self, state, **options) and None
+        return handle
+
+
+def test_checkpoint_store(tmp_path_factory):
+    def make(cls):
+        folder = tmp_path_factory.mktemp("store")
+        return lambda: cls(folder)
+
+    check_checkpoint_store(make(FolderStore))
+    for wrong, message in [
+        (NewTensors, "it is to fill those of `into`|a tensor of another shape"),
+        (Lenient, "not saved without an error"),
+        (Backwards, "expected the newest last"),
+        (Late, "took in later changes"),
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check_checkpoint_store(make(wrong))
+
+
+def test_what_is_no_destination_is_caught():
+    class Misnamed(LoggerDestination):
+        def batch_ends(self, state, logger): ...
+
+        def batch_start(self, state, logger): ...
+
+    with pytest.raises(AssertionError, match="did you mean `batch_end`"):
+        check_logger(Misnamed)

@@ -1,4 +1,4 @@
-"""The rules that let each package be installed alone: one namespace, one version, no torch where none is due."""
+"""What lets each package be installed alone: one namespace, one version, no torch where none is due."""
 
 import re
 import subprocess

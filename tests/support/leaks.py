@@ -8,8 +8,6 @@ import multiprocessing.resource_tracker
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,17 +78,12 @@ def leaks(before: Snapshot) -> list[str]:
     return found + _changed_variables(before.environment, now.environment)
 
 
-@contextmanager
-def no_leaks() -> Iterator[None]:
-    """Raise when the block leaves anything behind; what is ending gets `GRACE_S` for it.
-
-    The environment is put back before raising, so that one test's slip does not fail all that follow.
+def check(before: Snapshot) -> None:
+    """Raise when there is more than `before`; threads and processes that are ending get `GRACE_S` for it.
 
     Raises:
         AssertionError: Something was left, each thing named on a line of its own.
     """
-    before = snapshot()
-    yield
     deadline = time.monotonic() + GRACE_S
     found = leaks(before)
     while found and time.monotonic() < deadline:
@@ -99,9 +92,14 @@ def no_leaks() -> Iterator[None]:
         if found:
             time.sleep(0.05)
     if found:
+        raise AssertionError("the test left behind:\n  " + "\n  ".join(found))
+
+
+def restore_environment(before: Snapshot) -> None:
+    """Put the environment back, so that one test's slip does not fail all that follow."""
+    if dict(os.environ) != before.environment:
         os.environ.clear()
         os.environ.update(before.environment)
-        raise AssertionError("the test left behind:\n  " + "\n  ".join(found))
 
 
 def _children() -> list[int]:

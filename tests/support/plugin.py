@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from support import leaks, sampling
-from support.s3d import s3d, s3d_faults
+from support.s3d import Server, ServerError, build
 
-__all__ = ["cases", "no_leaks", "s3d", "s3d_faults"]
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,14 +35,65 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sampling.skip_unasked(items)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the S3 server before the first test that needs it: a cold build outlasts a test's time limit."""
+    is_needed = any({"s3d", "s3d_faults"} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if is_needed and not session.config.option.collectonly:
+        # What goes wrong is told by the fixture, for the tests that ask for it.
+        with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
+            build()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note that a test failed, for `no_leaks`."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves threads, processes, files or environment behind."""
-    with leaks.no_leaks():
-        yield
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads, processes, files or environment behind.
+
+    One that failed already is not looked at: its traceback keeps everything alive that it held.
+    """
+    before = leaks.snapshot()
+    yield
+    try:
+        if FAILED not in request.node.stash:
+            leaks.check(before)
+    finally:
+        leaks.restore_environment(before)
 
 
 @pytest.fixture
 def cases() -> Callable[..., int]:
     """How many cases a slow test draws in this run: `cases(full=10_000, sample=50)`."""
     return sampling.cases
+
+
+@pytest.fixture(scope="session")
+def s3d() -> Iterator[Server]:
+    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
+    _build_or_skip()
+    with Server() as server:
+        leaks.keep_process(server.pid)
+        yield server
+    leaks.release_process(server.pid)
+
+
+@pytest.fixture
+def s3d_faults() -> Iterator[Callable[..., Server]]:
+    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
+    _build_or_skip()
+    with contextlib.ExitStack() as stack:
+        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))
+
+
+def _build_or_skip() -> None:
+    try:
+        build()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))

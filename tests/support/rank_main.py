@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import importlib.util
+import operator
 import os
 import pickle
 import signal
@@ -60,10 +61,8 @@ def _failure(error: BaseException) -> Outcome:
 
 
 def _find(file: str, name: str, qualname: str) -> Callable[..., Any]:
-    found: Any = _load(file, name)
-    for part in qualname.split("."):
-        found = getattr(found, part)
-    return found
+    fn: Callable[..., Any] = operator.attrgetter(qualname)(_load(file, name))
+    return fn
 
 
 def _load(file: str, name: str) -> ModuleType:

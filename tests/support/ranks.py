@@ -109,7 +109,8 @@ class _Rank:
         """What it left, or None while it runs; a rank that died without a word has failed."""
         status = self.process.poll()
         if self.result.exists():
-            return pickle.loads(self.result.read_bytes())
+            outcome: Outcome = pickle.loads(self.result.read_bytes())
+            return outcome
         if status is None:
             return None
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -151,8 +152,8 @@ def _wait(ranks: list[_Rank], name: str, timeout_s: float) -> list[Any]:
         time.sleep(POLL_S)
     failures = sorted((outcome.failed_at, rank) for rank, outcome in done.items() if outcome.failed_at)
     if failures:
-        for rank in done:  # what has failed or returned may run its exit handlers
-            ranks[rank].end(by=time.monotonic() + FAREWELL_S)
+        for ended in done:  # what has failed or returned may run its exit handlers
+            ranks[ended].end(by=time.monotonic() + FAREWELL_S)
         raise _failed(ranks, done, name, [rank for _, rank in failures]) from done[failures[0][1]].error
     for rank in ranks:
         # The result is there before the interpreter ends; one that hangs or crashes then is a failure.

@@ -11,14 +11,9 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import pytest
-
-from support import leaks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 1200
@@ -33,7 +28,7 @@ class ServerError(RuntimeError):
 class Server:
     """One running server over one folder, as a context manager.
 
-    Faults are lines of `key=value`, as on the server's command line: `"kind=slowdown,rate=0.05,op=GetObject"`.
+    Faults are lines as on the server's command line: `"kind=slowdown,rate=0.05,op=GetObject,key=*/data/*"`.
 
     Args:
         *faults: Rules that hold from the start; `set_faults` changes them.
@@ -49,12 +44,8 @@ class Server:
         self.endpoint = ""
         self.bucket = ""
         self.env: dict[str, str] = {}
-        self._settings = {
-            "faults": list(faults),
-            "seed": seed,
-            "latency_ms": latency_ms,
-            "bandwidth": bandwidth,
-        }
+        self._faults = faults
+        self._numbers = {"seed": seed, "latency-ms": latency_ms, "bandwidth": bandwidth}
         self._root = root
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[str] | None = None
@@ -96,17 +87,15 @@ class Server:
         self._call("POST", "reset")
 
     def _start(self, root: Path) -> subprocess.Popen[str]:
-        settings = self._settings
         command = [str(build()), "--root", str(root), "--port", "0", "--until-stdin-closes"]
-        for fault in settings["faults"]:
+        for fault in self._faults:
             command += ["--fault", fault]
-        for name in ("seed", "latency_ms", "bandwidth"):
-            if settings[name]:
-                command += [f"--{name.replace('_', '-')}", str(settings[name])]
+        for name, number in self._numbers.items():
+            command += [f"--{name}", str(number)]
         # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )  # fmt: skip
+        )
 
     def _read_announcement(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -115,7 +104,7 @@ class Server:
         if not line:
             status = process.poll()
             raise ServerError(
-                f"s3d said nothing within {START_TIMEOUT_S} s (exit status {status}); its error is on standard error"
+                f"s3d did not start within {START_TIMEOUT_S} s (exit status {status}); see its standard error"
             )
         said = json.loads(line)
         self.endpoint, self.bucket = said["endpoint"], said["bucket"]
@@ -164,12 +153,7 @@ def build() -> Path:
         raise FileNotFoundError("`cargo` was not found; install a Rust toolchain (rustup) to build tools/s3d")
     command = [cargo, "build", "--quiet", "-p", "s3d", "--message-format=json-render-diagnostics"]
     done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=BUILD_TIMEOUT_S,
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )
     if done.returncode:
         raise ServerError(f"`{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
@@ -179,28 +163,3 @@ def build() -> Path:
         if message.get("executable") and message["target"]["name"] == "s3d"
     ]
     return Path(programs[-1])
-
-
-def _built_or_skip() -> None:
-    try:
-        build()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def s3d() -> Iterator[Server]:
-    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
-    _built_or_skip()
-    with Server() as server:
-        leaks.keep_process(server.pid)
-        yield server
-    leaks.release_process(server.pid)
-
-
-@pytest.fixture
-def s3d_faults() -> Iterator[Callable[..., Server]]:
-    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
-    _built_or_skip()
-    with contextlib.ExitStack() as stack:
-        yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))

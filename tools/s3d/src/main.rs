@@ -5,14 +5,20 @@
 //! are checked and changes made under one lock, so of several conditional writers one wins. Nothing is synced to
 //! disk: it outlives a kill of itself, not of the machine.
 
+mod admin;
 mod blobs;
+mod faults;
 mod journal;
 mod listing;
 mod multipart;
 mod objects;
+mod operation;
+mod rule;
 mod server;
 mod service;
+mod spoil;
 mod store;
+mod wire;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -25,6 +31,7 @@ use s3s::service::S3ServiceBuilder;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::faults::{Faults, Settings};
 use crate::service::Service;
 use crate::store::Store;
 
@@ -47,6 +54,22 @@ struct Arguments {
     /// A bucket that is there from the start
     #[arg(long, default_value = "hocket")]
     bucket: String,
+    /// A fault, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`; may be given several times.
+    ///
+    /// Kinds: latency (with ms=), bandwidth (with bytes_per_s=), 500, slowdown (a 503), reset, short_body, lost_reply.
+    /// All else may be left out: rate (1), op and key (any; `*` and `?` are wild, `|` separates operations),
+    /// after (0: how many matching requests are left alone first), times (how many are hit at most).
+    #[arg(long = "fault", value_name = "RULE")]
+    faults: Vec<String>,
+    /// Decides which matching requests a fault hits; the same seed hits the same again
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Milliseconds that every request waits
+    #[arg(long, default_value_t = 0)]
+    latency_ms: u64,
+    /// Bytes a second of every connection, in each direction; 0 is unlimited
+    #[arg(long, default_value_t = 0)]
+    bandwidth: u64,
     /// End when the standard input closes, so that no server outlives the test run that started it
     #[arg(long)]
     until_stdin_closes: bool,
@@ -77,6 +100,13 @@ async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         )
         .into());
     }
+    let faults = Arc::new(Faults::default());
+    faults.set(Settings {
+        faults: arguments.faults.clone(),
+        seed: arguments.seed,
+        latency_ms: arguments.latency_ms,
+        bandwidth: arguments.bandwidth,
+    })?;
     let store = Arc::new(Store::open(&arguments.root)?);
     store.create_bucket(&arguments.bucket)?;
     let mut builder = S3ServiceBuilder::new(Service(store));
@@ -84,9 +114,11 @@ async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         arguments.access_key.clone(),
         arguments.secret_key.clone(),
     ));
-    let server = server::Server::bind(arguments.port, builder.build()).await?;
+    let server = server::Server::bind(arguments.port, builder.build(), faults).await?;
+    // From here on a signal is a request to stop; whoever reads the announcement may send one.
+    let stop = stop(arguments.until_stdin_closes)?;
     announce(&arguments, server.port())?;
-    server.serve(stop(arguments.until_stdin_closes)?).await;
+    server.serve(stop).await;
     Ok(())
 }
 

@@ -56,14 +56,13 @@ pub async fn upload_part(
     let claims = claims(&request, md5, checksum);
     let input = request.input;
     let number = input.part_number;
+    let received = receive(&store.blobs, body, claims).await?;
     if !(1..=MOST_PARTS).contains(&number) {
         return Err(s3_error!(
             InvalidArgument,
             "part number {number}; expected 1 to {MOST_PARTS}"
         ));
     }
-    store.with_upload(&input.bucket, &input.key, &input.upload_id, |_| Ok(()))?;
-    let received = receive(&store.blobs, body, claims).await?;
     let (blob, md5, size) = (received.blob, received.md5, received.size);
     let replaced = store.with_upload(&input.bucket, &input.key, &input.upload_id, |upload| {
         let part = Part {
@@ -169,7 +168,7 @@ fn choose<'a>(upload: &'a Upload, listed: &[CompletedPart]) -> S3Result<Vec<&'a 
     }
     let mut chosen = Vec::with_capacity(listed.len());
     let mut last = 0;
-    for (place, entry) in listed.iter().enumerate() {
+    for entry in listed {
         let number = entry.part_number.unwrap_or_default();
         if number <= last {
             return Err(s3_error!(
@@ -194,14 +193,19 @@ fn choose<'a>(upload: &'a Upload, listed: &[CompletedPart]) -> S3Result<Vec<&'a 
                 etag.value()
             ));
         }
-        if part.size < SMALLEST_PART && place + 1 < listed.len() {
-            return Err(s3_error!(
-                EntityTooSmall,
-                "part {number} has {} bytes; expected {SMALLEST_PART}",
-                part.size
-            ));
-        }
         chosen.push(part);
+    }
+    if let Some(small) = chosen
+        .iter()
+        .rev()
+        .skip(1)
+        .find(|part| part.size < SMALLEST_PART)
+    {
+        return Err(s3_error!(
+            EntityTooSmall,
+            "a part that is not the last has {} bytes; expected {SMALLEST_PART}",
+            small.size
+        ));
     }
     Ok(chosen)
 }

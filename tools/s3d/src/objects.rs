@@ -55,7 +55,7 @@ pub async fn put(
     let md5 = request.input.content_md5.take();
     let claims = claims(&request, md5, checksum);
     let input = request.input;
-    store.read(&input.bucket, |_| Ok(()))?;
+    // The body is read before anything is refused: a client may not look for an answer while it sends.
     let received = receive(&store.blobs, body, claims).await?;
     let object = Object {
         size: received.size,

@@ -1,14 +1,29 @@
-//! Connections: accepted on loopback, served until told to stop.
+//! Connections: accepted on loopback, their requests given to S3 or to a fault, served until told to stop.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use s3s::service::S3Service;
+use s3s::{Body, HttpResponse};
 use tokio::net::{TcpListener, TcpStream};
+
+use crate::faults::Faults;
+use crate::operation::Target;
+use crate::rule::Kind;
+use crate::wire::{Control, Wire};
+use crate::{admin, spoil};
 
 /// How long requests in flight have to end after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -16,16 +31,33 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// A listening server.
 pub struct Server {
     listener: TcpListener,
-    service: S3Service,
+    handler: Arc<Handler>,
     port: u16,
 }
+
+struct Handler {
+    service: S3Service,
+    faults: Arc<Faults>,
+}
+
+/// The reason to close a connection without an answer.
+#[derive(Debug)]
+struct Hangup(&'static str);
+
+impl fmt::Display for Hangup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0)
+    }
+}
+
+impl Error for Hangup {}
 
 impl Server {
     /// Listens on `port` of 127.0.0.1; 0 takes a free one.
     ///
     /// # Errors
     /// The port is taken.
-    pub async fn bind(port: u16, service: S3Service) -> io::Result<Self> {
+    pub async fn bind(port: u16, service: S3Service, faults: Arc<Faults>) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .await
             .map_err(|error| {
@@ -37,7 +69,7 @@ impl Server {
         let port = listener.local_addr()?.port();
         Ok(Self {
             listener,
-            service,
+            handler: Arc::new(Handler { service, faults }),
             port,
         })
     }
@@ -67,11 +99,69 @@ impl Server {
 
     fn start(&self, stream: TcpStream, graceful: &GracefulShutdown) {
         let _ = stream.set_nodelay(true);
+        let (handler, control) = (self.handler.clone(), Arc::new(Control::default()));
+        handler.faults.connections.fetch_add(1, Ordering::Relaxed);
+        control
+            .bandwidth
+            .store(handler.faults.bandwidth(), Ordering::Relaxed);
+        let wire = Wire::new(stream, control.clone(), handler.faults.clone());
+        let handle = service_fn(move |request| {
+            let (handler, control) = (handler.clone(), control.clone());
+            async move { handler.handle(request, &control).await }
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .serve_connection(TokioIo::new(stream), self.service.clone());
+            .serve_connection(TokioIo::new(wire), handle);
         let connection = graceful.watch(connection);
-        // An error is the client's: he hung up, or spoke no HTTP.
+        // An error is a fault that was asked for, or the client's: he hung up, or spoke no HTTP.
         tokio::spawn(async move { drop(connection.await) });
     }
+}
+
+impl Handler {
+    async fn handle(
+        &self,
+        request: Request<Incoming>,
+        control: &Control,
+    ) -> Result<HttpResponse, Hangup> {
+        if let Some(what) = request.uri().path().strip_prefix("/_s3d/") {
+            let what = what.to_owned();
+            return Ok(admin::handle(&self.faults, &what, request).await);
+        }
+        let _entered = self.faults.enter();
+        let target = Target::of(&request);
+        let fate = self.faults.decide(&target);
+        control.bandwidth.store(fate.bandwidth, Ordering::Relaxed);
+        tokio::time::sleep(fate.delay).await;
+        match fate.fault {
+            Some(Kind::Reset) => {
+                control.is_reset.store(true, Ordering::Relaxed);
+                Err(Hangup("reset, as asked"))
+            }
+            Some(kind @ (Kind::InternalError | Kind::SlowDown)) => {
+                drain(request).await;
+                Ok(spoil::refusal(kind))
+            }
+            Some(Kind::LostReply) => {
+                self.carry_out(request).await?;
+                Err(Hangup("reply lost, as asked"))
+            }
+            Some(Kind::ShortBody) => spoil::shorten(self.carry_out(request).await?)
+                .ok_or(Hangup("a body of no bytes cannot be shorter")),
+            _ => self.carry_out(request).await,
+        }
+    }
+
+    async fn carry_out(&self, request: Request<Incoming>) -> Result<HttpResponse, Hangup> {
+        self.service
+            .call(request.map(Body::from))
+            .await
+            .map_err(|_| Hangup("not a request that S3 could answer"))
+    }
+}
+
+/// Reads a body to its end: an answer before that looks like a reset to a client that is still sending.
+async fn drain(request: Request<Incoming>) {
+    let mut body = request.into_body();
+    while let Some(Ok(_)) = body.frame().await {}
 }

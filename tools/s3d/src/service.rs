@@ -33,7 +33,6 @@ impl S3 for Service {
         }
         Ok(S3Response::new(CreateBucketOutput {
             location: Some(format!("/{bucket}")),
-            ..Default::default()
         }))
     }
 
@@ -397,10 +396,12 @@ fn encoder(encoding: Option<&EncodingType>) -> impl Fn(&str) -> String + use<> {
 }
 
 fn parse_token(token: &str) -> S3Result<String> {
-    let bytes = token
-        .as_bytes()
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    let bytes = token.as_bytes().chunks(2).map(|pair| {
+        let digits = std::str::from_utf8(pair)
+            .ok()
+            .filter(|digits| digits.len() == 2)?;
+        u8::from_str_radix(digits, 16).ok()
+    });
     let key = bytes
         .collect::<Option<Vec<u8>>>()
         .and_then(|bytes| String::from_utf8(bytes).ok());

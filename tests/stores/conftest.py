@@ -1,0 +1,62 @@
+"""What the store tests share: boto3 as the other side of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from support.s3d import Server
+
+boto3 = pytest.importorskip(
+    "boto3", reason="`boto3` is in the dependency group `test`: `uv sync --group test`"
+)
+
+
+def connect(server: Server, **options: Any) -> Any:
+    """A boto3 client of `server` that never tries twice, so that each answer is seen."""
+    from botocore.config import Config
+
+    options = {
+        "aws_access_key_id": server.env["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": server.env["AWS_SECRET_ACCESS_KEY"],
+        **options,
+    }
+    config = Config(
+        s3={"addressing_style": "path"},
+        retries={"total_max_attempts": 1},
+        max_pool_connections=16,
+        connect_timeout=5,
+        read_timeout=10,
+        proxies={},
+    )
+    return boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1", config=config, **options)
+
+
+@pytest.fixture
+def client_of() -> Iterator[Callable[..., Any]]:
+    """`client_of(server)`: a boto3 client, closed after the test."""
+    with ExitStack() as stack:
+
+        def make(server: Server, **options: Any) -> Any:
+            client = connect(server, **options)
+            stack.callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def client(s3d: Server, client_of: Callable[..., Any]) -> Any:
+    """A boto3 client of the session's server."""
+    return client_of(s3d)
+
+
+@pytest.fixture
+def bucket(client: Any, request: pytest.FixtureRequest) -> str:
+    """A bucket of this test's own."""
+    name = f"b-{abs(hash(request.node.nodeid)):x}"
+    client.create_bucket(Bucket=name)
+    return name

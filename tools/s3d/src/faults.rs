@@ -1,0 +1,340 @@
+//! Which requests go wrong, and how: rules, and the counts that make a run repeatable.
+//!
+//! A rule is a line of `key=value` pairs, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`. Its n-th matching
+//! request is hit or not by a hash of (seed, place of the rule, n) alone: the same seed hits the same numbers,
+//! whatever the requests are, however fast they come.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::operation::Target;
+use crate::rule::{Kind, Rule};
+
+/// All that can be set, at the start and while the server runs.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Rules, as lines.
+    pub faults: Vec<String>,
+    /// Decides which matching requests a rule hits.
+    pub seed: u64,
+    /// Added to every request.
+    pub latency_ms: u64,
+    /// Of every connection and direction, in bytes a second; 0 is unlimited.
+    pub bandwidth: u64,
+}
+
+/// What happens to one request.
+#[derive(Debug, Default, PartialEq)]
+pub struct Fate {
+    /// It waits this long first.
+    pub delay: Duration,
+    /// Its connection is held to this many bytes a second; 0 is unlimited.
+    pub bandwidth: u64,
+    /// And then this happens to it, instead of a good answer.
+    pub fault: Option<Kind>,
+}
+
+/// What happened so far.
+#[derive(Debug, Default, Serialize)]
+pub struct Stats {
+    /// Requests by operation.
+    pub requests: BTreeMap<&'static str, u64>,
+    /// Faults by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// By rule, in their order.
+    pub rules: Vec<RuleStats>,
+    /// Connections accepted.
+    pub connections: u64,
+    /// The most requests that were being worked on at one time.
+    pub most_in_flight: u64,
+    /// Bytes from clients, requests' heads included.
+    pub bytes_received: u64,
+    /// Bytes to clients, answers' heads included.
+    pub bytes_sent: u64,
+}
+
+/// What one rule did.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuleStats {
+    /// The rule as it was given.
+    pub rule: String,
+    /// Requests of its operations and keys.
+    pub matched: u64,
+    /// Those of them that it hit.
+    pub injected: u64,
+}
+
+/// The rules and the counts.
+#[derive(Default)]
+pub struct Faults {
+    state: Mutex<State>,
+    in_flight: AtomicU64,
+    /// See [`Stats`].
+    pub connections: AtomicU64,
+    most_in_flight: AtomicU64,
+    /// See [`Stats`].
+    pub bytes_received: AtomicU64,
+    /// See [`Stats`].
+    pub bytes_sent: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Vec<(Rule, RuleStats)>,
+    seed: u64,
+    latency_ms: u64,
+    bandwidth: u64,
+    requests: BTreeMap<&'static str, u64>,
+    faults: BTreeMap<&'static str, u64>,
+}
+
+impl Faults {
+    /// Replaces all rules; their counts start at zero.
+    ///
+    /// # Errors
+    /// A line is no rule: says which, and what was expected. Nothing has changed then.
+    pub fn set(&self, settings: Settings) -> Result<(), String> {
+        let mut rules = Vec::with_capacity(settings.faults.len());
+        for line in settings.faults {
+            let rule = line
+                .parse::<Rule>()
+                .map_err(|error| format!("fault `{line}`: {error}"))?;
+            rules.push((
+                rule,
+                RuleStats {
+                    rule: line,
+                    matched: 0,
+                    injected: 0,
+                },
+            ));
+        }
+        let mut state = self.state();
+        state.rules = rules;
+        state.seed = settings.seed;
+        state.latency_ms = settings.latency_ms;
+        state.bandwidth = settings.bandwidth;
+        Ok(())
+    }
+
+    /// Counts a request and decides what happens to it. Delays add up, the smallest bandwidth holds, and of several
+    /// rules that would end the request the first does.
+    pub fn decide(&self, target: &Target) -> Fate {
+        let mut state = self.state();
+        let State {
+            rules,
+            seed,
+            latency_ms,
+            bandwidth,
+            requests,
+            faults,
+        } = &mut *state;
+        *requests.entry(target.operation).or_default() += 1;
+        let mut fate = Fate {
+            delay: Duration::from_millis(*latency_ms),
+            bandwidth: *bandwidth,
+            fault: None,
+        };
+        for (place, (rule, stats)) in rules
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, (rule, _))| rule.matches(target))
+        {
+            let number = stats.matched;
+            stats.matched += 1;
+            let is_ended =
+                fate.fault.is_some() && !matches!(rule.kind, Kind::Latency(_) | Kind::Bandwidth(_));
+            if is_ended || !rule.hits(number, stats.injected, draw(*seed, place as u64, number)) {
+                continue;
+            }
+            stats.injected += 1;
+            *faults.entry(rule.kind.name()).or_default() += 1;
+            match rule.kind {
+                Kind::Latency(ms) => fate.delay += Duration::from_millis(ms),
+                Kind::Bandwidth(limit) if fate.bandwidth == 0 => fate.bandwidth = limit,
+                Kind::Bandwidth(limit) => fate.bandwidth = fate.bandwidth.min(limit),
+                kind => fate.fault = Some(kind),
+            }
+        }
+        fate
+    }
+
+    /// The bandwidth of every connection, in bytes a second; 0 is unlimited.
+    pub fn bandwidth(&self) -> u64 {
+        self.state().bandwidth
+    }
+
+    /// Counts a request as being worked on until the result is dropped.
+    pub fn enter(&self) -> impl Drop + '_ {
+        struct Leave<'a>(&'a AtomicU64);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most_in_flight.fetch_max(now, Ordering::Relaxed);
+        Leave(&self.in_flight)
+    }
+
+    /// All counts as they are.
+    pub fn stats(&self) -> Stats {
+        let state = self.state();
+        Stats {
+            requests: state.requests.clone(),
+            faults: state.faults.clone(),
+            rules: state.rules.iter().map(|(_, stats)| stats.clone()).collect(),
+            connections: self.connections.load(Ordering::Relaxed),
+            most_in_flight: self.most_in_flight.load(Ordering::Relaxed),
+            bytes_received: self.bytes_received.load(Ordering::Relaxed),
+            bytes_sent: self.bytes_sent.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets all counts to zero; the rules stay, and begin again with their first request.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.requests.clear();
+        state.faults.clear();
+        for (_, stats) in &mut state.rules {
+            (stats.matched, stats.injected) = (0, 0);
+        }
+        for count in [
+            &self.connections,
+            &self.most_in_flight,
+            &self.bytes_received,
+            &self.bytes_sent,
+        ] {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number in 0..1 that is a function of its arguments alone (splitmix64's mixing, three times).
+fn draw(seed: u64, place: u64, number: u64) -> f64 {
+    let mix = |mut bits: u64| {
+        bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    };
+    let bits = mix(mix(mix(seed) ^ place) ^ number);
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    fn faults(lines: &[&str], seed: u64) -> Faults {
+        let faults = Faults::default();
+        let settings = Settings {
+            faults: lines.iter().map(ToString::to_string).collect(),
+            seed,
+            ..Settings::default()
+        };
+        faults.set(settings).unwrap();
+        faults
+    }
+
+    fn hits(faults: &Faults, count: usize) -> Vec<bool> {
+        let target = Target {
+            operation: "GetObject",
+            key: "a/data/1".into(),
+        };
+        (0..count)
+            .map(|_| faults.decide(&target).fault.is_some())
+            .collect()
+    }
+
+    #[test]
+    fn the_same_seed_hits_the_same_requests_and_about_the_rate_of_them() {
+        let line = "kind=slowdown,rate=0.05,op=GetObject,key=*/data/*";
+        let first = hits(&faults(&[line], 3), 4000);
+        assert_eq!(first, hits(&faults(&[line], 3), 4000));
+        assert_ne!(first, hits(&faults(&[line], 4), 4000));
+        let count = first.iter().filter(|hit| **hit).count();
+        assert!((140..260).contains(&count), "{count} of 4000 at 0.05");
+        let again = faults(&[line], 3);
+        hits(&again, 100);
+        again.reset();
+        assert_eq!(hits(&again, 4000), first);
+    }
+
+    #[test]
+    fn other_requests_do_not_move_a_rules_numbers() {
+        let line = "kind=reset,rate=0.5,op=GetObject";
+        let alone = hits(&faults(&[line], 1), 50);
+        let mixed = faults(&[line], 1);
+        let other = Target {
+            operation: "PutObject",
+            key: "a/data/1".into(),
+        };
+        let with_others: Vec<bool> = (0..50)
+            .map(|_| {
+                assert_eq!(mixed.decide(&other), Fate::default());
+                hits(&mixed, 1)[0]
+            })
+            .collect();
+        assert_eq!(alone, with_others);
+        let stats = mixed.stats();
+        assert_eq!(
+            (stats.rules[0].matched, stats.requests["PutObject"]),
+            (50, 50)
+        );
+        assert_eq!(
+            stats.faults["reset"],
+            alone.iter().filter(|hit| **hit).count() as u64
+        );
+    }
+
+    #[test]
+    fn rules_combine() {
+        let lines = [
+            "kind=latency,ms=20",
+            "kind=bandwidth,bytes_per_s=9",
+            "kind=lost_reply,times=1,after=1",
+            "kind=500",
+        ];
+        let faults = faults(&lines, 0);
+        let target = Target {
+            operation: "PutObject",
+            key: String::new(),
+        };
+        let fates: Vec<Fate> = (0..3).map(|_| faults.decide(&target)).collect();
+        let fault = |fault| Fate {
+            delay: Duration::from_millis(20),
+            bandwidth: 9,
+            fault: Some(fault),
+        };
+        assert_eq!(
+            fates,
+            [
+                fault(Kind::InternalError),
+                fault(Kind::LostReply),
+                fault(Kind::InternalError)
+            ]
+        );
+        assert_eq!(faults.stats().faults["lost_reply"], 1);
+        let error = faults
+            .set(Settings {
+                faults: vec!["kind=fire".into()],
+                ..Settings::default()
+            })
+            .unwrap_err();
+        assert!(
+            error.contains("`kind=fire`") && error.contains("slowdown"),
+            "{error}"
+        );
+        assert_eq!(faults.decide(&target).bandwidth, 9, "the rules before stay");
+    }
+}

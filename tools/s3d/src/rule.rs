@@ -1,0 +1,251 @@
+//! One rule of faults, and its text.
+
+use std::str::FromStr;
+
+use crate::operation::Target;
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// The request waits this many milliseconds.
+    Latency(u64),
+    /// Its connection is held to this many bytes a second.
+    Bandwidth(u64),
+    /// 500 InternalError; nothing is carried out.
+    InternalError,
+    /// 503 SlowDown; nothing is carried out.
+    SlowDown,
+    /// The connection is reset; nothing is carried out.
+    Reset,
+    /// The answer breaks off in the middle of the length that it declared.
+    ShortBody,
+    /// The request is carried out, and its connection closed without an answer.
+    LostReply,
+}
+
+impl Kind {
+    /// As rules and counts name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Latency(_) => "latency",
+            Self::Bandwidth(_) => "bandwidth",
+            Self::InternalError => "500",
+            Self::SlowDown => "slowdown",
+            Self::Reset => "reset",
+            Self::ShortBody => "short_body",
+            Self::LostReply => "lost_reply",
+        }
+    }
+}
+
+/// Which requests one kind of fault hits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// What it does.
+    pub kind: Kind,
+    /// The share of matching requests that it hits.
+    rate: f64,
+    /// Names of operations, with `*` and `?`.
+    operations: Vec<String>,
+    /// Keys, with `*` and `?`.
+    key: String,
+    /// The first matching requests are left alone.
+    after: u64,
+    /// At most this many are hit.
+    times: u64,
+}
+
+impl Rule {
+    /// Whether the rule is about such requests at all.
+    pub fn matches(&self, target: &Target) -> bool {
+        let is_possible = self.kind != Kind::ShortBody || target.answers_with_a_body();
+        is_possible
+            && self
+                .operations
+                .iter()
+                .any(|pattern| is_glob_match(pattern, target.operation))
+            && is_glob_match(&self.key, &target.key)
+    }
+
+    /// Whether it hits its matching request `number`, after `injected` hits, when the dice show `drawn` in 0..1.
+    pub fn hits(&self, number: u64, injected: u64, drawn: f64) -> bool {
+        number >= self.after && injected < self.times && drawn < self.rate
+    }
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let mut rule = Self {
+            kind: Kind::Reset,
+            rate: 1.0,
+            operations: vec!["*".into()],
+            key: "*".into(),
+            after: 0,
+            times: u64::MAX,
+        };
+        let (mut kind, mut ms, mut bytes_per_s) = (None, None, None);
+        for pair in line.split(',') {
+            let (name, value) = pair
+                .split_once('=')
+                .ok_or_else(|| format!("`{pair}` is not `name=value`"))?;
+            match name.trim() {
+                "kind" => kind = Some(value.trim()),
+                "rate" => rule.rate = rate(value)?,
+                "op" => {
+                    rule.operations = value
+                        .split('|')
+                        .map(|pattern| pattern.trim().to_owned())
+                        .collect()
+                }
+                "key" => rule.key = value.to_owned(),
+                "after" => rule.after = number(name, value)?,
+                "times" => rule.times = number(name, value)?,
+                "ms" => ms = Some(number(name, value)?),
+                "bytes_per_s" => bytes_per_s = Some(number(name, value)?),
+                _ => {
+                    return Err(format!(
+                        "`{name}` is none of kind, rate, op, key, after, times, ms, bytes_per_s"
+                    ));
+                }
+            }
+        }
+        rule.kind = match (kind.ok_or("no `kind=` in it")?, ms, bytes_per_s) {
+            ("latency", Some(ms), None) => Kind::Latency(ms),
+            ("latency", ..) => {
+                return Err("`kind=latency` takes `ms=`, and no `bytes_per_s=`".into());
+            }
+            ("bandwidth", None, Some(limit)) if limit > 0 => Kind::Bandwidth(limit),
+            ("bandwidth", ..) => {
+                return Err("`kind=bandwidth` takes `bytes_per_s=` above 0, and no `ms=`".into());
+            }
+            (name, None, None) => plain_kind(name)?,
+            (name, ..) => {
+                return Err(format!(
+                    "`kind={name}` takes neither `ms=` nor `bytes_per_s=`"
+                ));
+            }
+        };
+        Ok(rule)
+    }
+}
+
+fn plain_kind(name: &str) -> Result<Kind, String> {
+    let kinds = [
+        Kind::InternalError,
+        Kind::SlowDown,
+        Kind::Reset,
+        Kind::ShortBody,
+        Kind::LostReply,
+    ];
+    kinds
+        .into_iter()
+        .find(|kind| kind.name() == name)
+        .ok_or_else(|| {
+            let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+            format!(
+                "kind `{name}` is none of latency, bandwidth, {}",
+                names.join(", ")
+            )
+        })
+}
+
+fn rate(value: &str) -> Result<f64, String> {
+    let rate = value
+        .trim()
+        .parse()
+        .ok()
+        .filter(|rate| (0.0..=1.0).contains(rate));
+    rate.ok_or_else(|| format!("rate `{value}` is not a number from 0 to 1"))
+}
+
+fn number(name: &str, value: &str) -> Result<u64, String> {
+    value
+        .trim()
+        .parse()
+        .map_err(|_| format!("{name} `{value}` is not a whole number"))
+}
+
+/// Whether `text` matches `pattern`, where `*` stands for any run of characters, `/` too, and `?` for any one.
+fn is_glob_match(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    // Where to go on when the last star has to swallow one character more.
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(wanted) if *wanted == '?' || *wanted == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((star_p, star_t)) => {
+                    star = Some((star_p, star_t + 1));
+                    p = star_p + 1;
+                    t = star_t + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|rest| *rest == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    #[test]
+    fn globs() {
+        for (pattern, text, is_match) in [
+            ("*", "", true),
+            ("*/data/*", "ckpt/step-1/data/0001", true),
+            ("*/data/*", "data/0001", false),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("*a*a*b", "aaaaaaab", true),
+            ("*a*a*b", "aaaaaaac", false),
+            ("", "x", false),
+            ("manifest.json", "manifest.json", true),
+        ] {
+            assert_eq!(is_glob_match(pattern, text), is_match, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_rule_is_refused_with_what_was_expected() {
+        for (line, part) in [
+            ("rate=0.5", "no `kind=`"),
+            ("kind=slowdown,rate=1.5", "from 0 to 1"),
+            ("kind=slowdown,rate=nan", "from 0 to 1"),
+            ("kind=slowdown,rates=1", "none of kind, rate"),
+            ("kind=slowdown,ms=3", "takes neither"),
+            ("kind=latency", "takes `ms=`"),
+            ("kind=bandwidth,bytes_per_s=0", "above 0"),
+            ("slowdown", "not `name=value`"),
+            ("kind=reset,times=-1", "whole number"),
+        ] {
+            let error = line.parse::<Rule>().unwrap_err();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_short_body_needs_a_body() {
+        let rule: Rule = "kind=short_body".parse().unwrap();
+        let target = |operation| Target {
+            operation,
+            key: String::new(),
+        };
+        assert!(rule.matches(&target("GetObject")) && !rule.matches(&target("PutObject")));
+        let rule: Rule = "kind=reset,op=Get*|HeadObject".parse().unwrap();
+        assert!(rule.matches(&target("HeadObject")) && !rule.matches(&target("HeadBucket")));
+    }
+}

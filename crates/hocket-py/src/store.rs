@@ -185,6 +185,8 @@ impl Store {
             }
         };
         let (store, data) = (self.inner.clone(), buffer(data)?);
+        // Kept until the end, so that the object is let go here, with the lock, and not on an I/O thread.
+        let _kept = data.clone();
         run(py, async move { store.put(&key, data, mode).await })
     }
 

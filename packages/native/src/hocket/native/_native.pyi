@@ -46,7 +46,7 @@ class Store:
 
     S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
     `AWS_ENDPOINT_URL` (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment
-    at each call.
+    when it is opened or unpickled; a pickle holds no credentials.
 
     Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or setting that cannot work,
     `StorePermissionError` when credentials are refused or missing, `StoreTransientError` when the store stays

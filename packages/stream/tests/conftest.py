@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from hocket.stream import MDSWriter
 
 COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:uint16:8"}

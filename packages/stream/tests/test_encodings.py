@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hocket.stream import MDSWriter, StreamingDataset
-from hocket.stream.encodings import resolve_encoding
-from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
 from hypothesis import given
 from hypothesis import strategies as st
 
-SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64".split()
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.encodings import resolve_encoding
+from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
+
+INTS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+SCALARS = [*INTS, "float16", "float32", "float64"]
 
 
 def decode_one(encoding: str, data: bytes) -> Any:
@@ -62,10 +65,8 @@ def test_arrays(value: np.ndarray[Any, Any]) -> None:
 
 @given(st.binary(max_size=40), st.sampled_from(["ndarray", "ndarray:int64", "ndarray:uint8"]))
 def test_no_bytes_of_an_array_do_worse_than_a_typed_error(data: bytes, encoding: str) -> None:
-    try:
+    with contextlib.suppress(ShardCorruptError):
         decode_one(encoding, data)
-    except ShardCorruptError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_no_bytes_of_an_array_do_worse_than_a_typed_error(data: bytes, encoding:
 )
 def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, encoding: str, value: object) -> None:
     writer = MDSWriter(columns={"x": encoding}, out=tmp_path)
-    with pytest.raises(SampleError, match="column `x`.*expected"):
+    with pytest.raises(SampleError, match=r"column `x`.*expected"):
         writer.write({"x": value})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from hocket.native.errors import HocketError, StorePermissionError
 from hocket.stream import StreamingDataset, errors
 
@@ -95,7 +96,7 @@ def test_a_missing_shard(write: Callable[..., str]) -> None:
 def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
     folder = write(3)
     for rank in range(4):
-        with pytest.raises(errors.ConfigError, match="3 samples for 4 data-parallel ranks.*fewer ranks"):
+        with pytest.raises(errors.ConfigError, match=r"3 samples for 4 data-parallel ranks.*fewer ranks"):
             StreamingDataset(local=folder, global_batch_size=4, rank=rank, world_size=4)
 
 

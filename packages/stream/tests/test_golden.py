@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hocket.stream import MDSWriter, StreamingDataset, StreamingDataLoader
+
+from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError
 
 
@@ -69,7 +70,7 @@ def test_a_collate_function_gets_samples(write: Callable[..., str], workers: int
     assert [batch.tolist() for batch in batches] == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_start_any_way_after_the_parent_has_read(write: Callable[..., str], context: str) -> None:
     dataset = StreamingDataset(local=write(40), batch_size=8, shuffle=True)
     parent = dataset.batches()

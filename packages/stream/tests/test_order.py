@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hocket.stream import StreamingDataset, StreamingDataLoader
+
+from hocket.stream import StreamingDataLoader, StreamingDataset
 
 BATCH = 24
 
@@ -126,7 +127,7 @@ print(json.dumps([dataset.size, len(set(ids)), (peak - before) // 1024]))
 def test_a_plan_of_a_hundred_million_samples_needs_no_memory_for_them(tmp_path: Path) -> None:
     shard = {
         "column_encodings": ["int"], "column_names": ["x"], "column_sizes": [8], "compression": None,
-        "format": "mds", "hashes": [], "samples": 16384, "size_limit": 1 << 26, "version": 2, "zip_data": None,
+        "format": "mds", "hashes": [], "samples": 16384, "size_limit": 1, "version": 2, "zip_data": None,
     }  # fmt: skip
     shards = [
         shard | {"raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 200_000, "hashes": {}}}

@@ -10,6 +10,7 @@ use hocket_store::StoreOptions;
 use hocket_stream::batch::ColumnData;
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::files;
+use hocket_stream::hash;
 use hocket_stream::index::{FileInfo, Index};
 use hocket_stream::order::{Order, OrderSpec, Tail};
 use hocket_stream::reader::{Reader, ReaderOptions};
@@ -29,8 +30,12 @@ fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
     result.map_err(|error| stream_error(py, &error))
 }
 
-fn open_remote(py: Python<'_>, uri: Option<&str>) -> PyResult<Option<Remote>> {
-    uri.map(|uri| raise(py, Remote::open(uri, StoreOptions::default())))
+fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<Option<Remote>> {
+    let options = StoreOptions {
+        deadline_s,
+        ..StoreOptions::default()
+    };
+    uri.map(|uri| raise(py, Remote::open(uri, options)))
         .transpose()
 }
 
@@ -220,17 +225,19 @@ pub struct ShardCache {
 #[pymethods]
 impl ShardCache {
     #[new]
-    #[pyo3(signature = (index, local, remote, *, keep_zip, attempts, validate_hash))]
+    #[pyo3(signature = (index, local, remote, *, deadline_s, keep_zip, attempts, validate_hash))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
         index: &ShardIndex,
         local: PathBuf,
         remote: Option<&str>,
+        deadline_s: f64,
         keep_zip: bool,
         attempts: u32,
         validate_hash: Option<String>,
     ) -> PyResult<Self> {
-        let remote = open_remote(py, remote)?;
+        let remote = open_remote(py, remote, deadline_s)?;
         let options = CacheOptions {
             local,
             keep_zip,
@@ -340,8 +347,14 @@ fn wrap(column: ColumnData) -> PyColumn {
 }
 
 #[pyfunction]
-fn load_shard_index(py: Python<'_>, local: PathBuf, remote: Option<&str>) -> PyResult<Vec<u8>> {
-    let remote = open_remote(py, remote)?;
+#[pyo3(signature = (local, remote, *, deadline_s))]
+fn load_shard_index(
+    py: Python<'_>,
+    local: PathBuf,
+    remote: Option<&str>,
+    deadline_s: f64,
+) -> PyResult<Vec<u8>> {
+    let remote = open_remote(py, remote, deadline_s)?;
     let mut signal = None;
     let data = py.detach(|| {
         let heard = Mutex::new(&mut signal);
@@ -360,6 +373,11 @@ fn load_shard_index(py: Python<'_>, local: PathBuf, remote: Option<&str>) -> PyR
 
 fn keep(heard: &Mutex<&mut Option<PyErr>>, error: PyErr) {
     **heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+}
+
+#[pyfunction]
+fn hash_names() -> Vec<&'static str> {
+    hash::NAMES.iter().map(|(name, _)| *name).collect()
 }
 
 #[pyfunction]
@@ -401,6 +419,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(hash_names, module)?)?;
     module.add_function(wrap_pyfunction!(seal_shard, module)?)?;
     module.add_function(wrap_pyfunction!(write_whole, module)?)
 }

@@ -213,12 +213,12 @@ fn plan(sequence: &Sequence, cache: &Cache, window: &Window) {
 }
 
 fn fetch(cache: &Cache, window: &Window, requests: &Receiver<u32>) {
-    while !window.is_stopped() {
-        match requests.recv_timeout(Duration::from_millis(50)) {
-            Ok(number) => window.put(number, cache.open(number, &window.stop)),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+    // The requests end when the window is stopped.
+    for number in requests {
+        if window.is_stopped() {
+            return;
         }
+        window.put(number, cache.open(number, &window.stop));
     }
 }
 

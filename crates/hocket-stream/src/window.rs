@@ -34,13 +34,28 @@ struct State {
     ahead_bytes: u64,
     /// The number, in this reader's sequence, of the batch being assembled.
     cursor: u64,
+    /// Where fetchers hear of shards; gone once all is over, which wakes them at once.
+    wanted: Option<Sender<u32>>,
+}
+
+impl State {
+    /// Asks the fetchers for a shard that is neither open nor coming; whether it was not.
+    fn ask(&mut self, number: u32) -> bool {
+        if self.slots.contains_key(&number) {
+            return false;
+        }
+        self.slots.insert(number, Slot::Coming);
+        if let Some(wanted) = &self.wanted {
+            let _ = wanted.send(number);
+        }
+        true
+    }
 }
 
 /// Which shards are open, which are coming, and how far ahead one may ask.
 pub(crate) struct Window {
     state: Mutex<State>,
     changed: Condvar,
-    wanted: Sender<u32>,
     budget_bytes: u64,
     pub(crate) stop: AtomicBool,
 }
@@ -48,9 +63,11 @@ pub(crate) struct Window {
 impl Window {
     pub(crate) fn new(wanted: Sender<u32>, budget_bytes: u64) -> Self {
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                wanted: Some(wanted),
+                ..State::default()
+            }),
             changed: Condvar::new(),
-            wanted,
             budget_bytes,
             stop: AtomicBool::new(false),
         }
@@ -62,6 +79,7 @@ impl Window {
 
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.lock().wanted = None;
         self.changed.notify_all();
     }
 
@@ -75,11 +93,9 @@ impl Window {
         {
             state = self.wait(state)?;
         }
-        if !state.slots.contains_key(&number) {
-            state.slots.insert(number, Slot::Coming);
+        if state.ask(number) {
             state.ahead.insert(number, bytes);
             state.ahead_bytes += bytes;
-            let _ = self.wanted.send(number);
         }
         Ok(())
     }
@@ -101,10 +117,7 @@ impl Window {
             if let Some(bytes) = state.ahead.remove(number) {
                 state.ahead_bytes -= bytes;
             }
-            if !state.slots.contains_key(number) {
-                state.slots.insert(*number, Slot::Coming);
-                let _ = self.wanted.send(*number);
-            }
+            state.ask(*number);
         }
         self.changed.notify_all();
         loop {

@@ -245,6 +245,7 @@ class ShardCache:
         index: What there is.
         local: The folder; without a remote, the data set itself.
         remote: URI of the data set, if it is elsewhere.
+        deadline_s: Seconds that all tries of one request may take together.
         keep_zip: Keep a downloaded compressed file beside the raw one.
         attempts: Fetches of a shard before wrong bytes are final.
         validate_hash: The digest to check; by default the quickest one that the index carries.
@@ -256,6 +257,7 @@ class ShardCache:
         local: str | PathLike[str],
         remote: str | None,
         *,
+        deadline_s: float,
         keep_zip: bool,
         attempts: int,
         validate_hash: str | None,
@@ -297,12 +299,15 @@ class BatchReader:
     def close(self) -> None:
         """End the threads. The next `next` says `None`."""
 
-def load_shard_index(local: str | PathLike[str], remote: str | None) -> bytes:
+def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline_s: float) -> bytes:
     """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
 
     Raises:
         IndexNotFoundError: There is none.
     """
+
+def hash_names() -> _list[str]:
+    """Return the digests that shards may carry, the quickest to compute first."""
 
 def seal_shard(
     folder: str | PathLike[str],

@@ -51,6 +51,7 @@ class StreamingDataset:
         world_size: Number of those; by default `WORLD_SIZE` divided by `replication`.
         replication: So many consecutive processes read the same samples.
         allow_unsafe_types: Take columns whose decoding runs code out of the data.
+        download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
         download_retry: Fetches of a shard before wrong bytes are final.
         prefetch_bytes: Bytes of shards fetched ahead of their first use.
         prefetch_batches: Finished batches that may wait.
@@ -87,6 +88,7 @@ class StreamingDataset:
         world_size: int | None = None,
         replication: int | None = None,
         allow_unsafe_types: bool = False,
+        download_timeout: float = 120.0,
         download_retry: int = 3,
         prefetch_bytes: int = 256 << 20,
         prefetch_batches: int = 4,
@@ -120,6 +122,7 @@ class StreamingDataset:
             ReadSettings(
                 validate_hash=validate_hash,
                 keep_zip=keep_zip,
+                download_timeout=download_timeout,
                 download_retry=download_retry,
                 prefetch_bytes=prefetch_bytes,
                 prefetch_batches=prefetch_batches,

@@ -28,6 +28,9 @@ class ReadSettings:
     keep_zip: bool = False
     """Keep a downloaded compressed shard beside the raw one."""
 
+    download_timeout: float = 120.0
+    """Seconds that all tries of one request may take together."""
+
     download_retry: int = 3
     """Fetches of a shard before wrong bytes are final."""
 
@@ -75,7 +78,9 @@ class Engine:
 
     def _open(self) -> None:
         location = self.location
-        data = _native.load_shard_index(location.local, location.remote)
+        data = _native.load_shard_index(
+            location.local, location.remote, deadline_s=self.settings.download_timeout
+        )
         origin = f"{location.origin.rstrip('/')}/index.json"
         self.index = _native.ShardIndex.parse(data, origin)
         unsafe = self.settings.allow_unsafe_types
@@ -93,6 +98,7 @@ class Engine:
             self.index,
             self.location.local,
             self.location.remote,
+            deadline_s=self.settings.download_timeout,
             keep_zip=self.settings.keep_zip,
             attempts=self.settings.download_retry,
             validate_hash=self.settings.validate_hash,
@@ -118,9 +124,11 @@ class Engine:
         )
         try:
             while True:
-                batch = reader.next()
-                for notice in cache.take_notices():
-                    logger.warning("%s", notice)
+                try:
+                    batch = reader.next()
+                finally:
+                    for notice in cache.take_notices():
+                        logger.warning("%s", notice)
                 if batch is None:
                     return
                 number, local, total, columns = batch
@@ -131,7 +139,7 @@ class Engine:
     def _decode(self, columns: list[tuple[_native.ByteBlock, _native.ByteBlock | None]]) -> dict[str, Column]:
         decoded: dict[str, Column] = {}
         for (name, encoding), (data, offsets) in zip(self.encodings.items(), columns, strict=True):
-            edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
+            edges = None if offsets is None else np.frombuffer(memoryview(offsets), np.uint64)
             decoded[name] = encoding.decode(memoryview(data), edges)
         return decoded
 

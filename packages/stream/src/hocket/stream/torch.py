@@ -169,7 +169,8 @@ def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
         return torch.from_numpy(column)
     # Values of a ragged column begin wherever the one before ended; tensors want aligned memory.
     return [
-        torch.from_numpy(np.require(v, requirements="AW")) if isinstance(v, np.ndarray) else v for v in column
+        torch.from_numpy(np.require(v, requirements=["A", "W"])) if isinstance(v, np.ndarray) else v
+        for v in column
     ]
 
 

@@ -60,6 +60,9 @@ class MDSWriter:
         self._hashes = sorted(set(hashes or []))
         if len(self._hashes) != len(hashes or []):
             raise ConfigError(f"`hashes` is {hashes!r}: expected each name once")
+        for name in self._hashes:
+            if name not in _native.hash_names():
+                raise ConfigError(f"hash `{name}` is not supported: expected one of {_native.hash_names()}")
         # Everything of the index that the shards themselves repeat, in the reference's own key order.
         self._config: dict[str, Any] = {
             "column_encodings": [columns[name] for name in names],

@@ -79,13 +79,11 @@ def test_ckpt_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     clean.python("-c", "import torch", code=1)
     command = clean.bin / "hocket-ckpt"
     assert "inspect" in run(command, "--help")
-    run(command, "demo", tmp_path / "demo")
-    listed = run(command, "ls", tmp_path / "demo")
-    name = next(path.parent.name for path in (tmp_path / "demo").rglob("checkpoint.json.zst"))
-    assert "committed" in listed
-    root = next((tmp_path / "demo").rglob("checkpoint.json.zst")).parent
-    assert "data/" in run(command, "inspect", root), name
-    run(command, "verify", root)
+    checkpoint = tmp_path / "checkpoints" / "first"
+    run(command, "demo", checkpoint)
+    assert "committed" in run(command, "ls", checkpoint.parent)
+    assert "data/" in run(command, "inspect", checkpoint)
+    run(command, "verify", checkpoint)
 
 
 def test_stream_alone(clean: CleanEnvironment, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -13,6 +14,7 @@ from hocket.trainer.trainer import Trainer
 from support.ranks import run_ranks
 
 STEPS = 6
+LAYOUTS = [{}, None]  # sharded, replicated
 CLIPPINGS = [("norm", 0.1), ("value", 0.01), ("adaptive", 0.01)]
 
 
@@ -167,9 +169,7 @@ def test_outputs_that_are_no_logits_are_refused_where_they_are_met() -> None:
         trainer.fit()
 
 
-def _train_sharded(fsdp_config: Any) -> list[dict[str, torch.Tensor]]:
-    import torch.distributed as dist
-
+def _train_on_ranks() -> list[dict[str, torch.Tensor]]:
     data_parallel = dist.get_rank(), dist.get_world_size()
     return [
         _train(
@@ -178,12 +178,13 @@ def _train_sharded(fsdp_config: Any) -> list[dict[str, torch.Tensor]]:
             data_parallel=data_parallel,
             fsdp_config=fsdp_config,
         )[0]
+        for fsdp_config in LAYOUTS
         for clipping in CLIPPINGS
     ]
 
 
-@pytest.mark.parametrize("fsdp_config", [{}, None], ids=["sharded", "replicated"])
-def test_both_on_two_ranks_are_both_in_one_process(fsdp_config: Any) -> None:
-    for results in run_ranks(_train_sharded, 2, fsdp_config, init="gloo", timeout_s=120):
-        for clipping, parameters in zip(CLIPPINGS, results, strict=True):
-            _check(parameters, _by_hand(clipping, 0.2)[0])
+def test_both_on_two_ranks_are_both_in_one_process() -> None:
+    expected = [_by_hand(clipping, 0.2)[0] for _ in LAYOUTS for clipping in CLIPPINGS]
+    for results in run_ranks(_train_on_ranks, 2, init="gloo", timeout_s=120):
+        for parameters, reference in zip(results, expected, strict=True):
+            _check(parameters, reference)

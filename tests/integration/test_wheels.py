@@ -49,6 +49,11 @@ class CleanEnvironment:
         lines = run("uv", "pip", "list", "--python", self.bin / "python", "--format", "freeze").splitlines()
         return {line.split("==")[0] for line in lines if line.startswith("hocket")}
 
+    def train(self, *arguments: object) -> str:
+        """Runs the two steps; returns the line with the loss."""
+        lines = self.python(TWO_STEPS, *arguments).splitlines()
+        return next(line for line in lines if line.startswith("loss "))
+
     def python(self, *arguments: object, code: int = 0) -> str:
         return run(self.bin / "python", *arguments, timeout_s=120, code=code)
 
@@ -102,24 +107,23 @@ def test_stream_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
 def test_trainer_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_path: Path) -> None:
     clean.install("hocket-trainer-core")
     assert clean.packages() == {"hocket-trainer-core"}
-    alone = clean.python(TWO_STEPS).splitlines()[-1]
-    assert alone.startswith("loss ")
+    alone = clean.train()
     assert "pip install hocket-dist" in clean.python(TWO_STEPS, "--fsdp", code=1)
     assert "pip install hocket-ckpt" in clean.python(TWO_STEPS, "--save-folder", tmp_path / "none", code=1)
 
     clean.install("hocket-dist")
-    assert clean.python(TWO_STEPS).splitlines()[-1] == alone
-    assert clean.python(TWO_STEPS, "--fsdp").splitlines()[-1] == alone
+    assert clean.train() == alone
+    assert clean.train("--fsdp") == alone
 
     clean.install("hocket-ckpt[torch]")
-    assert clean.python(TWO_STEPS, "--save-folder", tmp_path / "saved").splitlines()[-1] == alone
+    assert clean.train("--save-folder", tmp_path / "saved") == alone
     assert list((tmp_path / "saved").rglob("checkpoint.json.zst"))
 
     clean.install("hocket-stream[torch]")
-    assert clean.python(TWO_STEPS, "--stream", tmp_path / "shards").splitlines()[-1] == alone
+    assert clean.train("--stream", tmp_path / "shards") == alone
 
     clean.install("hocket-algos")
-    assert clean.python(TWO_STEPS, "--clip").splitlines()[-1].startswith("loss ")
+    assert clean.train("--clip")
 
 
 def test_the_front_door_brings_all_of_it(clean: CleanEnvironment) -> None:

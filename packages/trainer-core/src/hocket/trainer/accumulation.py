@@ -27,7 +27,7 @@ must take part in the step's collectives, and adds exactly zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,16 +93,21 @@ class LossMean:
         self._given_weight: torch.Tensor | None = None
         self._summed: Work | None = None
 
-    def share_of(self, loss: torch.Tensor | LossSum, weight: float) -> torch.Tensor:
-        """The scalar to call `backward` on for a microbatch that weighs `weight`; the module says why."""
+    def share_of(self, loss: torch.Tensor | LossSum, weight: float, outputs: Any = None) -> torch.Tensor:
+        """The scalar to call `backward` on for a microbatch that weighs `weight`; the module says why.
+
+        Args:
+            loss: What the model's `loss` returned.
+            weight: Of the microbatch, on the host.
+            outputs: What its `forward` returned.
+        """
         share = weight / self._total_weight if self._total_weight else 0.0
         if isinstance(loss, LossSum):
             share = 1.0 / self._total_weight if weight else 0.0
             self._add_given(loss, weight)
             loss = loss.total
         if share == 0.0:
-            # A mean over nothing is not a number, and not a number times zero isn't zero either.
-            loss = loss.nan_to_num(0.0, 0.0, 0.0)
+            loss, share = _nothing(loss, outputs), 1.0
         part = loss.detach() if share == 1.0 else loss.detach() * share
         self._part = part if self._part is None else self._part + part
         scale = share * self._num_ranks
@@ -142,6 +147,28 @@ class LossMean:
         if self._summed is not None:
             return _Ratio(self._summed, self._total_weight)
         return _Only(self._parallelism.reduce_async(_for_reduction(self._part)))
+
+
+def _nothing(loss: torch.Tensor, outputs: Any) -> torch.Tensor:
+    """A scalar zero that goes back through the model with gradients of zero.
+
+    It goes back from the outputs, because a mean over nothing is not a number, and its gradients would not be
+    zero however it were scaled.
+    """
+    zeros = [(part * 0.0).sum() for part in _with_gradients(outputs)]
+    return torch.stack(zeros).sum() if zeros else loss.nan_to_num(0.0, 0.0, 0.0) * 0.0
+
+
+def _with_gradients(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        if part.requires_grad:
+            yield part
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _with_gradients(value)
+    elif isinstance(part, (tuple, list)):
+        for value in part:
+            yield from _with_gradients(value)
 
 
 def local_part(tensor: Any) -> torch.Tensor:

@@ -97,7 +97,7 @@ def train_batch(run: Run, fed: Fed, agreed: Agreed) -> None:
             state.loss = model_loss(state.outputs, state.batch)
             if on.after_loss: fire(Event.AFTER_LOSS)
         if on.before_backward: fire(Event.BEFORE_BACKWARD)
-        precision.backward(mean.share_of(state.loss, weight))
+        precision.backward(mean.share_of(state.loss, weight, state.outputs))
         if on.after_backward: fire(Event.AFTER_BACKWARD)
         state.outputs = state.loss = None
     state.batch = batch

@@ -391,6 +391,12 @@ def _one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) 
 
 def _keep_initial_rates(state: State) -> None:
     """Note the learning rates that schedules multiply, so that a checkpoint has them from the start."""
+    for scheduler in state.schedulers:
+        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or not callable(scheduler):
+            raise TypeError(
+                f"`schedulers` has a `{type(scheduler).__name__}`; expected callables `(state, ssr=1.0) -> "
+                "multiplier`, such as those of `hocket.trainer.optim` (torch's count steps of their own)"
+            )
     if state.schedulers:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:

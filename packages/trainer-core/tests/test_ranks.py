@@ -1,0 +1,254 @@
+"""Several ranks train as one: the same update as one process, the same time, the same end."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from hocket.trainer import Callback, LossSum
+from hocket.trainer.loggers import InMemoryLogger
+from support.ranks import RankError, run_ranks
+from support.training import Net, Watch, data, make, parameters
+
+NUM = 22
+
+
+class SharedLoader:
+    """Divides batches of 8 over the ranks as the streaming loader does, the short last one included."""
+
+    def __init__(self, rank, size, *, num=NUM, batch_size=8):
+        self.data_parallel = (rank, size)
+        self.batch_size = batch_size // size
+        self.samples = data(num)
+        self.starts = range(0, num, batch_size)
+        self.stride = batch_size
+        self.at = 0
+        self.share = (0, 0)
+
+    def __len__(self):
+        return len(self.starts)
+
+    def __iter__(self):
+        rank, size = self.data_parallel
+        if self.at == len(self):
+            self.at = 0
+            return
+        while self.at < len(self):
+            start = self.starts[self.at]
+            stop = min(start + self.stride, len(self.samples))
+            num = stop - start
+            mine = range(start + rank * num // size, start + (rank + 1) * num // size)
+            self.share = (len(mine), num)
+            self.at += 1
+            yield list(self.samples[list(mine)] if mine else self.samples[[0]])
+        self.at = 0
+
+    def batch_share(self):
+        return self.share
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def whole(state):
+    return [
+        value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+        for value in state.model.state_dict().values()
+    ]
+
+
+# Interpreters take seconds to start: the ranks do everything in one go, and the tests look at what came out.
+UNEVEN = [(config, size, num) for config in (None, {}) for size, num in ((None, 22), (3, 22), (1, 17))]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    return folder, run_ranks(everything_on_a_rank, 2, folder, init="gloo", timeout_s=200)
+
+
+def everything_on_a_rank(folder):
+    place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return {
+        "uneven": [train_unevenly(place, *case) for case in UNEVEN],
+        "stop": stop_on_one_rank(place),
+        "early": end_early_on_one_rank(place),
+        "sums": train_sums(place),
+        "resume": [
+            resume(place, f"{folder}/whole", "6ba", autoresume=False),
+            resume(place, f"{folder}/cut", "4ba", autoresume=False),
+            resume(place, f"{folder}/cut", "6ba", autoresume=True),
+        ],
+    }
+
+
+def train_unevenly(place, config, size, num):
+    logger = InMemoryLogger()
+    with make(
+        train_dataloader=SharedLoader(*place, num=num),
+        device_train_microbatch_size=size,
+        loggers=logger,
+        max_duration="2ep",
+        fsdp_config=config,
+    ) as trainer:
+        trainer.fit()
+        losses = [loss for _, loss in logger.data["loss/train/total"]]
+        counts = trainer.state.timestamp.counts
+        return whole(trainer.state), losses, counts[:10], counts[10:]
+
+
+@pytest.mark.parametrize("case", range(len(UNEVEN)), ids=map(str, UNEVEN))
+def test_ranks_make_the_update_of_one_process_with_uneven_tails(told, case):
+    # Batches of 8, 8 and 6 (or 1: the first rank has no share of it) samples.
+    num = UNEVEN[case][2]
+    logger = InMemoryLogger()
+    with make(
+        train_dataloader=DataLoader(data(num), batch_size=8), loggers=logger, max_duration="2ep"
+    ) as trainer:
+        trainer.fit()
+        expected = list(parameters(trainer).values())
+        losses = [loss for _, loss in logger.data["loss/train/total"]]
+        counts = trainer.state.timestamp.counts[:10]
+    results = [rank["uneven"][case] for rank in told[1]]
+    for values, rank_losses, rank_counts, clocks in results:
+        for value, one in zip(values, expected, strict=True):
+            torch.testing.assert_close(value, one, rtol=1e-5, atol=1e-6)
+        assert rank_losses == pytest.approx(losses, rel=1e-5)
+        assert rank_counts == counts
+        assert clocks == results[0][3]
+
+
+def stop_on_one_rank(place):
+    def stop(state):
+        if place[0] == 1 and state.timestamp.batch == "3ba":
+            state.stop_training()
+
+    with make(train_dataloader=SharedLoader(*place), callbacks=Watch(stop), max_duration="9ep") as trainer:
+        trainer.fit()
+        first = trainer.state.timestamp.counts[:3]
+        trainer.fit("2ba")
+        return first, trainer.state.timestamp.counts[:3]
+
+
+def test_a_stop_of_one_rank_ends_all_after_the_same_batch(told):
+    one, other = (rank["stop"] for rank in told[1])
+    assert one == other
+    assert one[0][2] in (3, 4)
+    assert one[1][2] == one[0][2] + 2
+
+
+def end_early_on_one_rank(place):
+    ends = []
+
+    class Ends(Callback):
+        def epoch_end(self, state, logger):
+            ends.append(state.timestamp.counts.batch)
+
+    mine = Subset(data(), range(4 * (3 + place[0])))
+    loader = [list(batch) for batch in DataLoader(mine, batch_size=4)]
+    with make(train_dataloader=loader, callbacks=Ends(), max_duration="2ep") as trainer:
+        trainer.fit()
+        return ends, trainer.state.dataloader_len, trainer.state.timestamp.counts[:5]
+
+
+def test_an_epoch_ends_on_all_ranks_when_one_has_no_more_data(told):
+    one, other = (rank["early"] for rank in told[1])
+    assert one == other == ([3, 6], 3, (0, 2, 6, 48, 0))
+
+
+class Sums(Net):
+    """Gives a sum and a weight that only the device knows."""
+
+    def loss(self, outputs, batch):
+        weights = (batch[1] + 1).float()
+        losses = nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+        return LossSum((losses * weights).sum(), weights.sum())
+
+
+def train_sums(place):
+    logger = InMemoryLogger()
+    with make(
+        model=Sums(),
+        train_dataloader=SharedLoader(*place, num=17),
+        device_train_microbatch_size=3,
+        fsdp_config={},
+        loggers=logger,
+        max_duration="3ba",
+    ) as trainer:
+        trainer.fit()
+        return whole(trainer.state), [loss for _, loss in logger.data["loss/train/total"]]
+
+
+def test_a_sum_is_divided_by_the_weight_of_all_ranks(told):
+    model = Sums()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for start in (0, 8, 16):
+        batch = data(17)[start : start + 8]
+        optimizer.zero_grad()
+        loss = model.loss(model(batch), batch)
+        (loss.total / loss.weight).backward()
+        losses.append(float((loss.total / loss.weight).detach()))
+        optimizer.step()
+    for values, rank_losses in (rank["sums"] for rank in told[1]):
+        for value, one in zip(values, model.state_dict().values(), strict=True):
+            torch.testing.assert_close(value, one, rtol=1e-5, atol=1e-6)
+        assert rank_losses == pytest.approx(losses, rel=1e-5)
+
+
+def resume(place, folder, duration, *, autoresume):
+    model = Net(dropout=0.2)
+    with make(
+        model=model,
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        train_dataloader=SharedLoader(*place),
+        fsdp_config={} if place[1] > 1 else None,
+        save_folder=folder,
+        save_interval="2ba",
+        save_async=True,
+        autoresume=autoresume,
+        max_duration=duration,
+    ) as trainer:
+        start = trainer.state.timestamp.counts.batch
+        trainer.fit()
+        return start, whole(trainer.state), torch.get_rng_state()
+
+
+def test_sharded_runs_go_on_with_the_same_bits_and_on_other_numbers_of_ranks(told, capfd):
+    folder, ranks = told
+    for rank in ranks:
+        (_, values, generator), _, (start, again, generator_again) = rank["resume"]
+        assert start == 4
+        assert all(torch.equal(one, other) for one, other in zip(values, again, strict=True))
+        assert torch.equal(generator, generator_again)
+    assert not torch.equal(ranks[0]["resume"][0][2], ranks[1]["resume"][0][2])
+    start, values, _ = resume((0, 1), f"{folder}/cut", "8ba", autoresume=True)
+    assert start == 6
+    assert [value.shape for value in values] == [value.shape for value in ranks[0]["resume"][0][1]]
+    assert capfd.readouterr().err.count("another number of ranks") == 1
+
+
+def fail_on_one_rank():
+    place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def fail(state):
+        if place[0] == 1 and state.timestamp.batch == "2ba":
+            raise ValueError("only here")
+
+    with make(
+        train_dataloader=SharedLoader(*place), callbacks=Watch(fail), max_duration="9ep", dist_timeout=5
+    ) as trainer:
+        trainer.fit()
+
+
+def test_a_failure_of_one_rank_ends_the_job():
+    with pytest.raises(RankError, match="only here") as raised:
+        run_ranks(fail_on_one_rank, 2, init="gloo")
+    assert raised.value.rank == 1

@@ -1,0 +1,309 @@
+"""Going on from a checkpoint: the same bits as a run that never stopped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hocket.trainer import Callback, Event
+from hocket.trainer.errors import DurationReachedError, ResumeError, TrainerConfigError
+from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
+from support.training import FileStore, Net, Watch, data, loader, make, parameters
+
+
+class Augmented(Dataset):
+    """Draws from the process's generators for each sample."""
+
+    def __init__(self):
+        self.samples = data()
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        x, y = self.samples[index]
+        return x + torch.randn(5) + random.random(), y
+
+
+class StatefulLoader:
+    """Counts like a streaming loader: the end of an epoch is a position of its own."""
+
+    def __init__(self):
+        self.epoch = self.batch = 0
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        if self.batch == 5:
+            self.epoch, self.batch = self.epoch + 1, 0
+            return
+        while self.batch < 5:
+            order = torch.randperm(20, generator=torch.Generator().manual_seed(self.epoch))
+            rows = order[self.batch * 4 : self.batch * 4 + 4]
+            self.batch += 1
+            x, y = data()[rows]
+            yield [x + torch.randn(4, 5), y]
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state):
+        self.epoch, self.batch = state["epoch"], state["batch"]
+
+
+LOADERS = {
+    "shuffled": lambda: loader(shuffle=True),
+    "drawing": lambda: DataLoader(Augmented(), batch_size=4, shuffle=True),
+    "stateful": StatefulLoader,
+}
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "adamw": lambda model: torch.optim.AdamW(
+        [
+            {"params": [parameter], "weight_decay": 0.1 * index}
+            for index, parameter in enumerate(model.parameters())
+        ],
+        lr=0.01,
+    ),
+}
+
+
+def start(folder=None, *, kind="shuffled", optimizer="adamw", losses, **arguments):
+    model = Net(dropout=0.3)
+
+    def note(state):
+        losses[state.timestamp.counts.batch] = (float(state.loss), state.optimizers[0].param_groups[0]["lr"])
+
+    callbacks = [Watch(note), *arguments.pop("callbacks", [])]
+    return make(
+        model=model,
+        optimizers=OPTIMIZERS[optimizer](model),
+        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="3ba"),
+        train_dataloader=LOADERS[kind](),
+        callbacks=callbacks,
+        save_folder=folder,
+        **arguments,
+    )
+
+
+def ends(trainer):
+    return parameters(trainer), torch.get_rng_state(), random.getstate(), trainer.state.timestamp.counts[:10]
+
+
+def assert_same(one, other):
+    assert one[0].keys() == other[0].keys()
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+    assert torch.equal(one[1], other[1])
+    assert one[2:] == other[2:]
+
+
+# 5 batches an epoch: in the middle, at the last batch of an epoch, after the epoch, and in the second one.
+@pytest.mark.parametrize("at", ["3ba", "5ba", "1ep", "8ba"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_resumed_run_has_the_same_bits(tmp_path, kind, at):
+    whole, losses, resumed = {}, {}, {}
+    with start(kind=kind, losses=whole, max_duration="3ep") as trainer:
+        trainer.fit()
+        end = ends(trainer)
+
+    def die(state):
+        if state.timestamp.batch == "9ba":
+            raise RuntimeError("killed")
+
+    with (
+        pytest.raises(RuntimeError, match="killed"),
+        start(
+            str(tmp_path / "a"),
+            kind=kind,
+            losses=losses,
+            max_duration="3ep",
+            save_interval=at,
+            callbacks=[Watch(die)],
+        ) as trainer,
+    ):
+        trainer.fit()
+    first = {"3ba": 3, "5ba": 5, "1ep": 5, "8ba": 8}[at]
+    name = "ep1-ba5" if at == "1ep" else f"ep{0 if first <= 5 else 1}-ba{first}"
+    random.seed(99)
+    with start(
+        str(tmp_path / "b"),
+        kind=kind,
+        losses=resumed,
+        max_duration="3ep",
+        save_interval="2ba",
+        seed=1,
+        load_path=str(tmp_path / "a" / name),
+    ) as trainer:
+        assert trainer.state.timestamp.batch.value == first
+        assert trainer.state.seed == 3
+        trainer.fit()
+        assert_same(ends(trainer), end)
+    assert {**losses, **resumed} == whole
+    assert min(resumed) == first + 1
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resuming_again_and_again_does_not_drift(tmp_path, optimizer):
+    whole, losses = {}, {}
+    with start(losses=whole, optimizer=optimizer, max_duration="12ba") as trainer:
+        trainer.fit()
+        end = ends(trainer)
+    for _ in range(6):
+        with start(
+            str(tmp_path),
+            losses=losses,
+            optimizer=optimizer,
+            save_interval="1ba",
+            max_duration="12ba",
+            autoresume=True,
+        ) as trainer:
+            # Two batches each time; the schedule sees the whole duration.
+            stop_at = trainer.state.timestamp.counts.batch + 2
+            if stop_at < 12:
+                trainer.state.callbacks.append(
+                    Watch(
+                        lambda state, stop_at=stop_at: (
+                            state.timestamp.batch >= f"{stop_at}ba" and state.stop_training()
+                        )
+                    )
+                )
+            trainer.fit()
+            last = ends(trainer)
+    assert_same(last, end)
+    assert losses == whole
+
+
+def test_an_asynchronous_save_is_committed_when_fit_returns(tmp_path):
+    with start(str(tmp_path), losses={}, save_interval="2ba", save_async=True, max_duration="5ba") as trainer:
+        trainer.fit()
+        names = [entry.name for entry in trainer._saver.store.list() if entry.status == "committed"]
+    assert names == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
+
+
+def test_a_finished_run_says_so(tmp_path):
+    with start(str(tmp_path), losses={}, max_duration="5ba") as trainer:
+        trainer.fit()
+    with start(str(tmp_path), losses={}, max_duration="5ba", autoresume=True) as trainer:
+        with pytest.raises(DurationReachedError, match="`5ba`, and `max_duration` is `5ba`"):
+            trainer.fit()
+        trainer.fit("2ba")
+        assert trainer.state.timestamp.batch == "7ba"
+    with start(str(tmp_path), losses={}, max_duration="9ba", autoresume=True) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == "9ba"
+
+
+def test_autoresume_starts_afresh_or_from_load_path_where_nothing_is_saved(tmp_path):
+    with start(str(tmp_path / "first"), losses={}, max_duration="2ba", autoresume=True) as trainer:
+        assert trainer.state.timestamp.batch == "0ba"
+        trainer.fit()
+    path = str(tmp_path / "first" / "ep0-ba2")
+    with start(
+        str(tmp_path / "second"), losses={}, max_duration="4ba", autoresume=True, load_path=path
+    ) as trainer:
+        assert trainer.state.timestamp.batch == "2ba"
+        trainer.fit()
+    with start(
+        str(tmp_path / "second"), losses={}, max_duration="6ba", autoresume=True, load_path=path
+    ) as trainer:
+        assert trainer.state.timestamp.batch == "4ba"
+
+
+def test_a_store_that_is_passed_in_is_used_and_no_package_asked_for(tmp_path, monkeypatch):
+    import hocket.trainer.providers as providers
+
+    monkeypatch.setattr(providers, "entry_points", lambda **selection: ())
+    whole, losses = {}, {}
+    with start(losses=whole, max_duration="8ba") as trainer:
+        trainer.fit()
+        end = ends(trainer)
+    store = FileStore(tmp_path)
+    with start(losses=losses, max_duration="8ba", checkpoint_store=store, save_interval="3ba") as trainer:
+        trainer.fit()
+        assert_same(ends(trainer), end)
+    assert [entry.name for entry in store.list()] == ["ep0-ba3", "ep1-ba6", "ep1-ba8"]
+    store.delete(8)
+    with start(
+        losses=losses,
+        max_duration="8ba",
+        checkpoint_store=store,
+        autoresume=True,
+        save_filename="again-{batch}",
+    ) as trainer:
+        assert trainer.state.timestamp.batch == "6ba"
+        trainer.fit()
+        assert_same(ends(trainer), end)
+    assert [entry.name for entry in store.list()][-1] == "again-8"
+
+
+class Counter(Callback):
+    def __init__(self):
+        self.count = 0
+        self.weights = torch.zeros(2)
+
+    def batch_end(self, state, logger):
+        self.count += 1
+        self.weights += 1
+
+    def state_dict(self):
+        return {"count": self.count, "weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+        self.weights = state["weights"]
+
+
+def test_callbacks_keep_their_numbers_and_tensors(tmp_path):
+    with start(str(tmp_path), losses={}, max_duration="3ba", callbacks=[Counter(), Counter()]) as trainer:
+        trainer.fit()
+    counters = [Counter(), Counter()]
+    with start(str(tmp_path), losses={}, max_duration="4ba", callbacks=counters, autoresume=True) as trainer:
+        assert [counter.count for counter in counters] == [3, 3]
+        trainer.fit()
+    assert [counter.weights.tolist() for counter in counters] == [[4.0, 4.0]] * 2
+
+
+def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    with start(str(tmp_path), losses={}, max_duration="1ba") as trainer:
+        trainer.fit()
+    model = Net()
+    two = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises((ResumeError, Exception), match="optimizers"):
+        make(model=model, optimizers=two, load_path=str(tmp_path / "ep0-ba1"))
+
+
+def test_names_are_told_from_time_and_composers_are_understood(tmp_path, capfd):
+    folder = tmp_path / "{run_name}"
+    with start(
+        str(folder),
+        losses={},
+        run_name="blue",
+        save_filename="{run_name}/at-{epoch}-{batch_in_epoch}-{sample}-rank{rank}.pt".replace("/", "_"),
+        max_duration="6ba",
+    ) as trainer:
+        trainer.fit()
+    assert sorted(path.name for path in (tmp_path / "blue").iterdir()) == ["blue_at-1-0-20", "blue_at-1-1-24"]
+    assert capfd.readouterr().err.count("one folder for all ranks") == 1
+    with pytest.raises(TrainerConfigError, match=r"unknown fields \['step'\].*`\{epoch\}`"):
+        start(str(folder), losses={}, save_filename="s{step}")
+    with pytest.raises(TrainerConfigError, match=r"`autoresume`.*`save_folder`"):
+        start(losses={}, autoresume=True)
+
+
+def test_a_load_fires_its_events(tmp_path):
+    heard = []
+
+    class Hear(Callback):
+        def run_event(self, event, state, logger):
+            if event in (Event.BEFORE_LOAD, Event.AFTER_LOAD):
+                heard.append((event, state.timestamp.counts.batch))
+
+    with start(str(tmp_path), losses={}, max_duration="2ba") as trainer:
+        trainer.fit()
+    start(str(tmp_path), losses={}, callbacks=[Hear()], autoresume=True).close()
+    assert heard == [(Event.BEFORE_LOAD, 0), (Event.AFTER_LOAD, 2)]

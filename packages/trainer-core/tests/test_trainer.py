@@ -1,0 +1,351 @@
+"""The trainer's arguments: what they bring, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import traceback
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, DistributedSampler
+
+from hocket.trainer import LoggerDestination, Trainer
+from hocket.trainer.errors import DataError, DurationReachedError, TrainerConfigError
+from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.parallelism import SingleProcess
+from support.training import Net, Watch, data, loader, make, parameters
+
+
+def test_three_arguments_train(capfd):
+    trainer = Trainer(model=Net(), train_dataloader=loader(), max_duration="2ba")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == "2ba"
+    assert trainer.state.timestamp.sample == "8sp"
+    trainer.close()
+    told = capfd.readouterr().err
+    for part in ("one process on", "4 samples", "one process takes all of it; as stored", "2ba, from 0ba"):
+        assert told.count(part) == 1
+
+
+def test_the_loss_is_logged_at_its_step():
+    logger = InMemoryLogger()
+    losses = {}
+    watch = Watch(lambda state: losses.__setitem__(state.timestamp.counts.batch, float(state.loss)))
+    with make(loggers=logger, callbacks=watch, max_duration="3ba", device_train_microbatch_size=3) as trainer:
+        trainer.fit()
+        logged = dict(logger.data["loss/train/total"])
+    assert logged.keys() == {1, 2, 3}
+    assert logged == pytest.approx(losses)
+
+
+class Reads(TorchDispatchMode):
+    """Notes where a tensor's number is read, which on a GPU would wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = []
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        if function is torch.ops.aten._local_scalar_dense.default or "nonzero" in function.name():
+            self.places.append("".join(traceback.format_stack(limit=8)))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_loop_reads_no_tensor_while_it_logs(size):
+    # Batches in a list: torch's loader reads a seed of its own each epoch.
+    with make(
+        train_dataloader=list(loader()),
+        loggers=InMemoryLogger(),
+        device_train_microbatch_size=size,
+        max_duration="10ba",
+    ) as trainer:
+        with Reads() as reads:
+            trainer.fit()
+        assert reads.calls > 100
+        assert reads.places == []
+        assert len(trainer.logger.destinations[0].data["loss/train/total"]) == 10
+    with Reads() as reads:
+        float(torch.ones(()))
+    assert len(reads.places) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_the_loop_waits_for_no_gpu(precision):
+    model = Net().cuda()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=loader(pin_memory=True),
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+        loggers=InMemoryLogger(),
+        progress_bar=False,
+        precision=precision,
+        device_train_microbatch_size=3,
+        max_duration="50ba",
+    )
+    trainer.fit("5ba")
+    forbid = Watch(
+        lambda state: torch.cuda.set_sync_debug_mode("error" if state.timestamp < "45ba" else "default")
+    )
+    trainer.state.callbacks.append(forbid)
+    try:
+        trainer.fit("45ba")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    trainer.close()
+
+
+def test_a_duration_is_counted_from_here_in_its_own_unit():
+    with make() as trainer:
+        with pytest.raises(TrainerConfigError, match="how long"):
+            trainer.fit()
+        trainer.fit("1ep")
+        assert trainer.state.timestamp.counts[:3] == (0, 1, 5)
+        trainer.fit(duration="1ba")
+        assert trainer.state.timestamp.counts[:3] == (0, 1, 6)
+        assert trainer.state.max_duration == "6ba"
+        trainer.fit("6sp")
+        assert trainer.state.timestamp.sample == "32sp"
+        with pytest.raises(DurationReachedError):
+            trainer.fit()
+
+
+@pytest.mark.parametrize("duration", ["0ba", "10sec", "0.5dur", "-1ep"])
+def test_a_duration_that_ends_nothing_is_refused(duration):
+    with pytest.raises(TrainerConfigError, match="cannot end a training"):
+        make(max_duration=duration)
+
+
+def test_fit_continues_as_if_it_had_not_stopped():
+    with make(max_duration="7ba", train_dataloader=loader(shuffle=True)) as trainer:
+        trainer.fit()
+        expected = parameters(trainer)
+    with make(train_dataloader=loader(shuffle=True)) as trainer:
+        trainer.fit("3ba")
+        trainer.fit("4ba")
+        assert all(torch.equal(expected[name], value) for name, value in parameters(trainer).items())
+
+
+def test_the_seed_decides_and_torchs_seed_decides_where_there_is_none():
+    def end(**arguments):
+        torch.manual_seed(arguments.pop("torch_seed", 0))
+        with make(
+            max_duration="3ba", train_dataloader=loader(shuffle=True), model=Net(dropout=0.5), **arguments
+        ) as t:
+            t.fit()
+            return torch.cat([value.flatten() for value in parameters(t).values()])
+
+    assert torch.equal(end(seed=5, torch_seed=1), end(seed=5, torch_seed=2))
+    assert not torch.equal(end(seed=5), end(seed=6))
+
+
+def test_amp_bf16_computes_in_bf16_and_trains():
+    seen = []
+
+    class Typed(Net):
+        def loss(self, outputs, batch):
+            seen.append(outputs.dtype)
+            return super().loss(outputs, batch)
+
+    with make(model=Typed(), precision="amp_bf16", max_duration="2ba") as trainer:
+        trainer.fit()
+    assert seen == [torch.bfloat16] * 2
+    with pytest.raises(TrainerConfigError, match="`amp_fp8`; expected one of `fp32`, `amp_bf16`, `amp_fp16`"):
+        make(precision="amp_fp8")
+
+
+def test_amp_fp16_unscales_before_gradients_are_seen():
+    norms = {}
+
+    def train(precision):
+        with make(precision=precision) as trainer:
+            from hocket.trainer import Callback
+
+            class Norm(Callback):
+                def after_train_batch(self, state, logger):
+                    norms[precision] = float(
+                        torch.nn.utils.get_total_norm([p.grad for p in state.model.parameters()])
+                    )
+
+            trainer.state.callbacks.append(Norm())
+            trainer.fit("1ba")
+            return parameters(trainer)
+
+    for one, other in zip(train("fp32").values(), train("amp_fp16").values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+    assert norms["amp_fp16"] == pytest.approx(norms["fp32"], rel=1e-2)
+
+
+class Ranked:
+    """A loader that says whose it is."""
+
+    data_parallel = (1, 4)
+
+    def __iter__(self):
+        yield data()[:4]
+
+
+class Served(SingleProcess):
+    """Stands at a place among ranks whose values are never summed in these tests."""
+
+    def __init__(self, data_parallel):
+        super().__init__(torch.device("cpu"))
+        self.data_parallel = data_parallel
+
+
+def test_a_loader_for_other_ranks_is_refused():
+    with pytest.raises(DataError, match=r"rank 1 of 4 \(the loader's `data_parallel`\).*rank 0 of 1"):
+        make(train_dataloader=Ranked())
+    sampler = DistributedSampler(data(), num_replicas=2, rank=0)
+    with pytest.raises(DataError, match=r"rank 0 of 2 \(its `DistributedSampler`\).*rank 1 of 2"):
+        make(train_dataloader=loader(sampler=sampler), parallelism=Served((1, 2)))
+
+
+def test_a_loader_that_gives_every_rank_the_same_is_refused():
+    with pytest.raises(DataError, match=r"the same samples to all 2 ranks.*DistributedSampler"):
+        make(parallelism=Served((0, 2)))
+
+
+def test_a_loader_without_batches_is_refused():
+    once = iter([data()[:4]])
+    with pytest.raises(DataError, match="no batch in a whole epoch"):
+        make(train_dataloader=once, max_duration="3ba").fit()
+
+
+def test_what_the_loader_raises_is_raised_with_the_time():
+    def broken():
+        yield data()[:4]
+        raise OSError("shard 3 is gone")
+
+    class Broken:
+        def __iter__(self):
+            return broken()
+
+    with pytest.raises(OSError, match="shard 3") as raised:
+        make(train_dataloader=Broken(), max_duration="3ba").fit()
+    assert "while training, at Timestamp" in raised.value.__notes__[0]
+
+
+def test_a_distributed_sampler_shuffles_each_epoch_anew():
+    seen = []
+    sampler = DistributedSampler(data(8), num_replicas=1, rank=0, shuffle=True)
+    with make(
+        train_dataloader=DataLoader(data(8), batch_size=8, sampler=sampler),
+        callbacks=Watch(lambda state: seen.append(state.batch[0])),
+        max_duration="2ep",
+    ) as trainer:
+        trainer.fit()
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_unknown_arguments_and_models_are_refused():
+    with pytest.raises(TypeError, match="eval_dataloader"):
+        Trainer(model=Net(), eval_dataloader=loader())
+    with pytest.raises(TrainerConfigError, match=r"`Linear`.*`loss"):
+        Trainer(model=torch.nn.Linear(2, 2))
+    with pytest.raises(TrainerConfigError, match="state one of them"):
+        make(fsdp_config={}, parallelism_config={"fsdp": {}})
+    with pytest.raises(TrainerConfigError, match=r"unknown keys \['tp'\]"):
+        make(parallelism_config={"tp": {}})
+    with pytest.raises(TrainerConfigError, match="`device` is `tpux`"):
+        Trainer(model=Net(), device="tpux")
+    trainer = make(train_dataloader=None, max_duration="1ba")
+    with pytest.raises(TrainerConfigError, match="nothing to train on"):
+        trainer.fit()
+    trainer.close()
+    with pytest.raises(TrainerConfigError, match="closed"):
+        trainer.fit()
+
+
+def test_a_torch_scheduler_is_refused():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(TypeError, match="`StepLR`"):
+        make(model=model, optimizers=optimizer, schedulers=scheduler)
+
+
+WITHOUT_SIBLINGS = """
+import importlib.metadata
+import sys
+
+real = importlib.metadata.entry_points
+def hidden(**selection):
+    return [] if selection.get("group") == "hocket.providers" else real(**selection)
+importlib.metadata.entry_points = hidden
+
+from support.training import make
+from hocket.trainer.errors import MissingProviderError
+
+make(max_duration="1ba").close()
+for argument, value in (("save_folder", "x"), ("load_path", "x/y"), ("fsdp_config", {{}})):
+    try:
+        make(**{{argument: value}})
+    except MissingProviderError as error:
+        print(error)
+import os
+os.environ["WORLD_SIZE"] = "2"
+try:
+    make()
+except MissingProviderError as error:
+    print(error)
+print(sorted(name for name in sys.modules if name.startswith(("hocket.ckpt", "hocket.dist", "hocket.stream"))))
+"""
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WITHOUT_SIBLINGS.format()))
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules["support"].__file__)))
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": tests},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = told.stdout.splitlines()
+    assert len(lines) == 5, told.stderr
+    expected = [
+        r"`save_folder` needs.*`pip install hocket-ckpt`",
+        r"`load_path` needs.*`pip install hocket-ckpt`.*`checkpoint_store=`",
+        r"`fsdp_config` needs.*`pip install hocket-dist`.*`parallelism=`",
+        r"a job of 2 ranks needs.*`pip install hocket-dist`",
+    ]
+    for line, pattern in zip(lines[:4], expected, strict=True):
+        assert re.match(pattern, line)
+    assert lines[4] == "[]"
+
+
+def test_a_parallelism_that_is_passed_in_lays_the_model_out():
+    class Doubled(SingleProcess):
+        def lay_out(self, model, optimizers):
+            self.seen = (model, list(optimizers))
+            return super().lay_out(model, optimizers)
+
+    parallelism = Doubled(torch.device("cpu"))
+    with make(parallelism=parallelism, fsdp_config={"anything": 1}, max_duration="1ba") as trainer:
+        assert parallelism.seen == (trainer.state.model, trainer.state.optimizers)
+        trainer.fit()
+
+
+def test_a_failing_logger_is_told_when_the_trainer_closes():
+    class Full(LoggerDestination):
+        def log_metrics(self, metrics, step):
+            raise OSError("disk full")
+
+    trainer = make(loggers=Full(), max_duration="2ba")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == "2ba"
+    with pytest.raises(Exception, match="disk full"):
+        trainer.close()

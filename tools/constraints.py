@@ -1,6 +1,7 @@
 """Writes `tools/constraints.txt`, names, versions and hashes of everything that uv resolves, or compares it.
 
-`uv.lock` is not kept, because it records download addresses; this file is, and says which versions were tested.
+`uv.lock` is not kept, because it records download addresses; this file is, and says which versions were
+tested.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ def resolved() -> str:
     Raises:
         subprocess.CalledProcessError: uv could not resolve.
     """
-    command = ["uv", "export", "--quiet", "--no-header", "--all-groups", "--all-packages", "--no-emit-workspace"]
+    command = [
+        "uv",
+        "export",
+        "--quiet",
+        "--no-header",
+        "--all-groups",
+        "--all-packages",
+        "--no-emit-workspace",
+    ]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
@@ -36,7 +45,9 @@ def main() -> int:
     kept = FILE.read_text() if FILE.exists() else ""
     if kept == now:
         return 0
-    difference = difflib.unified_diff(kept.splitlines(), now.splitlines(), "tools/constraints.txt", "uv export", n=0)
+    difference = difflib.unified_diff(
+        kept.splitlines(), now.splitlines(), "tools/constraints.txt", "uv export", n=0
+    )
     print("\n".join(list(difference)[:40]))
     print("tools/constraints.txt is not what uv resolves: run `python tools/constraints.py` and commit it")
     return 1

@@ -44,7 +44,9 @@ def test_the_same_on_a_faulty_object_store(tmp_path: Path, s3d_faults) -> None:
     kinds = ("slowdown", "500", "reset", "short_body", "lost_reply")
     server = s3d_faults(*({"kind": kind, "rate": 0.01} for kind in kinds), seed=11)
     out = tmp_path / "out"
-    done = demo("--out", out, "--steps", 18, "--ranks", "2,2,1", "--store", server.uri("runs"), env=server.env)
+    done = demo(
+        "--out", out, "--steps", 18, "--ranks", "2,2,1", "--store", server.uri("runs"), env=server.env
+    )
     check_output(done, out, jobs=3)
     assert server.stats()["faults"], "the server should have misbehaved"
 
@@ -58,7 +60,9 @@ def test_the_same_on_a_faulty_object_store(tmp_path: Path, s3d_faults) -> None:
         (("--ranks", "2,99"), "from 1 to 8"),
     ],
 )
-def test_what_could_show_nothing_is_refused(tmp_path: Path, arguments: tuple[object, ...], complaint: str) -> None:
+def test_what_could_show_nothing_is_refused(
+    tmp_path: Path, arguments: tuple[object, ...], complaint: str
+) -> None:
     done = demo("--out", tmp_path / "out", *arguments)
     assert done.returncode == 2
     assert complaint in re.sub(r"[\s│]+", " ", done.stderr)

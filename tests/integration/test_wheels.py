@@ -12,7 +12,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_STEPS = Path(__file__).with_name("two_step.py")
-WHEELS = ("hocket", "hocket_algos", "hocket_ckpt", "hocket_dist", "hocket_native", "hocket_stream", "hocket_trainer_core")
+WHEELS = (
+    "hocket",
+    "hocket_algos",
+    "hocket_ckpt",
+    "hocket_dist",
+    "hocket_native",
+    "hocket_stream",
+    "hocket_trainer_core",
+)
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -25,7 +33,12 @@ def run(*command: object, timeout_s: float = 900, code: int = 0) -> str:
     """Runs a command outside this environment; returns what it printed."""
     env = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "PYTHONPATH"}}
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=timeout_s, env=env, check=False
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=env,
+        check=False,
     )
     assert done.returncode == code, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -43,7 +56,17 @@ class CleanEnvironment:
         return self.folder / "bin"
 
     def install(self, *requirements: str) -> None:
-        run("uv", "pip", "install", "-q", "--python", self.bin / "python", "--find-links", self.wheels, *requirements)
+        run(
+            "uv",
+            "pip",
+            "install",
+            "-q",
+            "--python",
+            self.bin / "python",
+            "--find-links",
+            self.wheels,
+            *requirements,
+        )
 
     def packages(self) -> set[str]:
         lines = run("uv", "pip", "list", "--python", self.bin / "python", "--format", "freeze").splitlines()
@@ -74,7 +97,9 @@ def clean(wheels: Path, tmp_path: Path) -> CleanEnvironment:
 
 def test_native_alone(clean: CleanEnvironment) -> None:
     clean.install("hocket-native")
-    said = clean.python("-c", "import hocket.native as n; s = n.Store('memory://x'); s.put('k', b'v'); print(s.get('k'))")
+    said = clean.python(
+        "-c", "import hocket.native as n; s = n.Store('memory://x'); s.put('k', b'v'); print(s.get('k'))"
+    )
     assert "b'v'" in said
 
 

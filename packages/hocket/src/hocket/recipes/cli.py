@@ -18,9 +18,9 @@ def hocket() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for logs, the picture and, without --store, everything.")] = Path(
-        "out"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for logs, the picture and, without --store, everything.")
+    ] = Path("out"),
     store: Annotated[
         str | None, typer.Option(help="Object store for data and checkpoints: s3://bucket/prefix.")
     ] = None,
@@ -40,7 +40,9 @@ def demo(
     try:
         numbers = tuple(int(number) for number in ranks.split(","))
     except ValueError:
-        raise typer.BadParameter(f"`{ranks}` is no list of whole numbers like 2,2,1,4", param_hint="--ranks") from None
+        raise typer.BadParameter(
+            f"`{ranks}` is no list of whole numbers like 2,2,1,4", param_hint="--ranks"
+        ) from None
     try:
         passed = run_demo(DemoOptions(out=out, store=store, steps=steps, ranks=numbers), console)
     except DemoError as error:

@@ -27,7 +27,8 @@ def source_files() -> list[Path]:
     )
     if not files:
         raise FileNotFoundError(
-            f"no `.py` files under `{library}`: this Python ships its library without source, run with one that has it"
+            f"no `.py` files under `{library}`: this Python ships its library without source; "
+            f"run with one that has it"
         )
     return files
 
@@ -63,13 +64,15 @@ def write_corpus(out: str | tuple[str, str], length: int) -> int:
     """
     count = 0
     columns = {"id": "int", "tokens": f"ndarray:uint8:{length}"}
-    with MDSWriter(columns=columns, out=out, compression="zstd:3", hashes=["xxh3_64"], size_limit=1 << 20) as writer:
+    with MDSWriter(
+        columns=columns, out=out, compression="zstd:3", hashes=["xxh3_64"], size_limit=1 << 20
+    ) as writer:
         for sample in samples(length):
             writer.write(sample)
             count += 1
     if count * (length - 1) < LEAST_BYTES:
         raise ValueError(
-            f"the standard library has {count * (length - 1):,} bytes of source, at least {LEAST_BYTES:,} were "
-            f"expected: run with a Python that ships its whole library"
+            f"the standard library has {count * (length - 1):,} bytes of source, "
+            f"at least {LEAST_BYTES:,} were expected: run with a Python that ships its whole library"
         )
     return count

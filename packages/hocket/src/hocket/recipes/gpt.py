@@ -3,8 +3,8 @@
 Shapes: `B` sequences in a batch, `L` bytes in a sequence, `D` the width of the model, `V` = 256 byte values.
 
 It is a plain `torch.nn.Module`, pre-norm and without dropout or bias in its projections (Radford et al. 2019;
-the residual scaling at initialisation is section 2.3 there). The trainer asks two things of it: `forward(batch)`
-and `loss(outputs, batch)`.
+the residual scaling at initialisation is section 2.3 there). The trainer asks two things of it:
+`forward(batch)` and `loss(outputs, batch)`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Attention over earlier positions, then a two-layer perceptron; each adds to the stream. `(B, L, D)` → same."""
+    """Attention over earlier positions, then a two-layer perceptron; each adds to `x`, `(B, L, D)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -64,7 +64,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One block."""
         x = x + self.attend(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        out: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return out
 
     def attend(self, x: Tensor) -> Tensor:
         """Causal self-attention."""

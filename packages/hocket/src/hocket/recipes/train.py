@@ -1,7 +1,7 @@
 """One training job of the demo, as each rank runs it: `hocket-launch -n 2 -m hocket.recipes.train --help`.
 
-It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. What is the demo's own is the
-`Journal`, which writes down which samples each step was trained on.
+It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. What is the demo's own is
+the `Journal`, which writes down which samples each step was trained on.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ class Journal(Callback):
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="where the shards are: a folder or a URI")
     parser.add_argument("--cache", required=True, help="local folder for fetched shards")
-    parser.add_argument("--journal", type=Path, required=True, help="local folder for losses and sample lists")
+    parser.add_argument(
+        "--journal", type=Path, required=True, help="local folder for losses and sample lists"
+    )
     parser.add_argument("--save-folder", required=True, help="where checkpoints go: a folder or a URI")
     parser.add_argument("--save-interval", default="6ba", help="time between checkpoints")
     parser.add_argument("--load-path", help="a checkpoint to start from")

@@ -3,7 +3,7 @@
 from builtins import list as _list
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict, final, type_check_only
+from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -158,7 +158,7 @@ class Store:
 
 # --- stream -----------------------------------------------------------------------------------
 
-_File = tuple[str, int, dict[str, str]]
+_File: TypeAlias = tuple[str, int, dict[str, str]]
 
 @final
 class ByteBlock:

@@ -199,7 +199,7 @@ class _Scalar(_Plain):
         limits = np.iinfo(self.dtype)
         return math.isfinite(value) and value == int(value) and limits.min <= int(value) <= limits.max
 
-    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:  # noqa: ARG002
+    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         return np.frombuffer(data, self.dtype)
 
 
@@ -227,7 +227,7 @@ class _ShapedArray(_Plain):
             raise SampleError(f"the array has shape {array.shape}: expected {self.shape}")
         return array.astype(self.dtype, copy=False).tobytes()
 
-    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:  # noqa: ARG002
+    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)
 
 

@@ -64,7 +64,8 @@ def read_evidence(journal: Path, ranks: int) -> Evidence:
     A step counts when every rank has written its line: in a killed job the last one may be cut short.
     """
     per_rank = [
-        {line["step"]: line["ids"] for line in _lines(journal / f"samples-rank{rank}.jsonl")} for rank in range(ranks)
+        {line["step"]: line["ids"] for line in _lines(journal / f"samples-rank{rank}.jsonl")}
+        for rank in range(ranks)
     ]
     steps = sorted(set.intersection(*(set(lines) for lines in per_rank)))
     batches = {step: [sample for lines in per_rank for sample in lines[step]] for step in steps}
@@ -83,7 +84,9 @@ def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: 
         last: The last step.
     """
     steps = range(start + 1, last + 1)
-    present = [step for step in steps if step in job.batches and step in job.losses and step in reference.losses]
+    present = [
+        step for step in steps if step in job.batches and step in job.losses and step in reference.losses
+    ]
     differences = [_difference(job.losses[step], reference.losses[step]) for step in present]
     return Verdict(
         name=name,

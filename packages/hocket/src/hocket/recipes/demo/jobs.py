@@ -1,4 +1,4 @@
-"""Training jobs as the demo starts, watches and kills them: each is a real `hocket-launch` in a session of its own."""
+"""Training jobs as the demo starts, watches and kills them: each is a real `hocket-launch`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,11 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     for heading in ("job", "ranks", "steps", "global batches", "losses", ""):
         table.add_column(heading)
     for verdict in verdicts:
-        batches = f"differ at step {verdict.wrong_batches[0]}" if verdict.wrong_batches else "same samples, same order"
+        batches = (
+            f"differ at step {verdict.wrong_batches[0]}"
+            if verdict.wrong_batches
+            else "same samples, same order"
+        )
         if not verdict.is_complete:
             batches = "steps are missing"
         table.add_row(
@@ -51,7 +55,9 @@ def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (above, below) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(3, 1), sharex=True, layout="constrained")
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(9, 7), height_ratios=(3, 1), sharex=True, layout="constrained"
+    )
     above.plot(
         list(reference.losses),
         list(reference.losses.values()),

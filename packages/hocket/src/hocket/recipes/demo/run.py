@@ -36,9 +36,10 @@ class DemoOptions:
     """What `hocket demo` takes.
 
     Attributes:
-        out: Folder for logs, journals, the picture and, without `store`, the data and the checkpoints. A folder of
-            an earlier demo is replaced, any other must be empty.
-        store: URI under which the data and the checkpoints go, in a folder named after the run; None for `out`.
+        out: Folder for logs, journals, the picture and, without `store`, the data and the checkpoints. A
+            folder of an earlier demo is replaced, any other must be empty.
+        store: URI under which the data and the checkpoints go, in a folder named after the run; None for
+            `out`.
         steps: Batches to train.
         ranks: Processes of the uninterrupted and the killed run, then of each resumption.
         save_every: Batches between checkpoints.
@@ -63,8 +64,8 @@ class DemoOptions:
             )
         if len(self.ranks) < 2 or not all(1 <= ranks <= GLOBAL_BATCH for ranks in self.ranks):
             raise DemoError(
-                f"`--ranks {','.join(map(str, self.ranks))}`: give at least two numbers from 1 to {GLOBAL_BATCH} "
-                f"(samples in a batch), first that of the run to be killed, then those to resume on"
+                f"`--ranks {','.join(map(str, self.ranks))}`: give at least two numbers from 1 to "
+                f"{GLOBAL_BATCH} (samples in a batch), first that of the run to be killed, then those to resume on"
             )
 
 
@@ -87,7 +88,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     base = _base(options)
     Store(base).list()  # an unreachable store is told now, not by the ranks
     console.print(
-        f"[bold]Hocket demo[/]: a GPT learns Python's library source; data and checkpoints in [cyan]{base}[/]\n"
+        f"[bold]Hocket demo[/]: a GPT learns Python's library source\n"
+        f"data and checkpoints in [cyan]{base}[/]\n"
         f"{len(options.ranks) + 1} jobs on {'/'.join(map(str, options.ranks))} ranks, {options.steps} steps, "
         f"a checkpoint every {options.save_every}; logs in [cyan]{options.out}[/]"
     )
@@ -116,7 +118,9 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     reference = read_evidence(spec.journal, first)
     evidence = {job.name: read_evidence(job.journal, job.ranks) for job, _ in resumed}
     verdicts = [_compare_killed(killed, reference)]
-    verdicts += [compare(job.name, evidence[job.name], reference, start=s, last=options.steps) for job, s in resumed]
+    verdicts += [
+        compare(job.name, evidence[job.name], reference, start=s, last=options.steps) for job, s in resumed
+    ]
     console.print(verdict_table(verdicts))
     picture = options.out / "losses.png"
     draw_curves(picture, reference, evidence, killed_at=killed_at)
@@ -149,29 +153,35 @@ def _base(options: DemoOptions) -> str:
 def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec, str]:
     """Runs the job anew until it was killed in a save that stayed uncommitted.
 
-    Where the manifest was quicker than the signal, the job carries on from it and the next save is tried; where
-    the job ended before a save was caught, it starts again in another folder.
+    Where the manifest was quicker than the signal, the job carries on from it and the next save is tried;
+    where the job ended before a save was caught, it starts again in another folder.
     """
     attempt = 1
-    killed = replace(spec, name="killed", save_folder=f"{base}/killed", folder=spec.folder.with_name("killed"))
+    killed = replace(
+        spec, name="killed", save_folder=f"{base}/killed", folder=spec.folder.with_name("killed")
+    )
     for _ in range(KILL_ATTEMPTS):
         name = run_job(killed, console, kill_in_gap=True)
         if name is None:
             attempt += 1
             again = f"killed-{attempt}"
             killed = replace(killed, save_folder=f"{base}/{again}", folder=spec.folder.with_name(again))
-        elif any(entry.name == name and entry.status == "partial" for entry in list_checkpoints(killed.save_folder)):
+        elif any(
+            entry.name == name and entry.status == "partial" for entry in list_checkpoints(killed.save_folder)
+        ):
             return killed, name
         else:
             console.print(f"  the manifest of {name} was quicker than the signal: again with the next save")
-    raise JobFailedError(f"no save was caught between its data files and its manifest in {KILL_ATTEMPTS} tries")
+    raise JobFailedError(
+        f"no save was caught between its data files and its manifest in {KILL_ATTEMPTS} tries"
+    )
 
 
 def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) -> list[tuple[JobSpec, int]]:
     """Carries on from the newest committed checkpoint, once for each number of ranks.
 
-    The first does it where the killed job stopped, by `autoresume`; the others start from the same checkpoint in
-    folders of their own.
+    The first does it where the killed job stopped, by `autoresume`; the others start from the same
+    checkpoint in folders of their own.
 
     Returns:
         Each job with the step it started from.
@@ -184,7 +194,7 @@ def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) 
         if number > 1:
             job = replace(job, save_folder=f"{base}/{name}", load_path=f"{killed.save_folder}/{newest.name}")
         run_job(job, console)
-        jobs.append((job, newest.step))
+        jobs.append((job, newest.step or 0))
     return jobs
 
 

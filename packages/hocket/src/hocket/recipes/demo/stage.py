@@ -41,8 +41,8 @@ def run_job(spec: JobSpec, console: Console, *, kill_in_gap: bool = False) -> st
     Args:
         spec: The job.
         console: Where to show it.
-        kill_in_gap: Whether to kill the whole job when one of its saves, but the first, has its data files in the
-            store and not its manifest.
+        kill_in_gap: Whether to kill the whole job when one of its saves, but the first, has its data files
+            in the store and not its manifest.
 
     Returns:
         The name of the checkpoint in whose save it was killed, None when it ran to its end.

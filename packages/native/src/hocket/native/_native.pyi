@@ -2,7 +2,7 @@
 
 from builtins import list as _list
 from os import PathLike
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -157,14 +157,7 @@ class Store:
 
 # --- stream -----------------------------------------------------------------------------------
 
-_File = tuple[str, int, dict[str, str]]
-
-@final
-class ByteBlock:
-    """Memory that Rust filled and Python owns: `numpy.frombuffer` makes a writable array of it, without a copy."""
-
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+_File: TypeAlias = tuple[str, int, dict[str, str]]
 
 @final
 class ShardIndex:
@@ -282,11 +275,12 @@ class ShardCache:
 class BatchReader:
     """Batches of one epoch, read ahead by threads named `hocket-*` that end with it."""
 
-    def next(self) -> tuple[int, int, int, _list[tuple[ByteBlock, ByteBlock | None]]] | None:
+    def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
         """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 
         The batch: its number, its samples that count on this rank and over all ranks, and for each column
-        the bytes of all values and, where they differ in size, their offsets (uint64, one more than values).
+        the bytes of all values (writable, the caller's own) and, where they differ in size, their offsets
+        (uint64, one more than values).
 
         Raises:
             ShardNotFoundError: A shard of the index is nowhere.

@@ -20,6 +20,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyMemoryView;
 
 use crate::errors::stream_error;
 
@@ -39,7 +40,7 @@ fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<O
         .transpose()
 }
 
-/// Memory that Rust filled and Python owns from then on: a writable buffer.
+/// Memory that Rust filled and Python owns from then on; Python sees it through a writable `memoryview`.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ByteBlock {
     bytes: Storage,
@@ -52,10 +53,6 @@ enum Storage {
 
 #[pymethods]
 impl ByteBlock {
-    fn __len__(&self) -> usize {
-        self.extent().1
-    }
-
     /// # Safety
     /// Called by the interpreter with a `view` to fill.
     unsafe fn __getbuffer__(
@@ -288,7 +285,7 @@ impl ShardCache {
 type PyBatch = (u64, u64, u64, Vec<PyColumn>);
 
 /// A column: its bytes, and the offsets of its values (`uint64`, one more than values) where they differ in size.
-type PyColumn = (ByteBlock, Option<ByteBlock>);
+type PyColumn = (Py<PyMemoryView>, Option<Py<PyMemoryView>>);
 
 /// Batches of one epoch, read ahead by threads that end with it.
 #[pyclass(frozen, module = "hocket.native._native")]
@@ -309,7 +306,8 @@ impl BatchReader {
             match answer {
                 Ok(None) => return Ok(None),
                 Ok(Some(batch)) => {
-                    let columns = batch.columns.into_iter().map(wrap).collect();
+                    let columns = batch.columns.into_iter().map(|column| wrap(py, column));
+                    let columns = columns.collect::<PyResult<_>>()?;
                     return Ok(Some((
                         batch.number,
                         batch.share.local,
@@ -335,15 +333,18 @@ impl BatchReader {
     }
 }
 
-fn wrap(column: ColumnData) -> PyColumn {
-    let block = |bytes| ByteBlock { bytes };
-    match column {
-        ColumnData::Fixed(data) => (block(Storage::Bytes(data)), None),
+fn wrap(py: Python<'_>, column: ColumnData) -> PyResult<PyColumn> {
+    let view = |bytes| -> PyResult<Py<PyMemoryView>> {
+        let block = Bound::new(py, ByteBlock { bytes })?;
+        Ok(PyMemoryView::from(block.as_any())?.unbind())
+    };
+    Ok(match column {
+        ColumnData::Fixed(data) => (view(Storage::Bytes(data))?, None),
         ColumnData::Ragged { data, offsets } => (
-            block(Storage::Bytes(data)),
-            Some(block(Storage::Words(offsets))),
+            view(Storage::Bytes(data))?,
+            Some(view(Storage::Words(offsets))?),
         ),
-    }
+    })
 }
 
 #[pyfunction]
@@ -391,7 +392,6 @@ type PyFile = (String, u64, BTreeMap<String, String>);
 
 #[pyfunction]
 #[pyo3(signature = (folder, basename, config, samples, *, zstd_level, hashes))]
-#[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
 fn seal_shard(
     py: Python<'_>,
     folder: PathBuf,
@@ -413,7 +413,6 @@ fn describe(file: FileInfo) -> PyFile {
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<ByteBlock>()?;
     module.add_class::<ShardIndex>()?;
     module.add_class::<EpochOrder>()?;
     module.add_class::<ShardCache>()?;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -82,34 +83,52 @@ def test_ranks_that_share_a_cache_fetch_each_shard_once(s3d: Any, remote: str, t
     assert s3d.stats()["requests"]["GetObject"] == 3 + 2
 
 
-def test_a_killed_download_leaves_nothing_under_a_final_name(
-    s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def slow(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A server with one shard of 8 MiB under `slow`, which sends 1 MiB/s: time enough to be stopped."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
-    remote, cache = server.uri("slow"), tmp_path / "cache"
-    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=remote, hashes=["xxh3_64"]) as writer:
+    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=server.uri("slow"), hashes=["sha1"]) as writer:
         for number in range(8):
             writer.write({"id": number, "x": bytes(1 << 20)})
-    server.set_faults(bandwidth=1 << 20)  # 8 MiB at 1 MiB/s: time enough to die in the middle
-    reader = subprocess.Popen([sys.executable, "-c", READ, remote, str(cache)])
-    try:
-        deadline = time.monotonic() + 30
-        part = cache / ".shard.00000.mds.part"
-        while not part.exists():
-            assert time.monotonic() < deadline, "no download began"
-            assert reader.poll() is None
-            time.sleep(0.01)
-        time.sleep(0.2)
-        assert not (cache / "shard.00000.mds").exists()
-    finally:
-        reader.kill()
-        reader.wait(timeout=10)
+    server.set_faults(bandwidth=1 << 20)
+    return server
+
+
+def stop_reader(remote: str, cache: Path, number: signal.Signals) -> tuple[int, str]:
+    """Stop a reading process by a signal in the middle of a download; its status and what it said."""
+    command = [sys.executable, "-c", READ, remote, str(cache)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
+        try:
+            deadline = time.monotonic() + 30
+            while not (cache / ".shard.00000.mds.part").exists():
+                assert time.monotonic() < deadline, "no download began"
+                assert reader.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.2)
+            assert not (cache / "shard.00000.mds").exists()
+            reader.send_signal(number)
+            _, said = reader.communicate(timeout=5)
+        finally:
+            reader.kill()
+    return reader.returncode, said
+
+
+def test_a_killed_download_leaves_nothing_under_a_final_name(slow: Any, tmp_path: Path) -> None:
+    remote, cache = slow.uri("slow"), tmp_path / "cache"
+    assert stop_reader(remote, cache, signal.SIGKILL) == (-signal.SIGKILL, "")
     assert names(cache) == [".shard.00000.mds.part", "index.json"]
-    server.set_faults()
+    slow.set_faults()
     assert read_ids(remote=remote, local=cache) == list(range(8))
     assert names(cache) == ["index.json", "shard.00000.mds"]
+
+
+def test_an_interrupt_ends_a_download_and_leaves_nothing(slow: Any, tmp_path: Path) -> None:
+    status, said = stop_reader(slow.uri("slow"), tmp_path / "cache", signal.SIGINT)
+    assert status == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
+    assert names(tmp_path / "cache") == ["index.json"]
 
 
 def flip(store: Store, key: str) -> None:

@@ -1,7 +1,7 @@
 """One training job of the demo, as each rank runs it: `hocket-launch -n 2 -m hocket.recipes.train --help`.
 
-It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. What is the demo's own is
-the `Journal`, which writes down which samples each step was trained on.
+It is an ordinary training script: a model, a data set, an optimizer and a `Trainer`. What is the demo's own
+is the `Journal`, which writes down which samples each step was trained on.
 """
 
 from __future__ import annotations

@@ -3,7 +3,11 @@
 from builtins import list as _list
 from collections.abc import Mapping, Sequence
 from os import PathLike
+<<<<<<< HEAD
 from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
+=======
+from typing import Any, TypeAlias, final
+>>>>>>> stream
 
 from typing_extensions import Buffer
 
@@ -159,6 +163,7 @@ class Store:
 # --- stream -----------------------------------------------------------------------------------
 
 _File: TypeAlias = tuple[str, int, dict[str, str]]
+<<<<<<< HEAD
 
 @final
 class ByteBlock:
@@ -166,6 +171,8 @@ class ByteBlock:
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+=======
+>>>>>>> stream
 
 @final
 class ShardIndex:
@@ -283,11 +290,12 @@ class ShardCache:
 class BatchReader:
     """Batches of one epoch, read ahead by threads named `hocket-*` that end with it."""
 
-    def next(self) -> tuple[int, int, int, _list[tuple[ByteBlock, ByteBlock | None]]] | None:
+    def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
         """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 
         The batch: its number, its samples that count on this rank and over all ranks, and for each column
-        the bytes of all values and, where they differ in size, their offsets (uint64, one more than values).
+        the bytes of all values (writable, the caller's own) and, where they differ in size, their offsets
+        (uint64, one more than values).
 
         Raises:
             ShardNotFoundError: A shard of the index is nowhere.

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hocket.native import _native
-from hocket.stream.encodings import Column
 from hocket.stream.engine import Engine, RankBatch, ReadSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.location import resolve_location
@@ -246,7 +245,7 @@ class StreamingDataset:
             self._order(epoch), rank=rank, world_size=world_size, first=first, stride=stride
         )
 
-    def batches(self) -> Iterator[dict[str, Column]]:
+    def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches from the cursor to the end of the epoch, then move to the next epoch.
 
         Values by column: one writable array, or a list where values differ in size. At the end of an epoch

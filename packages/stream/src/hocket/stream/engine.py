@@ -136,11 +136,11 @@ class Engine:
         finally:
             reader.close()
 
-    def _decode(self, columns: list[tuple[_native.ByteBlock, _native.ByteBlock | None]]) -> dict[str, Column]:
+    def _decode(self, columns: list[tuple[memoryview, memoryview | None]]) -> dict[str, Column]:
         decoded: dict[str, Column] = {}
         for (name, encoding), (data, offsets) in zip(self.encodings.items(), columns, strict=True):
-            edges = None if offsets is None else np.frombuffer(memoryview(offsets), np.uint64)
-            decoded[name] = encoding.decode(memoryview(data), edges)
+            edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
+            decoded[name] = encoding.decode(data, edges)
         return decoded
 
     def __getstate__(self) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class DemoOptions:
         if len(self.ranks) < 2 or not all(1 <= ranks <= GLOBAL_BATCH for ranks in self.ranks):
             raise DemoError(
                 f"`--ranks {','.join(map(str, self.ranks))}`: give at least two numbers from 1 to "
-                f"{GLOBAL_BATCH} (samples in a batch), first that of the run to be killed, then those to resume on"
+                f"{GLOBAL_BATCH} (samples in a batch), first that of the run to be killed, "
+                f"then those to resume on"
             )
 
 

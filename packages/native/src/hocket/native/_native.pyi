@@ -3,11 +3,7 @@
 from builtins import list as _list
 from collections.abc import Mapping, Sequence
 from os import PathLike
-<<<<<<< HEAD
 from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
-=======
-from typing import Any, TypeAlias, final
->>>>>>> stream
 
 from typing_extensions import Buffer
 
@@ -163,16 +159,6 @@ class Store:
 # --- stream -----------------------------------------------------------------------------------
 
 _File: TypeAlias = tuple[str, int, dict[str, str]]
-<<<<<<< HEAD
-
-@final
-class ByteBlock:
-    """Memory that Rust filled and Python owns: `numpy.frombuffer` makes a writable array of it, without a copy."""
-
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-=======
->>>>>>> stream
 
 @final
 class ShardIndex:

@@ -5,6 +5,7 @@
 
 use hocket_ckpt::CkptError;
 use hocket_store::StoreError;
+use hocket_stream::StreamError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -38,6 +39,21 @@ pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
 }
 
 // --- stream -----------------------------------------------------------------------------------
+
+/// The class in `hocket.stream.errors` for a failure of a data set; a store's failure stays what it is.
+pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
+    let class = match error {
+        StreamError::Store(error) => return store_error(py, error),
+        StreamError::IndexNotFound { .. } => "IndexNotFoundError",
+        StreamError::IndexCorrupt { .. } => "IndexCorruptError",
+        StreamError::ShardNotFound { .. } => "ShardNotFoundError",
+        StreamError::ShardCorrupt { .. } => "ShardCorruptError",
+        StreamError::Config { .. } => "ConfigError",
+        StreamError::Io { .. } => "StreamIOError",
+        _ => "StreamError",
+    };
+    instance(py, "hocket.stream.errors", class, &error.to_string())
+}
 
 // --- ckpt -------------------------------------------------------------------------------------
 

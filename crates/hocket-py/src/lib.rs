@@ -15,5 +15,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     store::register(module)?;
     stream::register(module)?;
     ckpt::register(module)?;
-    Ok(())
+    // `hocket.native` says what is public; a second list here would only have to agree with it.
+    module.dict().del_item("__all__")
 }

@@ -185,6 +185,8 @@ impl Store {
             }
         };
         let (store, data) = (self.inner.clone(), buffer(data)?);
+        // Kept until the end, so that the object is let go here, with the lock, and not on an I/O thread.
+        let _kept = data.clone();
         run(py, async move { store.put(&key, data, mode).await })
     }
 
@@ -198,20 +200,16 @@ impl Store {
         run(py, async move { store.download(&key, &path).await }).map(ObjectMeta::from)
     }
 
-    #[pyo3(signature = (prefix = String::new()))]
-    fn list(&self, py: Python<'_>, prefix: String) -> PyResult<Vec<ObjectMeta>> {
-        let store = self.inner.clone();
+    #[pyo3(signature = (prefix = ""))]
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<ObjectMeta>> {
+        let (store, prefix) = (self.inner.clone(), prefix.to_owned());
         let objects = run(py, async move { store.list(&prefix).await })?;
         Ok(objects.into_iter().map(ObjectMeta::from).collect())
     }
 
-    #[pyo3(signature = (prefix = String::new()))]
-    fn list_dirs(
-        &self,
-        py: Python<'_>,
-        prefix: String,
-    ) -> PyResult<(Vec<String>, Vec<ObjectMeta>)> {
-        let store = self.inner.clone();
+    #[pyo3(signature = (prefix = ""))]
+    fn list_dirs(&self, py: Python<'_>, prefix: &str) -> PyResult<(Vec<String>, Vec<ObjectMeta>)> {
+        let (store, prefix) = (self.inner.clone(), prefix.to_owned());
         let listing = run(py, async move { store.list_dirs(&prefix).await })?;
         Ok((
             listing.dirs,

@@ -1,8 +1,424 @@
 //! hocket-stream as Python sees it.
 
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hocket_store::StoreOptions;
+use hocket_stream::batch::ColumnData;
+use hocket_stream::cache::{Cache, CacheOptions, load_index};
+use hocket_stream::files;
+use hocket_stream::hash;
+use hocket_stream::index::{FileInfo, Index};
+use hocket_stream::order::{Order, OrderSpec, Tail};
+use hocket_stream::reader::{Reader, ReaderOptions};
+use hocket_stream::remote::Remote;
+use hocket_stream::writer::{SealOptions, seal};
+use pyo3::exceptions::PyIndexError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyMemoryView;
+
+use crate::errors::stream_error;
+
+/// How long one wait may last before Python's signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
+    result.map_err(|error| stream_error(py, &error))
+}
+
+fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<Option<Remote>> {
+    let options = StoreOptions {
+        deadline_s,
+        ..StoreOptions::default()
+    };
+    uri.map(|uri| raise(py, Remote::open(uri, options)))
+        .transpose()
+}
+
+/// Memory that Rust filled and Python owns from then on; Python sees it through a writable `memoryview`.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct ByteBlock {
+    bytes: Storage,
+}
+
+enum Storage {
+    Bytes(Vec<u8>),
+    Words(Vec<u64>),
+}
+
+#[pymethods]
+impl ByteBlock {
+    /// # Safety
+    /// Called by the interpreter with a `view` to fill.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let (start, len) = slf.get().extent();
+        // SAFETY: the vector is neither moved, grown nor read by Rust again while `slf` lives, and the filled
+        // view holds a reference to it; writers on the other side are Python's affair, as with a bytearray.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(
+                view,
+                slf.as_ptr(),
+                start.cast(),
+                len as ffi::Py_ssize_t,
+                0,
+                flags,
+            )
+        };
+        if filled == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
+    }
+}
+
+impl ByteBlock {
+    /// Where the bytes begin and how many there are.
+    fn extent(&self) -> (*mut u8, usize) {
+        match &self.bytes {
+            Storage::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            Storage::Words(words) => (words.as_ptr().cast_mut().cast(), 8 * words.len()),
+        }
+    }
+}
+
+/// A data set's index: immutable, without locks, safe in forked children.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct ShardIndex {
+    index: Arc<Index>,
+}
+
+#[pymethods]
+impl ShardIndex {
+    #[staticmethod]
+    fn parse(py: Python<'_>, data: PyBackedBytes, origin: &str) -> PyResult<Self> {
+        let index = py.detach(|| Index::parse(&data, origin));
+        Ok(Self {
+            index: Arc::new(raise(py, index)?),
+        })
+    }
+
+    #[getter]
+    fn num_samples(&self) -> u64 {
+        self.index.num_samples()
+    }
+
+    #[getter]
+    fn num_shards(&self) -> usize {
+        self.index.shards().len()
+    }
+
+    #[getter]
+    fn fingerprint(&self) -> &str {
+        self.index.fingerprint()
+    }
+
+    #[getter]
+    fn columns(&self) -> Vec<(String, String, Option<u32>)> {
+        let columns = self.index.schema().columns.iter();
+        columns
+            .map(|column| (column.name.clone(), column.encoding.clone(), column.width))
+            .collect()
+    }
+
+    #[pyo3(signature = (*, epoch, global_batch_size, num_canonical_nodes, shuffle, shuffle_seed, shuffle_block_size, tail))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    fn order(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        global_batch_size: u64,
+        num_canonical_nodes: u64,
+        shuffle: bool,
+        shuffle_seed: u64,
+        shuffle_block_size: u64,
+        tail: &str,
+    ) -> PyResult<EpochOrder> {
+        let spec = OrderSpec {
+            global_batch: global_batch_size,
+            lanes: num_canonical_nodes,
+            shuffle,
+            seed: shuffle_seed,
+            block: shuffle_block_size,
+            tail: raise(py, Tail::parse(tail))?,
+        };
+        let order = py.detach(|| Order::new(spec, self.index.starts().clone(), epoch));
+        Ok(EpochOrder {
+            order: Arc::new(raise(py, order)?),
+        })
+    }
+}
+
+/// The order of one epoch.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct EpochOrder {
+    order: Arc<Order>,
+}
+
+impl EpochOrder {
+    fn check(&self, batch: u64) -> PyResult<()> {
+        let count = self.order.num_batches();
+        if batch < count {
+            return Ok(());
+        }
+        Err(PyIndexError::new_err(format!(
+            "batch {batch}: expected a number below {count}"
+        )))
+    }
+}
+
+#[pymethods]
+impl EpochOrder {
+    #[getter]
+    fn num_batches(&self) -> u64 {
+        self.order.num_batches()
+    }
+
+    #[getter]
+    fn num_dropped(&self) -> u64 {
+        self.order.num_dropped()
+    }
+
+    #[getter]
+    fn num_repeated(&self) -> u64 {
+        self.order.num_repeated()
+    }
+
+    fn share(&self, batch: u64, rank: u64, world_size: u64) -> PyResult<(u64, u64)> {
+        self.check(batch)?;
+        let share = self.order.share(batch, rank, world_size);
+        Ok((share.local, share.global))
+    }
+
+    fn sample_ids(&self, py: Python<'_>, batch: u64) -> PyResult<Vec<u64>> {
+        self.check(batch)?;
+        Ok(py.detach(|| {
+            let mut places = Vec::new();
+            self.order
+                .locate(batch, 0..self.order.batch_len(batch), &mut places);
+            places
+                .into_iter()
+                .map(|place| self.order.storage_id(place))
+                .collect()
+        }))
+    }
+}
+
+/// A data set's shards on this machine; of this process, so a forked child makes its own.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct ShardCache {
+    cache: Arc<Cache>,
+}
+
+#[pymethods]
+impl ShardCache {
+    #[new]
+    #[pyo3(signature = (index, local, remote, *, deadline_s, keep_zip, attempts, validate_hash))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    fn new(
+        py: Python<'_>,
+        index: &ShardIndex,
+        local: PathBuf,
+        remote: Option<&str>,
+        deadline_s: f64,
+        keep_zip: bool,
+        attempts: u32,
+        validate_hash: Option<String>,
+    ) -> PyResult<Self> {
+        let remote = open_remote(py, remote, deadline_s)?;
+        let options = CacheOptions {
+            local,
+            keep_zip,
+            attempts,
+            validate_hash,
+        };
+        let cache = Cache::new(index.index.clone(), remote, options);
+        Ok(Self {
+            cache: Arc::new(raise(py, cache)?),
+        })
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        self.cache.take_notices()
+    }
+
+    #[pyo3(signature = (order, *, rank, world_size, first, stride, prefetch_bytes, prefetch_batches, fetch_threads))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        order: &EpochOrder,
+        rank: u64,
+        world_size: u64,
+        first: u64,
+        stride: u64,
+        prefetch_bytes: u64,
+        prefetch_batches: usize,
+        fetch_threads: usize,
+    ) -> PyResult<BatchReader> {
+        let options = ReaderOptions {
+            rank,
+            world: world_size,
+            first,
+            stride,
+            prefetch_bytes,
+            prefetch_batches,
+            fetch_threads,
+        };
+        let reader = Reader::start(self.cache.clone(), order.order.clone(), options);
+        Ok(BatchReader {
+            reader: Mutex::new(Some(raise(py, reader)?)),
+        })
+    }
+}
+
+/// A rank's part of a batch: its number, the samples that count here and over all ranks, the columns.
+type PyBatch = (u64, u64, u64, Vec<PyColumn>);
+
+/// A column: its bytes, and the offsets of its values (`uint64`, one more than values) where they differ in size.
+type PyColumn = (Py<PyMemoryView>, Option<Py<PyMemoryView>>);
+
+/// Batches of one epoch, read ahead by threads that end with it.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct BatchReader {
+    reader: Mutex<Option<Reader>>,
+}
+
+#[pymethods]
+impl BatchReader {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
+        loop {
+            let answer = py.detach(|| {
+                let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+                reader
+                    .as_mut()
+                    .map_or(Ok(None), |reader| reader.next(PATIENCE))
+            });
+            match answer {
+                Ok(None) => return Ok(None),
+                Ok(Some(batch)) => {
+                    let columns = batch.columns.into_iter().map(|column| wrap(py, column));
+                    let columns = columns.collect::<PyResult<_>>()?;
+                    return Ok(Some((
+                        batch.number,
+                        batch.share.local,
+                        batch.share.global,
+                        columns,
+                    )));
+                }
+                Err(Some(error)) => return Err(stream_error(py, &error)),
+                Err(None) => py.check_signals()?,
+            }
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            drop(
+                self.reader
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            )
+        });
+    }
+}
+
+fn wrap(py: Python<'_>, column: ColumnData) -> PyResult<PyColumn> {
+    let view = |bytes| -> PyResult<Py<PyMemoryView>> {
+        let block = Bound::new(py, ByteBlock { bytes })?;
+        Ok(PyMemoryView::from(block.as_any())?.unbind())
+    };
+    Ok(match column {
+        ColumnData::Fixed(data) => (view(Storage::Bytes(data))?, None),
+        ColumnData::Ragged { data, offsets } => (
+            view(Storage::Bytes(data))?,
+            Some(view(Storage::Words(offsets))?),
+        ),
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (local, remote, *, deadline_s))]
+fn load_shard_index(
+    py: Python<'_>,
+    local: PathBuf,
+    remote: Option<&str>,
+    deadline_s: f64,
+) -> PyResult<Vec<u8>> {
+    let remote = open_remote(py, remote, deadline_s)?;
+    let mut signal = None;
+    let data = py.detach(|| {
+        let heard = Mutex::new(&mut signal);
+        let interrupted = || {
+            Python::attach(|py| py.check_signals())
+                .map_err(|e| keep(&heard, e))
+                .is_err()
+        };
+        load_index(&local, remote.as_ref(), &interrupted)
+    });
+    match signal {
+        Some(error) => Err(error),
+        None => raise(py, data),
+    }
+}
+
+fn keep(heard: &Mutex<&mut Option<PyErr>>, error: PyErr) {
+    **heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+}
+
+#[pyfunction]
+fn hash_names() -> Vec<&'static str> {
+    hash::NAMES.iter().map(|(name, _)| *name).collect()
+}
+
+#[pyfunction]
+fn write_whole(py: Python<'_>, path: PathBuf, data: PyBackedBytes) -> PyResult<()> {
+    let written = py.detach(|| files::write_whole(&path, &data));
+    raise(py, written)
+}
+
+/// What an index says of a file: base name, size, digests by name.
+type PyFile = (String, u64, BTreeMap<String, String>);
+
+#[pyfunction]
+#[pyo3(signature = (folder, basename, config, samples, *, zstd_level, hashes))]
+fn seal_shard(
+    py: Python<'_>,
+    folder: PathBuf,
+    basename: &str,
+    config: PyBackedBytes,
+    samples: Vec<PyBackedBytes>,
+    zstd_level: Option<i32>,
+    hashes: Vec<String>,
+) -> PyResult<(PyFile, Option<PyFile>)> {
+    let options = SealOptions { zstd_level, hashes };
+    let sealed = py.detach(|| seal(&folder, basename, &config, &samples, &options));
+    let (raw, zip) = raise(py, sealed)?;
+    Ok((describe(raw), zip.map(describe)))
+}
+
+fn describe(file: FileInfo) -> PyFile {
+    (file.basename, file.bytes, file.hashes.into_iter().collect())
+}
 
 /// Adds this module's functions and classes to the extension.
-pub fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<ShardIndex>()?;
+    module.add_class::<EpochOrder>()?;
+    module.add_class::<ShardCache>()?;
+    module.add_class::<BatchReader>()?;
+    module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(hash_names, module)?)?;
+    module.add_function(wrap_pyfunction!(seal_shard, module)?)?;
+    module.add_function(wrap_pyfunction!(write_whole, module)?)
 }

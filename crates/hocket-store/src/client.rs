@@ -1,5 +1,6 @@
 //! The clients behind the handles, made when first needed and kept in the process's table.
 
+use crate::env::AwsEnv;
 use crate::error::{Result, StoreError};
 use crate::http::Connector;
 use crate::options::StoreOptions;
@@ -14,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The variables that a user is told to set.
-const CREDENTIALS_HELP: &str = "no credentials in the environment; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
+const CREDENTIALS_HELP: &str = "there were no credentials in the environment when the store was opened; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
     (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
     `AWS_SKIP_SIGNATURE=true` for a public bucket; profiles and instance metadata are not asked";
 
@@ -56,8 +57,8 @@ pub(crate) struct ClientKey {
     endpoint: Option<String>,
     region: Option<String>,
     max_requests: usize,
-    /// `AWS_*`, sorted: other credentials are another client.
-    env: Vec<(String, String)>,
+    /// Other credentials are another client.
+    env: AwsEnv,
 }
 
 /// The memory store `name` of this process.
@@ -66,19 +67,14 @@ pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<Remote> {
     Arc::new(Remote::memory(store, options))
 }
 
-/// The client of `bucket`, for the credentials that the environment holds now.
-pub(crate) fn s3(bucket: &str, options: &StoreOptions) -> Result<Arc<Remote>> {
-    let mut env: Vec<(String, String)> = std::env::vars_os()
-        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(key, value)| key.starts_with("AWS_") && !value.is_empty())
-        .collect();
-    env.sort();
+/// The client of `bucket`, for the credentials in `env`.
+pub(crate) fn s3(bucket: &str, options: &StoreOptions, env: &AwsEnv) -> Result<Arc<Remote>> {
     let key = ClientKey {
         bucket: bucket.to_owned(),
         endpoint: options.endpoint.clone(),
         region: options.region.clone(),
         max_requests: options.max_requests,
-        env,
+        env: env.clone(),
     };
     with_table(|table| {
         if let Some(remote) = table.clients.get(&key) {
@@ -91,18 +87,13 @@ pub(crate) fn s3(bucket: &str, options: &StoreOptions) -> Result<Arc<Remote>> {
 }
 
 fn connect(key: &ClientKey) -> Result<Remote> {
-    let env = |name: &str| {
-        key.env
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
-    };
+    let env = &key.env;
     let uri = format!("s3://{}", key.bucket);
-    check_credentials(&uri, &env)?;
+    check_credentials(&uri, env)?;
     let endpoint = (key.endpoint.as_deref())
-        .or_else(|| env("AWS_ENDPOINT_URL_S3"))
-        .or_else(|| env("AWS_ENDPOINT_URL"))
-        .or_else(|| env("AWS_ENDPOINT"));
+        .or_else(|| env.get("AWS_ENDPOINT_URL_S3"))
+        .or_else(|| env.get("AWS_ENDPOINT_URL"))
+        .or_else(|| env.get("AWS_ENDPOINT"));
     let client = ClientOptions::new()
         .with_timeout_disabled() // each attempt has its own limit
         .with_connect_timeout(Duration::from_secs(5))
@@ -121,7 +112,7 @@ fn connect(key: &ClientKey) -> Result<Remote> {
     // Over TLS, and without an endpoint of one's own, the bucket is part of the host name.
     builder =
         builder.with_virtual_hosted_style_request(endpoint.is_none() && !key.bucket.contains('.'));
-    for (name, value) in &key.env {
+    for (name, value) in env.iter() {
         // Endpoints are chosen above; variables that are not the client's are somebody else's.
         if !name.starts_with("AWS_ENDPOINT")
             && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
@@ -132,8 +123,8 @@ fn connect(key: &ClientKey) -> Result<Remote> {
     if let Some(region) = key
         .region
         .as_deref()
-        .or_else(|| env("AWS_REGION"))
-        .or_else(|| env("AWS_DEFAULT_REGION"))
+        .or_else(|| env.get("AWS_REGION"))
+        .or_else(|| env.get("AWS_DEFAULT_REGION"))
     {
         builder = builder.with_region(region);
     }
@@ -158,15 +149,7 @@ fn connect(key: &ClientKey) -> Result<Remote> {
 }
 
 /// Refuses at once what would otherwise end in a search for an instance-metadata service.
-fn check_credentials<'e>(uri: &str, env: &impl Fn(&str) -> Option<&'e str>) -> Result<()> {
-    let is_true = |name: &str| {
-        env(name).is_some_and(|value| {
-            matches!(
-                value.to_ascii_lowercase().as_str(),
-                "1" | "true" | "yes" | "on"
-            )
-        })
-    };
+fn check_credentials(uri: &str, env: &AwsEnv) -> Result<()> {
     let pairs = [
         ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
@@ -175,11 +158,13 @@ fn check_credentials<'e>(uri: &str, env: &impl Fn(&str) -> Option<&'e str>) -> R
             "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
         ),
     ];
-    if is_true("AWS_SKIP_SIGNATURE") || env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").is_some() {
+    if env.is_true("AWS_SKIP_SIGNATURE")
+        || env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").is_some()
+    {
         return Ok(());
     }
     for (first, second) in pairs {
-        match (env(first).is_some(), env(second).is_some()) {
+        match (env.get(first).is_some(), env.get(second).is_some()) {
             (true, true) => return Ok(()),
             (true, false) if first == "AWS_ACCESS_KEY_ID" => {
                 return Err(StoreError::config(format!(

@@ -20,15 +20,19 @@
 
 mod budget;
 mod client;
+mod env;
 mod error;
 mod http;
+mod list;
 mod local;
 mod options;
+mod parts;
 mod process;
 mod ranges;
 mod read;
 mod retry;
 pub mod runtime;
+mod staged;
 mod store;
 mod upload;
 mod uri;

@@ -1,19 +1,15 @@
-//! Stores of local files. A write goes to a hidden file beside its target and takes the name at the end, so
-//! readers, and whoever comes after a crash, see whole objects only.
+//! Stores of local files.
 
 use crate::error::{Result, StoreError};
+use crate::staged::{HIDDEN, Staged};
 use crate::store::{Listing, ObjectMeta, PutMode, Store};
 use bytes::Bytes;
 use std::collections::HashSet;
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-
-/// What the hidden files of unfinished writes are called; listings leave them out.
-const HIDDEN: &str = ".hocket-";
 
 /// Runs file operations on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
@@ -239,138 +235,7 @@ impl Reader {
     }
 }
 
-/// A write under way, in a hidden file beside its target. Dropped unpublished, it leaves nothing behind.
-#[derive(Debug)]
-pub(crate) struct Staged {
-    key: String,
-    uri: String,
-    target: PathBuf,
-    hidden: PathBuf,
-    file: File,
-    is_published: bool,
-}
-
-impl Staged {
-    /// Makes the directories and the hidden file.
-    pub(crate) fn create(store: &Store, key: &str) -> Result<Self> {
-        let (target, uri) = locate(store, key);
-        let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
-        for _ in 0..8 {
-            fs::create_dir_all(&dir)
-                .map_err(|error| write_error(&uri, "make the directory of", &error))?;
-            let hidden = dir.join(format!(
-                "{HIDDEN}{}-{:016x}.tmp",
-                std::process::id(),
-                fastrand::u64(..)
-            ));
-            match OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&hidden)
-            {
-                Ok(file) => {
-                    return Ok(Self {
-                        key: key.to_owned(),
-                        uri,
-                        target,
-                        hidden,
-                        file,
-                        is_published: false,
-                    });
-                }
-                // A deletion beside us took the directory away as empty; or the name is taken.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
-                Err(error) => return Err(write_error(&uri, "create", &error)),
-            }
-        }
-        Err(StoreError::io(
-            uri,
-            format!(
-                "the directory `{}` is removed as often as it is made",
-                dir.display()
-            ),
-        ))
-    }
-
-    /// Appends `data`.
-    pub(crate) fn write(&mut self, data: &[u8]) -> Result<()> {
-        self.file
-            .write_all(data)
-            .map_err(|error| write_error(&self.uri, "write", &error))
-    }
-
-    /// Gives the file its name, on the condition of `mode`; on disk when this returns.
-    pub(crate) fn publish(mut self, mode: &PutMode) -> Result<ObjectMeta> {
-        let failed = |doing: &'static str| {
-            let uri = self.uri.clone();
-            move |error: io::Error| write_error(&uri, doing, &error)
-        };
-        self.file.sync_all().map_err(failed("sync"))?;
-        let dir = File::open(self.target.parent().unwrap_or(Path::new("/")))
-            .map_err(failed("open the directory of"))?;
-        match mode {
-            PutMode::Overwrite => {
-                fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
-            }
-            PutMode::Create => {
-                // A hard link, unlike a rename, refuses a name that is taken.
-                fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
-                    ErrorKind::AlreadyExists => StoreError::Exists {
-                        uri: self.uri.clone(),
-                    },
-                    _ => write_error(
-                        &self.uri,
-                        "link to (this file system must know hard links)",
-                        &error,
-                    ),
-                })?;
-                let _ = fs::remove_file(&self.hidden);
-            }
-            PutMode::Match(expected) => self.replace(&dir, expected)?,
-        }
-        self.is_published = true;
-        dir.sync_all().map_err(failed("sync the directory of"))?;
-        describe(
-            &self.key,
-            &self.uri,
-            &self.file.metadata().map_err(failed("look at"))?,
-        )
-    }
-
-    /// Compares and renames while holding the directory's lock, which every conditional write takes.
-    fn replace(&self, dir: &File, expected: &str) -> Result<()> {
-        // SAFETY: the descriptor is open as long as `dir` lives; closing it gives the lock back.
-        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } != 0 {
-            return Err(write_error(
-                &self.uri,
-                "lock the directory of",
-                &io::Error::last_os_error(),
-            ));
-        }
-        let actual = fs::metadata(&self.target)
-            .map_or_else(|_| "(none)".to_owned(), |metadata| etag(&metadata));
-        if actual != expected {
-            return Err(StoreError::Changed {
-                uri: self.uri.clone(),
-                expected: expected.to_owned(),
-                actual,
-            });
-        }
-        fs::rename(&self.hidden, &self.target)
-            .map_err(|error| write_error(&self.uri, "rename to", &error))
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        if !self.is_published {
-            let _ = fs::remove_file(&self.hidden);
-        }
-    }
-}
-
-fn locate(store: &Store, key: &str) -> (PathBuf, String) {
+pub(crate) fn locate(store: &Store, key: &str) -> (PathBuf, String) {
     let root = store.local_root().unwrap_or(Path::new("/"));
     let path = if key.is_empty() {
         root.to_owned()
@@ -380,7 +245,7 @@ fn locate(store: &Store, key: &str) -> (PathBuf, String) {
     (path, store.object_uri(key))
 }
 
-fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<ObjectMeta> {
+pub(crate) fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<ObjectMeta> {
     if !metadata.is_file() {
         return Err(StoreError::NotFound {
             uri: uri.to_owned(),
@@ -395,13 +260,13 @@ fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<ObjectMeta> {
 }
 
 /// Another file has another inode, and a changed one another time or size.
-fn etag(metadata: &Metadata) -> String {
+pub(crate) fn etag(metadata: &Metadata) -> String {
     let time_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
     format!("{:x}-{time_ns:x}-{:x}", metadata.ino(), metadata.len())
 }
 
 /// A failed write is never "not found": the object need not exist.
-fn write_error(uri: &str, doing: &str, error: &io::Error) -> StoreError {
+pub(crate) fn write_error(uri: &str, doing: &str, error: &io::Error) -> StoreError {
     match StoreError::from_io(uri, doing, error) {
         StoreError::NotFound { uri } => StoreError::io(uri, format!("{doing}: {error}")),
         other => other,

@@ -97,7 +97,13 @@ impl Source {
                 });
             }
         }
-        while let Some(((index, part), data)) = next(&mut tasks).await? {
+        // A part beyond the end is spoken of as the range that was asked for.
+        let beyond = |error| {
+            let size = self.seen.get().map_or(u64::MAX, |meta| meta.size);
+            let range = ranges.iter().find(|range| range.end > size);
+            range.map_or(error, |range| self.beyond(range, size))
+        };
+        while let Some(((index, part), data)) = next(&mut tasks).await.map_err(beyond)? {
             wholes[index][part] = data;
         }
         let wholes: Vec<Bytes> = wholes.into_iter().map(join).collect();
@@ -207,12 +213,11 @@ impl Source {
                     let expected = self.pinned().unwrap_or_default();
                     return Err(self.store.changed(&self.key, expected).await);
                 }
-                Err(Fault::Range(reason)) => {
-                    let (start, end) = (range.start, range.end);
-                    return Err(StoreError::io(
-                        self.uri(),
-                        format!("range {start}..{end}: {reason}"),
-                    ));
+                Err(Fault::Range(_)) => {
+                    // Refused without being told the size; the message should have it.
+                    let meta = self.store.head(&self.key).await?;
+                    let seen = self.seen.get_or_init(|| meta);
+                    return Err(self.beyond(&range, seen.size));
                 }
                 Err(fault) => tries.pause(fault).await?,
             }

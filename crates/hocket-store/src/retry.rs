@@ -151,8 +151,20 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))
         }
-        _ if !is_http => Fault::Final(StoreError::io(uri, describe(error, seen))),
+        // What memory refuses beside the above is a range.
+        _ if !is_http => Fault::Range(describe(error, seen)),
         _ => match seen.status {
+            // A listing's error comes without a type.
+            Some(404) => Fault::Final(StoreError::NotFound { uri }),
+            Some(400) if describe(error, seen).contains("Token") => {
+                // `ExpiredToken`, `InvalidToken`: S3 calls them bad requests.
+                let reason = describe(error, seen);
+                Fault::Final(StoreError::Permission { uri, reason })
+            }
+            Some(401 | 403) => Fault::Final(StoreError::Permission {
+                uri,
+                reason: describe(error, seen),
+            }),
             Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
             // Turned away before anything was done.
             Some(429 | 503) => Fault::Again {

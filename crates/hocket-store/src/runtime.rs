@@ -41,8 +41,10 @@ where
 {
     let (sender, receiver) = sync_channel(1);
     let task = process::runtime()?.spawn(async move {
+        // In two steps: what the future holds is let go before the caller hears of the end.
+        let value = future.await;
         // The receiver is gone only when the wait was interrupted.
-        let _ = sender.send(future.await);
+        let _ = sender.send(value);
     });
     loop {
         match receiver.recv_timeout(POLL) {

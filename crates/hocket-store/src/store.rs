@@ -1,19 +1,16 @@
 //! The handle, and its verbs on whole objects.
 
 use crate::client::{self, Remote};
+use crate::env::AwsEnv;
 use crate::error::{Result, StoreError};
 use crate::options::StoreOptions;
 use crate::retry::{Fault, Tries};
 use crate::upload::Upload;
-use crate::uri::{Location, check_key, check_segments};
+use crate::uri::{Location, check_key};
 use crate::{local, process, read};
 use bytes::Bytes;
-use futures::TryStreamExt;
-use object_store::list::PaginatedListOptions;
 use object_store::path::Path as ObjectPath;
-use object_store::{
-    GetOptions, ListResult, ObjectStore, ObjectStoreExt, PutOptions, UpdateVersion,
-};
+use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -54,8 +51,8 @@ pub enum PutMode {
     Match(String),
 }
 
-/// A handle on a store: its URI and options, never a client. Cheap to clone, `Send`, `Sync`, and safe to keep
-/// across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
+/// A handle on a store: its URI and options, never a client; for S3 also the `AWS_*` variables as they were when
+/// it was opened. Cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -66,6 +63,7 @@ struct Inner {
     uri: String,
     location: Location,
     options: StoreOptions,
+    env: AwsEnv,
 }
 
 /// What serves a handle in this process.
@@ -83,11 +81,17 @@ impl Store {
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         options.validate()?;
         let location = Location::parse(uri)?;
+        let env = match location {
+            Location::S3 { .. } => AwsEnv::read(),
+            _ => AwsEnv::default(),
+        };
+        let uri = location.uri();
         Ok(Self {
             inner: Arc::new(Inner {
-                uri: location.uri(),
+                uri,
                 location,
                 options,
+                env,
             }),
         })
     }
@@ -279,94 +283,6 @@ impl Store {
         Upload::start(self, key, size_hint).await
     }
 
-    /// All objects below `prefix`, which names whole segments (`a` finds `a/b`, not `ab`); sorted by key.
-    ///
-    /// # Errors
-    /// As [`head`](Self::head); a prefix without objects is an empty list.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
-        Ok(self.list_level(prefix, false).await?.objects)
-    }
-
-    /// One level below `prefix`.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list).
-    pub async fn list_dirs(&self, prefix: &str) -> Result<Listing> {
-        self.list_level(prefix, true).await
-    }
-
-    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
-        let prefix = prefix.trim_end_matches('/');
-        check_segments(self.uri(), prefix)?;
-        let mut listing = match self.backend()? {
-            Backend::Local => local::list(self.clone(), prefix.to_owned(), one_level).await?,
-            Backend::Remote(remote) => self.list_remote(&remote, prefix, one_level).await?,
-        };
-        listing.dirs.sort_unstable();
-        listing
-            .objects
-            .sort_unstable_by(|left, right| left.key.cmp(&right.key));
-        Ok(listing)
-    }
-
-    async fn list_remote(&self, remote: &Remote, prefix: &str, one_level: bool) -> Result<Listing> {
-        let uri = self.object_uri(prefix);
-        let path = self.path(prefix)?;
-        let from = (!path.as_ref().is_empty()).then_some(&path);
-        let mut listing = Listing::default();
-        let Some(pages) = &remote.pages else {
-            let found = list_memory(&*remote.objects, from, one_level).await;
-            self.add_page(
-                &mut listing,
-                found.map_err(|error| StoreError::io(uri, error.to_string()))?,
-            );
-            return Ok(listing);
-        };
-        let full = from.map(|path| format!("{path}/"));
-        let mut token = None;
-        loop {
-            let mut tries = Tries::new(self.options(), &uri, 0);
-            let page = loop {
-                let options = PaginatedListOptions {
-                    delimiter: one_level.then(|| "/".into()),
-                    page_token: token.clone(),
-                    ..PaginatedListOptions::default()
-                };
-                match tries
-                    .attempt(remote, pages.list_paginated(full.as_deref(), options))
-                    .await
-                {
-                    Ok(page) => break page,
-                    Err(fault) => tries.pause(fault).await?,
-                }
-            };
-            self.add_page(&mut listing, page.result);
-            token = page.page_token;
-            if token.is_none() {
-                return Ok(listing);
-            }
-        }
-    }
-
-    fn add_page(&self, listing: &mut Listing, page: ListResult) {
-        let own = self.inner.location.prefix();
-        let strip = |path: &ObjectPath| {
-            path.as_ref()
-                .strip_prefix(own)
-                .map(|key| key.trim_start_matches('/').to_owned())
-        };
-        listing
-            .dirs
-            .extend(page.common_prefixes.iter().filter_map(strip));
-        let objects = page
-            .objects
-            .iter()
-            .filter_map(|meta| Some(self.meta(&strip(&meta.location)?, meta)));
-        listing
-            .objects
-            .extend(objects.filter(|meta| !meta.key.is_empty()));
-    }
-
     /// Deletes an object; one that is not there is no error, as S3 has it.
     ///
     /// # Errors
@@ -392,7 +308,9 @@ impl Store {
         Ok(match &self.inner.location {
             Location::Local { .. } => Backend::Local,
             Location::Memory { name, .. } => Backend::Remote(client::memory(name, self.options())),
-            Location::S3 { bucket, .. } => Backend::Remote(client::s3(bucket, self.options())?),
+            Location::S3 { bucket, .. } => {
+                Backend::Remote(client::s3(bucket, self.options(), &self.inner.env)?)
+            }
         })
     }
 
@@ -401,6 +319,11 @@ impl Store {
         ObjectPath::parse(self.inner.location.full_key(key)).map_err(|error| {
             StoreError::config(format!("`{}` is no key: {error}", self.object_uri(key)))
         })
+    }
+
+    /// The store's prefix inside its bucket or memory.
+    pub(crate) fn prefix(&self) -> &str {
+        self.inner.location.prefix()
     }
 
     /// The client's description of an object as ours.
@@ -435,20 +358,4 @@ pub(crate) fn get_options(range: Option<Range<u64>>, if_match: Option<String>) -
         if_match,
         ..GetOptions::default()
     }
-}
-
-async fn list_memory(
-    objects: &dyn ObjectStore,
-    prefix: Option<&ObjectPath>,
-    one_level: bool,
-) -> object_store::Result<ListResult> {
-    if one_level {
-        return objects.list_with_delimiter(prefix).await;
-    }
-    let objects = objects.list(prefix).try_collect().await?;
-    Ok(ListResult {
-        common_prefixes: Vec::new(),
-        objects,
-        extensions: Default::default(),
-    })
 }

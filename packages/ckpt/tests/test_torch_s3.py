@@ -9,7 +9,7 @@ from hocket.ckpt.torch import CheckpointStore
 from hocket.native import Store
 from support.ranks import run_ranks
 
-FLAKY = ("kind=slowdown,rate=0.05", "kind=reset,rate=0.05")
+FLAKY = ("kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
 
 
 @pytest.fixture
@@ -78,6 +78,7 @@ def test_two_ranks_save_through_faults_and_one_loads(s3d_faults, monkeypatch):
     server = s3d_faults(*FLAKY, seed=7)
     uri = server.uri("ckpt/two")
     assert run_ranks(job, 2, uri, timeout_s=120, env=server.env, init="gloo") == [3, 3]
+    assert sum(server.stats()["faults"].values()) > 0
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     loaded = CheckpointStore(uri).load("step-3", state(0))

@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_the_job_with_its_signal(script: Path, tmp_path: Path
     assert list((tmp_path / "logs").glob("*/attempt_0/1/stdout.log"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_reaches_every_rank_and_leaves_none(
     script: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -48,8 +48,7 @@ fn fetch(place: &Place, limit: u64, interrupted: Interrupted<'_>) -> Result<Vec<
             uri: place.uri().to_owned(),
         }),
         None => Err(place.not_found(format!(
-            "expected a checkpoint, a folder with `{MANIFEST_NAME}` in it. `hocket-ckpt ls` on the folder above lists those \
-             that are there"
+            "expected a checkpoint, a folder with `{MANIFEST_NAME}` in it. `hocket-ckpt ls` lists the checkpoints of a folder"
         ))),
     }
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.native._native import CKPT_FORMAT
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ ITEM_BYTES: Mapping[str, int] = {
     "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 """Bytes of one item, by safetensors' name of the dtype."""
+
+_FILE_FIELDS = ("path", "size", "data_start", "header", "digests")
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list's position."""
@@ -162,28 +164,38 @@ class Manifest:
 
     @classmethod
     def from_document(cls, document: bytes) -> Manifest:
-        """The manifest in a document that `ckpt_manifest_read` has validated."""
-        raw = json.loads(document)
-        per_rank = raw.pop("per_rank")
-        return cls(
-            files=tuple(raw.pop("files")),
-            tensors={name: _tensor_from_json(tensor) for name, tensor in raw.pop("tensors").items()},
-            values={
-                name: ValueRecord(path=tuple(value["path"]), value=decode_value(value["value"]))
-                for name, value in raw.pop("values").items()
-            },
-            per_rank=per_rank
-            and PerRank(
-                policy=per_rank["policy"], ranks=tuple(decode_value(value) for value in per_rank["ranks"])
-            ),
-            user=decode_value(raw.pop("user")),
-            **raw,
-        )
+        """The manifest in a document that `ckpt_manifest_read` has validated.
+
+        Raises:
+            CheckpointCorruptError: A tagged value in it makes no sense; the rest was validated before.
+        """
+        try:
+            raw = json.loads(document)
+            per_rank = raw.pop("per_rank")
+            return cls(
+                files=tuple(raw.pop("files")),
+                tensors={name: _tensor_from_json(tensor) for name, tensor in raw.pop("tensors").items()},
+                values={
+                    name: ValueRecord(path=tuple(value["path"]), value=decode_value(value["value"]))
+                    for name, value in raw.pop("values").items()
+                },
+                per_rank=per_rank
+                and PerRank(
+                    policy=per_rank["policy"],
+                    ranks=tuple(decode_value(value) for value in per_rank["ranks"]),
+                ),
+                user=decode_value(raw.pop("user")),
+                **raw,
+            )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CheckpointCorruptError(
+                f"the manifest's document holds a value of no known form: {error}"
+            ) from error
 
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:
     """The five fields of a file: what `ckpt_write_file` returns has one more."""
-    return {name: file[name] for name in ("path", "size", "data_start", "header", "digests")}  # type: ignore[literal-required]
+    return {name: value for name, value in file.items() if name in _FILE_FIELDS}
 
 
 def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
@@ -234,8 +246,8 @@ def encode_value(value: Any) -> Any:
     """A Python value as JSON, with tags for what JSON has no form for.
 
     Raises:
-        CheckpointIncompatibleError: Something else than None, bool, int, float, str, bytes, tuple, list or a mapping
-            of these; the message names where in the value it stands.
+        CheckpointIncompatibleError: Something else than None, bool, int, float, str, bytes, tuple, list or a
+            mapping of these; the message names where in the value it stands.
     """
     return _encode(value, "")
 
@@ -264,8 +276,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"$map": pairs}
     place = f" at `{where}`" if where else ""
     raise CheckpointIncompatibleError(
-        f"a `{kind.__module__}.{kind.__qualname__}`{place} has no form in a checkpoint; expected a tensor, None, bool, "
-        "int, float, str, bytes, tuple, list or mapping. Convert it in the `state_dict` that returns it."
+        f"a `{kind.__module__}.{kind.__qualname__}`{place} has no form in a checkpoint; expected a tensor, "
+        "None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the `state_dict` that "
+        "returns it."
     )
 
 

@@ -1,1 +1,1 @@
-"""All of Hocket: the trainer, its siblings, recipes and the hocket command."""
+"""Composer's and mosaicml-streaming's public names over Hocket's packages. None is offered yet."""

@@ -1,1 +1,1 @@
-"""All of Hocket: the trainer, its siblings, recipes and the hocket command."""
+"""Recipes: whole training jobs to read, run and start from, and the `hocket` command with its demo."""

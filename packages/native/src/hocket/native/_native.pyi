@@ -3,7 +3,7 @@
 from builtins import list as _list
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict, final, type_check_only
+from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -26,7 +26,7 @@ class ObjectMeta:
 
     @property
     def etag(self) -> str | None:
-        """The entity tag as the store writes it (S3: with its quotes); it changes whenever the object does."""
+        """The entity tag as the store writes it (S3: with its quotes); another object has another one."""
 
     @property
     def modified_ms(self) -> int:
@@ -42,14 +42,15 @@ class Store:
     """Objects by key: `s3://bucket/prefix`, a local directory (path or `file:///dir`), or `memory://name`.
 
     A handle: URI and options, no client and no socket. It pickles, goes to threads, and stays good in a
-    forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without the
-    interpreter lock, and Ctrl-C ends its wait within 100 ms.
+    forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without
+    the interpreter lock, and Ctrl-C ends its wait within 100 ms.
 
-    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`
-    (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment at each call.
+    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+    `AWS_ENDPOINT_URL` (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment
+    when it is opened or unpickled; a pickle holds no credentials.
 
-    Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or credentials that cannot work,
-    `StorePermissionError` when they are refused or missing, `StoreTransientError` when the store stays
+    Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or setting that cannot work,
+    `StorePermissionError` when credentials are refused or missing, `StoreTransientError` when the store stays
     unreachable or failing for `deadline_s`, `StoreIOError` for the rest.
 
     Args:
@@ -127,10 +128,17 @@ class Store:
         """
 
     def upload(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
-        """Write a local file under `key`, in parts of at least 8 MiB, several at once; visible when complete."""
+        """Write a local file under `key`, in parts of at least 8 MiB, several at once.
+
+        The object is visible when it is complete, and not before.
+
+        Raises:
+            StoreNotFoundError: There is no file `path`.
+            StoreChangedError: The file grew or shrank while it was read; nothing was written.
+        """
 
     def download(self, key: str, path: str | PathLike[str]) -> ObjectMeta:
-        """Write an object into the file `path`, parts in place: neither synced nor atomic, which is the caller's.
+        """Write an object into the file `path`, its parts in place: sync and rename are the caller's.
 
         Raises:
             StoreNotFoundError: There is no such object, or no directory for `path`.
@@ -150,11 +158,183 @@ class Store:
 
 # --- stream -----------------------------------------------------------------------------------
 
+_File: TypeAlias = tuple[str, int, dict[str, str]]
+
+@final
+class ShardIndex:
+    """A checked `index.json`. Immutable and without locks, so safe in threads and forked children."""
+
+    @staticmethod
+    def parse(data: bytes, origin: str) -> ShardIndex:
+        """Read an index; `origin` is its path or URI, for messages.
+
+        Raises:
+            IndexCorruptError: No valid index, or one with base names that leave the data set's folder.
+            ConfigError: A valid one that uses what is not supported.
+        """
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all shards."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards, empty ones included."""
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over columns and shards; the same wherever the data set lies."""
+
+    @property
+    def columns(self) -> _list[tuple[str, str, int | None]]:
+        """Name, encoding and bytes a value (or `None`) of each column, in a sample's order."""
+
+    def order(
+        self,
+        *,
+        epoch: int,
+        global_batch_size: int,
+        num_canonical_nodes: int,
+        shuffle: bool,
+        shuffle_seed: int,
+        shuffle_block_size: int,
+        tail: str,
+    ) -> EpochOrder:
+        """Plan an epoch: one pass over the shards, none over the samples.
+
+        Raises:
+            ConfigError: A size of 0, lanes that do not divide the batch, an unknown `tail`.
+        """
+
+@final
+class EpochOrder:
+    """The native order of one epoch: which samples each batch holds, in which order."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch, on every rank."""
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that `tail="drop"` leaves out."""
+
+    @property
+    def num_repeated(self) -> int:
+        """Samples that `tail="pad"` repeats."""
+
+    def share(self, batch: int, rank: int, world_size: int) -> tuple[int, int]:
+        """Return how many samples of a batch count on a rank, and over all ranks."""
+
+    def sample_ids(self, batch: int) -> _list[int]:
+        """Return a batch's samples over all ranks, by their numbers in storage order."""
+
+@final
+class ShardCache:
+    """A data set's shards on this machine: fetched whole, checked, by one process of the machine for all.
+
+    Its locks are the kernel's and go with their process. Of this process: a forked child makes its own.
+
+    Args:
+        index: What there is.
+        local: The folder; without a remote, the data set itself.
+        remote: URI of the data set, if it is elsewhere.
+        deadline_s: Seconds that all tries of one request may take together.
+        keep_zip: Keep a downloaded compressed file beside the raw one.
+        attempts: Fetches of a shard before wrong bytes are final.
+        validate_hash: The digest to check; by default the quickest one that the index carries.
+    """
+
+    def __new__(
+        cls,
+        index: ShardIndex,
+        local: str | PathLike[str],
+        remote: str | None,
+        *,
+        deadline_s: float,
+        keep_zip: bool,
+        attempts: int,
+        validate_hash: str | None,
+    ) -> ShardCache: ...
+    def take_notices(self) -> _list[str]:
+        """Return, once, what happened that a person may want to know."""
+
+    def read(
+        self,
+        order: EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        first: int,
+        stride: int,
+        prefetch_bytes: int,
+        prefetch_batches: int,
+        fetch_threads: int,
+    ) -> BatchReader:
+        """Start reading a rank's part of batches `first`, `first + stride`, … ahead of the caller."""
+
+@final
+class BatchReader:
+    """Batches of one epoch, read ahead by threads named `hocket-*` that end with it."""
+
+    def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
+        """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
+
+        The batch: its number, its samples that count on this rank and over all ranks, and for each column
+        the bytes of all values (writable, the caller's own) and, where they differ in size, their offsets
+        (uint64, one more than values).
+
+        Raises:
+            ShardNotFoundError: A shard of the index is nowhere.
+            ShardCorruptError: Its bytes are not what the index says, however often fetched.
+            StreamIOError: The cache folder refuses.
+            StoreError: The store's own errors, as they come.
+        """
+
+    def close(self) -> None:
+        """End the threads. The next `next` says `None`."""
+
+def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline_s: float) -> bytes:
+    """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
+
+    Raises:
+        IndexNotFoundError: There is none.
+    """
+
+def hash_names() -> _list[str]:
+    """Return the digests that shards may carry, the quickest to compute first."""
+
+def seal_shard(
+    folder: str | PathLike[str],
+    basename: str,
+    config: bytes,
+    samples: _list[bytes],
+    *,
+    zstd_level: int | None,
+    hashes: _list[str],
+) -> tuple[_File, _File | None]:
+    """Write one MDS shard, whole or not at all, and return what the index is to say of it.
+
+    Returns:
+        Base name, size and digests of the raw file, and of the compressed one if there is one.
+
+    Raises:
+        ConfigError: An unknown hash, a bad level, a shard of 4 GiB or more.
+        StreamIOError: The folder refuses.
+    """
+
+def write_whole(path: str | PathLike[str], data: bytes) -> None:
+    """Write a file durably under a temporary name, then rename it into place.
+
+    Raises:
+        StreamIOError: The folder refuses.
+    """
+
 # --- ckpt -------------------------------------------------------------------------------------
-# `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a file inside
-# it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller keeps the memory alive and
-# unchanged until the call returns. Every verb releases the interpreter lock and wakes within 100 ms for Ctrl-C.
-# Errors are those of `hocket.ckpt.errors`, and of `hocket.native.errors` where the disk or the store failed.
+# `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a
+# file inside it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller
+# keeps the memory alive and unchanged until the call returns. Every verb releases the interpreter lock and
+# wakes within 100 ms for Ctrl-C. Errors are those of `hocket.ckpt.errors`, and of `hocket.native.errors`
+# where the disk or the store failed.
 
 CKPT_BLOCK_BYTES: int
 """Bytes of a block, the unit of digest and of reading: 1 MiB of a file's data, counted from `data_start`."""
@@ -204,23 +384,24 @@ def ckpt_write_file(
 ) -> CkptWritten:
     """Writes one data file, a plain safetensors file, straight from memory.
 
-    The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by descending item
-    size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are hashed there, and go to
-    disk by `O_DIRECT` where the file system takes it; an object store gets a multipart upload. Folders are made as
-    needed. A file that fails half-way is removed.
+    The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by
+    descending item size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are
+    hashed there, and go to disk by `O_DIRECT` where the file system takes it; an object store gets a
+    multipart upload. Folders are made as needed. A file that fails half-way is removed.
 
     Args:
         uri: The checkpoint.
         path: The file inside it; created, never replaced.
-        entries: (name, safetensors dtype such as `BF16`, shape, address, bytes) each; bytes = items × item size. An
-            entry of no bytes may have address 0.
+        entries: (name, safetensors dtype such as `BF16`, shape, address, bytes) each; bytes = items × item
+            size. An entry of no bytes may have address 0.
         metadata: The header's `__metadata__`.
         sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
 
     Returns:
-        `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`); `digests`
-        (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name → (offset in the
-        data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+        `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
+        `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
+        (offset in the data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum
+        -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` is there already.
@@ -230,8 +411,8 @@ def ckpt_write_file(
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 
-    The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is made
-    from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
+    The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is
+    made from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
 
     Raises:
         CheckpointCorruptError: The document breaks a rule of the format; the message says which.
@@ -255,25 +436,26 @@ def ckpt_manifest_read(uri: str) -> bytes:
     """
 
 def ckpt_manifest_head(uri: str) -> bytes:
-    """The first frame of a manifest, JSON, by one ranged read; the document is not looked at. Raises as `ckpt_manifest_read`."""
+    """The first frame of a manifest, JSON, by one ranged read. Raises as `ckpt_manifest_read`."""
 
 def ckpt_commit(uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False) -> None:
     """Writes the manifest to its name if and only if none is there: this is the commit.
 
-    Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed. Object
-    store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and the same save
-    id is success.
+    Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed.
+    Object store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and
+    the same save id is success.
 
     Args:
         uri: The checkpoint.
         manifest: What `ckpt_manifest_encode` gave.
         save_id: The save id inside it.
-        unfenced: Commit although the store lets two conditional writes through. Two savers then may both believe
-            that they won.
+        unfenced: Commit although the store lets two conditional writes through. Two savers then may both
+            believe that they won.
 
     Raises:
         CheckpointExistsError: Another save's checkpoint is there.
-        CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and endpoint).
+        CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and
+            endpoint).
     """
 
 def ckpt_read(
@@ -285,23 +467,27 @@ def ckpt_read(
 ) -> None:
     """Reads byte ranges of data files into memory, every block checked.
 
-    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination is read
-    into it and hashed there; others go through a scratch block.
+    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination
+    is read into it and hashed there; others go through a scratch block.
 
     Args:
         uri: The checkpoint.
         files: Files of the manifest; only those that a read names are opened.
-        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not overlap.
+        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not
+            overlap.
         check: False reads bare ranges and hashes nothing.
 
     Raises:
-        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and `offset` (in
-            the data, of the block; None for a size) let the caller name the tensor. Destinations are then undefined.
+        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and
+            `offset` (in the data, of the block; None for a size) let the caller name the tensor. Destinations
+            are then undefined.
         CheckpointNotFoundError: A file is gone.
     """
 
 def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
-    """Every bad block of a file as (block, offset in the data); (-1, -data_start) stands for a header that differs.
+    """Every bad block of a file, as (block, offset in the data).
+
+    (-1, -data_start) stands for a header that differs.
 
     Raises:
         CheckpointNotFoundError: The file is not there.
@@ -311,8 +497,8 @@ def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
 def ckpt_list(uri: str) -> list[CkptListed]:
     """What stands under a prefix, sorted by step, then created, then name; the uncommitted come first.
 
-    `committed`: has a manifest whose first frame reads. `partial`: has our data files and no manifest. `foreign`:
-    anything else that is a folder; `problem` says why where it has a manifest that does not read.
+    `committed`: has a manifest whose first frame reads. `partial`: has our data files and no manifest.
+    `foreign`: anything else that is a folder; `problem` says why where it has a manifest that does not read.
 
     Raises:
         CheckpointNotFoundError: There is no such prefix.
@@ -329,7 +515,7 @@ def ckpt_delete(uri: str, name: str) -> None:
     """
 
 def ckpt_sizes(uri: str, paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file as seen from here; None where it is not there. For the coordinator, before it commits."""
+    """Bytes of each file as seen from here, before a commit; None where it is not there."""
 
 def xxh3_128(buffer: bytes) -> bytes:
     """XXH3-128 of bytes, 16 bytes in canonical (big endian) form."""

@@ -1,7 +1,7 @@
 """What a store's failure means to a handler. The roots of `hocket.ckpt` and `hocket.stream` derive from here.
 
-A class is caught for what can be done about it, so most are also the built-in exception that code without Hocket
-would catch: `except FileNotFoundError` works on a store as it does on a file.
+A class is caught for what can be done about it, so most are also the built-in exception that code without
+Hocket would catch: `except FileNotFoundError` works on a store as it does on a file.
 """
 
 

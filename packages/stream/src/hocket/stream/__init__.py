@@ -1,1 +1,21 @@
 """Training data read from object storage in a global order that no topology changes."""
+
+from typing import TYPE_CHECKING
+
+from hocket.stream import errors
+from hocket.stream.dataset import StreamingDataset
+from hocket.stream.writer import MDSWriter
+
+if TYPE_CHECKING:
+    from hocket.stream.torch import StreamingDataLoader
+
+__all__ = ["MDSWriter", "StreamingDataLoader", "StreamingDataset", "errors"]
+
+
+def __getattr__(name: str) -> object:
+    # The one name that needs torch: whoever does not ask for it does not load it.
+    if name == "StreamingDataLoader":
+        from hocket.stream.torch import StreamingDataLoader
+
+        return StreamingDataLoader
+    raise AttributeError(f"module `hocket.stream` has no attribute `{name}`")

@@ -64,6 +64,8 @@ class MetricsQueue:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._droppable: OrderedDict[int, None] = OrderedDict()
         self._newest: dict[str, int] = {}  # name → its last entry
+        # Entries that stay although they may be dropped, because they hold the last point of a name.
+        self._pinned: set[int] = set()
         self._next_entry = 0
         self._is_busy = False
         self._is_urgent = False
@@ -94,13 +96,14 @@ class MetricsQueue:
                 raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
             number = self._next_entry
             self._next_entry += 1
+            for name in entry.values:
+                self._unpin(self._newest.get(name))
+                self._newest[name] = number
+            if len(self._entries) >= self.capacity:
+                self._make_room()
             self._entries[number] = entry
             if not keep:
                 self._droppable[number] = None
-            for name in entry.values:
-                self._newest[name] = number
-            if len(self._entries) > self.capacity:
-                self._make_room()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
@@ -111,21 +114,24 @@ class MetricsQueue:
             if len(self._entries) == 1 or self._is_urgent:
                 self._changed.notify_all()
 
+    def _unpin(self, number: int | None) -> None:
+        """Let an entry go that no longer holds the last point of a name: the oldest, so the first to go."""
+        if number is not None and number in self._pinned:
+            self._pinned.remove(number)
+            self._droppable[number] = None
+            self._droppable.move_to_end(number, last=False)
+
     def _make_room(self) -> None:
-        # Oldest first. What holds the last point of a name stays in line, since a newer one may come.
-        too_many = len(self._entries) - self.capacity
-        gone: list[int] = []
-        for number in self._droppable:
-            if len(gone) == too_many:
-                break
+        while len(self._entries) >= self.capacity and self._droppable:
+            number, _ = self._droppable.popitem(last=False)
             entry = self._entries[number]
             last = {name: value for name, value in entry.values.items() if self._newest[name] == number}
             self.num_dropped += len(entry.values) - len(last)
-            entry.values = last
-            if not last:
-                gone.append(number)
-        for number in gone:
-            del self._entries[number], self._droppable[number]
+            if last:
+                entry.values = last
+                self._pinned.add(number)
+            else:
+                del self._entries[number]
 
     def _run(self) -> None:
         # Bound once: a forked child replaces the attribute, and this thread does not exist there.
@@ -146,6 +152,7 @@ class MetricsQueue:
                     return
                 number, entry = self._entries.popitem(last=False)
                 self._droppable.pop(number, None)
+                self._pinned.discard(number)
                 self._is_busy = True
             try:
                 self._handle(entry)
@@ -222,6 +229,7 @@ class MetricsQueue:
             left = sum(len(entry.values) for entry in self._entries.values()) + self._is_busy
             self._entries.clear()
             self._droppable.clear()
+            self._pinned.clear()
         _log.warning(
             "`%s` did not take its last %d points within %g s; they are lost", self.name, left, timeout_s
         )

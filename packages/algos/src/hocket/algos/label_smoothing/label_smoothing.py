@@ -11,9 +11,8 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
-    from hocket.trainer.state import State
-
     from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
 
 
 class LabelSmoothing(Algorithm):

@@ -1,0 +1,322 @@
+//! Multipart uploads: several parts in flight, none visible before the completion.
+
+use crate::client::Remote;
+use crate::error::{Result, StoreError};
+use crate::process;
+use crate::retry::{Fault, Tries};
+use crate::runtime;
+use crate::store::{PutMode, Store};
+use bytes::{Buf, Bytes};
+use object_store::PutPayload;
+use object_store::multipart::PartId;
+use object_store::path::Path as ObjectPath;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// Smallest part, whatever the options say: stores want at least 5 MiB.
+pub(crate) const MIN_PART_BYTES: u64 = 8 << 20;
+
+/// Most parts that S3 takes.
+const MAX_PARTS: u64 = 10_000;
+
+/// A multipart upload, begun at the first full part: a small object goes as a plain PUT.
+pub(crate) struct Parts {
+    store: Store,
+    key: String,
+    remote: Arc<Remote>,
+    path: ObjectPath,
+    part_bytes: u64,
+    pending: Vec<Bytes>,
+    pending_bytes: u64,
+    /// Bytes of the parts handed over for sending.
+    sent_bytes: u64,
+    id: Option<Arc<str>>,
+    /// ETag of what stood under the key before, to tell a completion of ours from what was there.
+    before: Option<String>,
+    sending: JoinSet<Result<(usize, PartId)>>,
+    sent: Vec<Option<PartId>>,
+    pid: u32,
+}
+
+impl Parts {
+    /// For `key` of `store`; makes no request.
+    pub(crate) fn new(
+        store: &Store,
+        key: &str,
+        remote: Arc<Remote>,
+        size_hint: Option<u64>,
+    ) -> Result<Self> {
+        let least = store.options().part_bytes.max(MIN_PART_BYTES);
+        Ok(Self {
+            store: store.clone(),
+            key: key.to_owned(),
+            path: store.path(key)?,
+            remote,
+            part_bytes: least.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
+            pending: Vec::new(),
+            pending_bytes: 0,
+            sent_bytes: 0,
+            id: None,
+            before: None,
+            sending: JoinSet::new(),
+            sent: Vec::new(),
+            pid: std::process::id(),
+        })
+    }
+
+    /// Appends `data`; sends every full part.
+    pub(crate) async fn write(&mut self, mut data: Bytes) -> Result<()> {
+        if self.pid != std::process::id() {
+            return Err(StoreError::config(format!(
+                "the upload of `{}` belongs to another process",
+                self.uri()
+            )));
+        }
+        while self.pending_bytes + data.len() as u64 >= self.part_bytes {
+            let head = data.split_to((self.part_bytes - self.pending_bytes) as usize);
+            self.push(head);
+            self.send().await?;
+        }
+        self.push(data);
+        self.collect(false).await
+    }
+
+    fn push(&mut self, data: Bytes) {
+        if data.has_remaining() {
+            self.pending_bytes += data.len() as u64;
+            self.pending.push(data);
+        }
+    }
+
+    /// Sends what is pending as the next part, once the budget has room for it.
+    async fn send(&mut self) -> Result<()> {
+        let id = match &self.id {
+            Some(id) => Arc::clone(id),
+            None => self.begin().await?,
+        };
+        let size = std::mem::take(&mut self.pending_bytes);
+        let payload: PutPayload = std::mem::take(&mut self.pending).into_iter().collect();
+        let index = self.sent.len();
+        self.sent.push(None);
+        self.sent_bytes += size;
+        // Of an unknown size: parts grow so that their number stays within bounds.
+        if (index as u64 + 1).is_multiple_of(MAX_PARTS / 10) {
+            self.part_bytes *= 2;
+        }
+        let bytes = process::budget()
+            .take(size, self.store.options().budget_bytes)
+            .await;
+        while self.sending.len() >= self.store.options().max_requests {
+            self.collect_one().await?;
+        }
+        let (store, uri) = (self.store.clone(), self.uri());
+        let (remote, path) = (Arc::clone(&self.remote), self.path.clone());
+        self.sending.spawn(async move {
+            let _bytes = bytes;
+            let id = id.to_string();
+            let mut tries = Tries::new(store.options(), uri, size);
+            loop {
+                match tries
+                    .attempt(
+                        &remote,
+                        remote
+                            .multipart
+                            .put_part(&path, &id, index, payload.clone()),
+                    )
+                    .await
+                {
+                    Ok(part) => return Ok((index, part)),
+                    Err(fault) => tries.pause(fault).await?,
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn begin(&mut self) -> Result<Arc<str>> {
+        self.before = match self.store.head(&self.key).await {
+            Ok(meta) => meta.etag,
+            Err(StoreError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let mut tries = Tries::new(self.store.options(), self.uri(), 0);
+        loop {
+            match tries
+                .attempt(
+                    &self.remote,
+                    self.remote.multipart.create_multipart(&self.path),
+                )
+                .await
+            {
+                Ok(id) => return Ok(Arc::clone(self.id.insert(id.into()))),
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    /// Notes parts that have arrived; with `all`, waits for every one.
+    async fn collect(&mut self, all: bool) -> Result<()> {
+        while let Some(outcome) = self.sending.try_join_next() {
+            self.note(outcome)?;
+        }
+        while all && !self.sending.is_empty() {
+            self.collect_one().await?;
+        }
+        Ok(())
+    }
+
+    async fn collect_one(&mut self) -> Result<()> {
+        match self.sending.join_next().await {
+            Some(outcome) => self.note(outcome),
+            None => Ok(()),
+        }
+    }
+
+    fn note(
+        &mut self,
+        outcome: std::result::Result<Result<(usize, PartId)>, tokio::task::JoinError>,
+    ) -> Result<()> {
+        let (index, part) = outcome.unwrap_or_else(|error| {
+            Err(StoreError::io(
+                self.path.as_ref(),
+                format!("a part ended without an answer: {error}"),
+            ))
+        })?;
+        self.sent[index] = Some(part);
+        Ok(())
+    }
+
+    /// The ETag of the finished object.
+    pub(crate) async fn finish(&mut self, size: u64) -> Result<Option<String>> {
+        // A failed or dropped `write` leaves a hole, which must not become an object.
+        if self.sent_bytes + self.pending_bytes != size {
+            return Err(ended(&self.uri()));
+        }
+        if self.id.is_none() {
+            let data = join(std::mem::take(&mut self.pending));
+            return self
+                .store
+                .put_once(&self.remote, &self.key, data, &PutMode::Overwrite)
+                .await;
+        }
+        if self.pending_bytes > 0 {
+            self.send().await?;
+        }
+        self.collect(true).await?;
+        if self.sent.iter().any(Option::is_none) {
+            return Err(ended(&self.uri()));
+        }
+        let etag = self.complete(size).await?;
+        self.id = None;
+        Ok(etag)
+    }
+
+    /// Completes the upload. Where an answer is lost, the object itself says whether it was completed.
+    async fn complete(&mut self, size: u64) -> Result<Option<String>> {
+        let id = self.id.as_deref().unwrap_or_default().to_owned();
+        let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
+        let mut tries = Tries::new(self.store.options(), self.uri(), 0);
+        loop {
+            let request = self
+                .remote
+                .multipart
+                .complete_multipart(&self.path, &id, parts.clone());
+            let fault = match tries.attempt(&self.remote, request).await {
+                Ok(result) => return Ok(result.e_tag),
+                Err(fault) => fault,
+            };
+            // "No such upload" after a lost answer: it was completed, and the object that stands there is
+            // ours even if it has the ETag of before, as one of the same content does.
+            let is_gone = matches!(fault, Fault::Final(StoreError::NotFound { .. }))
+                && tries.may_have_landed();
+            if tries.may_have_landed()
+                && let Ok(meta) = tries
+                    .attempt(
+                        &self.remote,
+                        self.remote.objects.get_opts(&self.path, head_options()),
+                    )
+                    .await
+                    .map(|answer| answer.meta)
+                && meta.size == size
+                && (is_gone || meta.e_tag != self.before)
+            {
+                return Ok(meta.e_tag);
+            }
+            if is_gone {
+                return Err(tries.give_up("the answer to the completion was lost, and neither upload nor object is there; write it again"));
+            }
+            tries.pause(fault).await?;
+        }
+    }
+
+    /// Stops sending, and waits until the store has forgotten the parts.
+    pub(crate) async fn abort(&mut self) -> Result<()> {
+        self.sending.shutdown().await;
+        match self.id.take() {
+            Some(id) => abort(&self.store, self.uri(), &self.remote, &self.path, &id).await,
+            None => Ok(()),
+        }
+    }
+
+    fn uri(&self) -> String {
+        self.store.object_uri(&self.key)
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // A forked child's copy must not end its parent's upload.
+        if self.pid != std::process::id() {
+            return;
+        }
+        if let Some(id) = self.id.take() {
+            self.sending.abort_all();
+            let (store, uri) = (self.store.clone(), self.uri());
+            let (remote, path) = (Arc::clone(&self.remote), self.path.clone());
+            runtime::spawn(async move {
+                // Nobody is left to tell; the bucket's lifecycle rule takes what remains.
+                let _ = abort(&store, uri, &remote, &path, &id).await;
+            });
+        }
+    }
+}
+
+fn head_options() -> object_store::GetOptions {
+    object_store::GetOptions {
+        head: true,
+        ..object_store::GetOptions::default()
+    }
+}
+
+async fn abort(
+    store: &Store,
+    uri: String,
+    remote: &Remote,
+    path: &ObjectPath,
+    id: &str,
+) -> Result<()> {
+    let id = id.to_owned();
+    let mut tries = Tries::new(store.options(), uri, 0);
+    loop {
+        match tries
+            .attempt(remote, remote.multipart.abort_multipart(path, &id))
+            .await
+        {
+            Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+            Err(fault) => tries.pause(fault).await?,
+        }
+    }
+}
+
+/// The error of an upload that is used after it failed.
+pub(crate) fn ended(uri: &str) -> StoreError {
+    StoreError::io(uri, "the upload ended with an earlier error; start it anew")
+}
+
+/// One buffer of all pieces; a single one is not copied.
+fn join(mut pieces: Vec<Bytes>) -> Bytes {
+    match pieces.len() {
+        0 | 1 => pieces.pop().unwrap_or_default(),
+        _ => pieces.concat().into(),
+    }
+}

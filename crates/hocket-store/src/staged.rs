@@ -1,0 +1,144 @@
+//! Writing a local file so that readers, and whoever comes after a crash, see it whole or not at all: into a hidden
+//! file beside its target, which takes the name at the end.
+
+use crate::error::{Result, StoreError};
+use crate::local::{describe, etag, locate, write_error};
+use crate::store::{ObjectMeta, PutMode, Store};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// What the hidden files of unfinished writes are called; listings leave them out.
+pub(crate) const HIDDEN: &str = ".hocket-";
+
+/// A write under way, in a hidden file beside its target. Dropped unpublished, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    key: String,
+    uri: String,
+    target: PathBuf,
+    hidden: PathBuf,
+    file: File,
+    is_published: bool,
+}
+
+impl Staged {
+    /// Makes the directories and the hidden file.
+    pub(crate) fn create(store: &Store, key: &str) -> Result<Self> {
+        let (target, uri) = locate(store, key);
+        let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
+        for _ in 0..8 {
+            fs::create_dir_all(&dir)
+                .map_err(|error| write_error(&uri, "make the directory of", &error))?;
+            let hidden = dir.join(format!(
+                "{HIDDEN}{}-{:016x}.tmp",
+                std::process::id(),
+                fastrand::u64(..)
+            ));
+            match OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&hidden)
+            {
+                Ok(file) => {
+                    return Ok(Self {
+                        key: key.to_owned(),
+                        uri,
+                        target,
+                        hidden,
+                        file,
+                        is_published: false,
+                    });
+                }
+                // A deletion beside us took the directory away as empty; or the name is taken.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
+                Err(error) => return Err(write_error(&uri, "create", &error)),
+            }
+        }
+        Err(StoreError::io(
+            uri,
+            format!(
+                "the directory `{}` is removed as often as it is made",
+                dir.display()
+            ),
+        ))
+    }
+
+    /// Appends `data`.
+    pub(crate) fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.file
+            .write_all(data)
+            .map_err(|error| write_error(&self.uri, "write", &error))
+    }
+
+    /// Gives the file its name, on the condition of `mode`; on disk when this returns.
+    pub(crate) fn publish(mut self, mode: &PutMode) -> Result<ObjectMeta> {
+        let failed = |doing: &'static str| {
+            let uri = self.uri.clone();
+            move |error: io::Error| write_error(&uri, doing, &error)
+        };
+        self.file.sync_all().map_err(failed("sync"))?;
+        let dir = File::open(self.target.parent().unwrap_or(Path::new("/")))
+            .map_err(failed("open the directory of"))?;
+        match mode {
+            PutMode::Overwrite => {
+                fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
+            }
+            PutMode::Create => {
+                // A hard link, unlike a rename, refuses a name that is taken.
+                fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
+                    ErrorKind::AlreadyExists => StoreError::Exists {
+                        uri: self.uri.clone(),
+                    },
+                    _ => write_error(
+                        &self.uri,
+                        "link to (this file system must know hard links)",
+                        &error,
+                    ),
+                })?;
+                let _ = fs::remove_file(&self.hidden);
+            }
+            PutMode::Match(expected) => self.replace(&dir, expected)?,
+        }
+        self.is_published = true;
+        dir.sync_all().map_err(failed("sync the directory of"))?;
+        describe(
+            &self.key,
+            &self.uri,
+            &self.file.metadata().map_err(failed("look at"))?,
+        )
+    }
+
+    /// Compares and renames while holding the directory's lock, which every conditional write takes.
+    fn replace(&self, dir: &File, expected: &str) -> Result<()> {
+        // SAFETY: the descriptor is open as long as `dir` lives; closing it gives the lock back.
+        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return Err(write_error(
+                &self.uri,
+                "lock the directory of",
+                &io::Error::last_os_error(),
+            ));
+        }
+        let actual = fs::metadata(&self.target)
+            .map_or_else(|_| "(none)".to_owned(), |metadata| etag(&metadata));
+        if actual != expected {
+            return Err(StoreError::Changed {
+                uri: self.uri.clone(),
+                expected: expected.to_owned(),
+                actual,
+            });
+        }
+        fs::rename(&self.hidden, &self.target)
+            .map_err(|error| write_error(&self.uri, "rename to", &error))
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_published {
+            let _ = fs::remove_file(&self.hidden);
+        }
+    }
+}

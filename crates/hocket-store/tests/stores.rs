@@ -1,0 +1,242 @@
+//! The verbs of files and memory, as another crate uses them.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::single_range_in_vec_init
+)]
+
+use bytes::Bytes;
+use hocket_store::{PutMode, Result, Store, StoreError, StoreOptions, runtime};
+use proptest::prelude::*;
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn wait<T: Send + 'static>(verb: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    runtime::wait(verb, &|| false)?
+}
+
+fn open(uri: &str) -> Store {
+    Store::open(uri, StoreOptions::default()).unwrap()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn pattern(size: usize) -> Bytes {
+    (0..size)
+        .map(|index| (index % 251) as u8)
+        .collect::<Vec<_>>()
+        .into()
+}
+
+#[test]
+fn an_upload_in_odd_pieces_is_whole_when_finished_and_invisible_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let uris = [
+        "memory://upload/p".to_owned(),
+        dir.path().to_str().unwrap().to_owned(),
+    ];
+    let whole = pattern((20 << 20) + 7);
+    for uri in uris {
+        let (store, data) = (open(&uri), whole.clone());
+        wait(async move {
+            let mut upload = store.upload("a/k", None).await?;
+            let mut rest = data.clone();
+            for size in [1, 0, 9 << 20, 77, 8 << 20, usize::MAX] {
+                upload.write(rest.split_to(size.min(rest.len()))).await?;
+                assert!(matches!(
+                    store.head("a/k").await,
+                    Err(StoreError::NotFound { .. })
+                ));
+                assert!(store.list("").await?.is_empty());
+            }
+            let meta = upload.finish().await?;
+            let head = store.head("a/k").await?;
+            assert_eq!((meta.size, &meta.etag), (head.size, &head.etag));
+            assert_eq!(store.get("a/k").await?, data);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn an_upload_given_up_leaves_what_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    for uri in ["memory://given-up", dir.path().to_str().unwrap()] {
+        let store = open(uri);
+        wait(async move {
+            store.put("k", "old".into(), PutMode::Overwrite).await?;
+            let mut aborted = store.upload("k", None).await?;
+            aborted.write(pattern(9 << 20)).await?;
+            aborted.abort().await?;
+            let mut dropped = store.upload("k", None).await?;
+            dropped.write(pattern(9 << 20)).await?;
+            drop(dropped);
+            assert_eq!(store.get("k").await?, "old");
+            Ok(())
+        })
+        .unwrap();
+    }
+    assert_eq!(names(dir.path()), ["k"]);
+}
+
+#[test]
+fn a_refused_write_leaves_no_hidden_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path().to_str().unwrap());
+    wait(async move {
+        let etag = store
+            .put("k", "one".into(), PutMode::Create)
+            .await?
+            .unwrap();
+        let taken = store.put("k", "two".into(), PutMode::Create).await;
+        assert!(matches!(taken, Err(StoreError::Exists { .. })));
+        let wrong = store
+            .put("k", "two".into(), PutMode::Match("other".into()))
+            .await;
+        assert!(matches!(wrong, Err(StoreError::Changed { actual, .. }) if actual == etag));
+        let below = store.put("k/below", "two".into(), PutMode::Overwrite).await;
+        assert!(matches!(below, Err(StoreError::Io { .. })), "{below:?}");
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(names(dir.path()), ["k"]);
+}
+
+#[test]
+fn of_racing_conditional_writers_each_round_has_one_winner() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path().to_str().unwrap());
+    wait(async move {
+        let mut etag = store.put("k", "0".into(), PutMode::Create).await?.unwrap();
+        for round in 0..5 {
+            let writers = (0..6).map(|writer| {
+                let (store, mode) = (store.clone(), PutMode::Match(etag.clone()));
+                tokio::spawn(async move {
+                    store
+                        .put("k", format!("{round}-{writer}").into(), mode)
+                        .await
+                })
+            });
+            let outcomes = futures::future::join_all(writers).await;
+            let won: Vec<_> = outcomes
+                .into_iter()
+                .filter_map(|outcome| outcome.unwrap().ok())
+                .collect();
+            assert_eq!(won.len(), 1);
+            etag = won[0].clone().unwrap();
+            assert_eq!(store.head("k").await?.etag.as_deref(), Some(etag.as_str()));
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn deleting_the_last_object_of_a_directory_removes_it_but_never_the_root() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    let store = open(root.to_str().unwrap());
+    let handle = store.clone();
+    wait(async move {
+        handle.put("a/b/1", "x".into(), PutMode::Overwrite).await?;
+        handle.put("a/2", "x".into(), PutMode::Overwrite).await?;
+        handle.delete("a/b/1").await
+    })
+    .unwrap();
+    assert_eq!(names(&root.join("a")), ["2"]);
+    wait(async move { store.delete("a/2").await }).unwrap();
+    assert_eq!(names(&root), [""; 0]);
+}
+
+#[test]
+fn a_directory_is_no_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path().to_str().unwrap());
+    wait(async move {
+        store.put("a/1", "x".into(), PutMode::Overwrite).await?;
+        assert!(matches!(
+            store.head("a").await,
+            Err(StoreError::NotFound { .. })
+        ));
+        assert!(matches!(
+            store.get("a").await,
+            Err(StoreError::NotFound { .. })
+        ));
+        store.delete("a").await?;
+        assert_eq!(store.get("a/1").await?, "x");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_loop_of_links_ends_a_listing() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("a")).unwrap();
+    std::fs::write(dir.path().join("a/1"), "x").unwrap();
+    std::os::unix::fs::symlink("..", dir.path().join("a/up")).unwrap();
+    let store = open(dir.path().to_str().unwrap());
+    let keys: Vec<String> = wait(async move { store.list("").await })
+        .unwrap()
+        .into_iter()
+        .map(|meta| meta.key)
+        .collect();
+    assert_eq!(keys, ["a/1"]);
+}
+
+#[test]
+fn an_interrupted_wait_ends_at_once_and_stops_the_work() {
+    let dropped = std::sync::Arc::new(());
+    let held = std::sync::Arc::clone(&dropped);
+    let work = async move {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        drop(held);
+    };
+    let started = Instant::now();
+    let outcome = runtime::wait(work, &|| true);
+    assert!(matches!(outcome, Err(StoreError::Interrupted)));
+    assert!(started.elapsed() < Duration::from_millis(500));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while std::sync::Arc::strong_count(&dropped) > 1 {
+        assert!(Instant::now() < deadline, "the work goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn ranges_are_slices(
+        size in 0u64..3_000_000,
+        cuts in prop::collection::vec((0.0f64..1.0, 0.0f64..1.0), 0..12),
+        part_bytes in 4096u64..900_000,
+    ) {
+        let options = StoreOptions { part_bytes, ..StoreOptions::default() };
+        let store = Store::open("memory://ranges", options).unwrap();
+        let data = pattern(size as usize);
+        let at = |share: f64| (share * size as f64) as u64;
+        let ranges: Vec<_> = cuts.iter().map(|(a, b)| at(a.min(*b))..at(a.max(*b))).collect();
+        let (asked, content) = (ranges.clone(), data.clone());
+        let pieces = wait(async move {
+            store.put("k", content, PutMode::Overwrite).await?;
+            store.get_ranges("k", &asked).await
+        })
+        .unwrap();
+        prop_assert_eq!(pieces.len(), ranges.len());
+        for (piece, range) in pieces.iter().zip(&ranges) {
+            prop_assert!(*piece == data[range.start as usize..range.end as usize], "{range:?}");
+        }
+    }
+}

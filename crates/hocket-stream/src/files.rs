@@ -1,0 +1,207 @@
+//! Files that appear under their final name whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::{Result, StreamError};
+
+const LOCK_POLL: Duration = Duration::from_millis(20);
+
+/// A file in the making: `.<name>.part` beside its target, held by a kernel lock.
+///
+/// The lock is the part's own: it goes with the process that holds it, and the next one to take it
+/// starts over in the same file. So no lock files are left behind, and of many processes that want the
+/// same target one makes it while the others wait.
+#[derive(Debug)]
+pub struct Part {
+    file: File,
+    path: PathBuf,
+    target: PathBuf,
+    committed: bool,
+}
+
+impl Part {
+    /// Waits for the right to make `target`, whose folder is created, and empties its part.
+    /// Look again whether the target is there: another process may just have finished it.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the folder is not writable; [`StreamError::Closed`] once `stop` is set.
+    pub fn lock(target: &Path, stop: &AtomicBool) -> Result<Self> {
+        let path = part_path(target);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)
+                .map_err(|e| not_writable(folder, "create the folder", &e))?;
+        }
+        loop {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .map_err(|e| not_writable(&path, "create a temporary file", &e))?;
+            // A part that was renamed or removed while we waited is no longer the part.
+            if wait_for_lock(&file, &path, stop)? {
+                let part = Self {
+                    file,
+                    path,
+                    target: target.into(),
+                    committed: false,
+                };
+                part.file
+                    .set_len(0)
+                    .map_err(|e| StreamError::io(&part.path, "empty it", &e))?;
+                return Ok(part);
+            }
+        }
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the part durable and gives it its name, replacing what has it.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub fn commit(mut self) -> Result<()> {
+        self.file
+            .sync_all()
+            .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))?;
+        fs::rename(&self.path, &self.target)
+            .map_err(|e| StreamError::io(&self.target, "rename into place", &e))?;
+        self.committed = true;
+        if let Some(folder) = self.target.parent() {
+            // Durability of the name; some file systems cannot sync a folder, and lose nothing but time by it.
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_file(&self.path);
+        }
+        // A child forked meanwhile holds the same lock open; let go of it for both.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+/// Writes `contents` to `target`, whole or not at all.
+///
+/// # Errors
+/// [`StreamError::Io`] where the disk refuses.
+pub fn write_whole(target: &Path, contents: &[u8]) -> Result<()> {
+    let part = Part::lock(target, &AtomicBool::new(false))?;
+    fs::write(part.path(), contents).map_err(|e| StreamError::io(part.path(), "write", &e))?;
+    part.commit()
+}
+
+fn part_path(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.part"))
+}
+
+/// Waits for the lock; false if meanwhile `path` has become another file or none.
+fn wait_for_lock(file: &File, path: &Path, stop: &AtomicBool) -> Result<bool> {
+    loop {
+        let is_locked = match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => false,
+            Err(error) => return Err(StreamError::io(path, "lock it", &error.into())),
+        };
+        if !is_same_file(file, path) {
+            return Ok(false);
+        }
+        if is_locked {
+            return Ok(true);
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(StreamError::Closed);
+        }
+        std::thread::sleep(LOCK_POLL);
+    }
+}
+
+fn is_same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(named)) => open.ino() == named.ino() && open.dev() == named.dev(),
+        _ => false,
+    }
+}
+
+fn not_writable(path: &Path, doing: &str, error: &std::io::Error) -> StreamError {
+    StreamError::Io {
+        path: path.display().to_string(),
+        reason: format!(
+            "could not {doing}: {error}; give a folder with room that this user can write to as `local`"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_part_becomes_the_target_or_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        drop(Part::lock(&target, &AtomicBool::new(false)).unwrap());
+        assert!(names(folder.path()).is_empty());
+        write_whole(&target, b"one").unwrap();
+        write_whole(&target, b"two").unwrap();
+        assert_eq!(names(folder.path()), ["a.bin"]);
+        assert_eq!(fs::read(&target).unwrap(), b"two");
+    }
+
+    #[test]
+    fn one_makes_it_while_the_others_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let made = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let part = Part::lock(&target, &AtomicBool::new(false)).unwrap();
+                    if !target.exists() {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        fs::write(part.path(), b"whole").unwrap();
+                        part.commit().unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
+        assert_eq!(names(folder.path()), ["a.bin"]);
+    }
+
+    #[test]
+    fn a_waiter_leaves_when_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let _held = Part::lock(&target, &AtomicBool::new(false)).unwrap();
+        assert!(matches!(
+            Part::lock(&target, &AtomicBool::new(true)),
+            Err(StreamError::Closed)
+        ));
+    }
+}

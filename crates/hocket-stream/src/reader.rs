@@ -1,0 +1,432 @@
+//! Batches in order, read ahead of the consumer.
+//!
+//! Three kinds of threads serve one reader. `hocket-plan` walks the order ahead of the cursor and asks
+//! for the shards it meets, within a budget of bytes. `hocket-fetch-*` open them: out of the cache, or by
+//! way of the remote. `hocket-batch` takes the batches in turn, waits for the shards of each, and copies
+//! its samples into contiguous columns; a few finished ones wait in a queue.
+//! None of them talks to another process, and dropping the reader ends them all.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+
+use crate::batch::{Batch, gather};
+use crate::cache::Cache;
+use crate::error::{Result, StreamError};
+use crate::order::{Location, Order, Share};
+use crate::window::Window;
+
+/// The planner never walks further ahead than this many of the rank's samples: beyond, shards would be
+/// found that are not needed for long.
+const LOOKAHEAD_SAMPLES: u64 = 1 << 16;
+
+/// Which batches a reader gives and how far it works ahead.
+#[derive(Clone, Debug)]
+pub struct ReaderOptions {
+    /// This rank.
+    pub rank: u64,
+    /// How many ranks divide each batch.
+    pub world: u64,
+    /// The first batch.
+    pub first: u64,
+    /// The distance to the next one: 1, or the number of worker processes that take turns.
+    pub stride: u64,
+    /// Bytes of shards that may be fetched ahead of their first use.
+    pub prefetch_bytes: u64,
+    /// Finished batches that may wait for the consumer.
+    pub prefetch_batches: usize,
+    /// Threads that fetch shards.
+    pub fetch_threads: usize,
+}
+
+/// The batches of one epoch for one rank, from some batch on.
+pub struct Reader {
+    batches: Receiver<Result<Option<Batch>>>,
+    window: Arc<Window>,
+    threads: Vec<JoinHandle<()>>,
+    process: u32,
+    is_done: bool,
+}
+
+impl Reader {
+    /// Starts reading. Returns at once; the threads do the rest.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] where no
+    /// thread can be started.
+    pub fn start(cache: Arc<Cache>, order: Arc<Order>, options: ReaderOptions) -> Result<Self> {
+        if options.rank >= options.world || options.stride == 0 {
+            return Err(StreamError::config(format!(
+                "rank {} of {} with a stride of {}: expected a rank below the world size and a stride of at least 1",
+                options.rank, options.world, options.stride
+            )));
+        }
+        let (wanted, requests) = unbounded();
+        let (finished, batches) = bounded(options.prefetch_batches.max(1));
+        let window = Arc::new(Window::new(wanted, options.prefetch_bytes));
+        let mut reader = Self {
+            batches,
+            window: window.clone(),
+            threads: Vec::new(),
+            process: std::process::id(),
+            is_done: false,
+        };
+        for number in 0..options.fetch_threads.max(1) {
+            let (cache, window, requests) = (cache.clone(), window.clone(), requests.clone());
+            reader.spawn(format!("hocket-fetch-{number}"), move || {
+                fetch(&cache, &window, &requests)
+            })?;
+        }
+        let sequence = Sequence { order, options };
+        let (for_plan, index, shared) = (sequence.clone(), cache.clone(), window.clone());
+        reader.spawn("hocket-plan".into(), move || {
+            plan(&for_plan, &index, &shared)
+        })?;
+        reader.spawn("hocket-batch".into(), move || {
+            assemble(&sequence, &cache, &window, &finished)
+        })?;
+        Ok(reader)
+    }
+
+    /// The next batch, `Ok(None)` at the end of the epoch, or `Err(None)` when `patience` ran out first.
+    ///
+    /// # Errors
+    /// `Err(Some(error))` with what stopped a thread; the reader is then at its end.
+    pub fn next(
+        &mut self,
+        patience: Duration,
+    ) -> std::result::Result<Option<Batch>, Option<StreamError>> {
+        if self.is_done {
+            return Ok(None);
+        }
+        match self.batches.recv_timeout(patience) {
+            Ok(Ok(batch)) => {
+                self.is_done = batch.is_none();
+                Ok(batch)
+            }
+            Ok(Err(error)) => {
+                self.is_done = true;
+                Err(Some(error))
+            }
+            Err(RecvTimeoutError::Timeout) => Err(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.is_done = true;
+                // The assembler announces its end; silence means that it died.
+                Err(Some(StreamError::config(
+                    "a reading thread ended before its time; please report it",
+                )))
+            }
+        }
+    }
+
+    fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let handle = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(run)
+            .map_err(|error| StreamError::Io {
+                path: name,
+                reason: format!("could not start the thread: {error}"),
+            })?;
+        self.threads.push(handle);
+        Ok(())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        if self.process != std::process::id() {
+            // A forked child has the handles and not the threads: there is nobody to join.
+            threads.into_iter().for_each(std::mem::forget);
+            return;
+        }
+        self.window.stop();
+        // An assembler that waits for room in the queue finds no receiver and ends.
+        self.batches = crossbeam_channel::never();
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The batches that a reader gives, in their turns.
+#[derive(Clone)]
+struct Sequence {
+    order: Arc<Order>,
+    options: ReaderOptions,
+}
+
+impl Sequence {
+    /// The batch of turn `turn`, if the epoch has it, and what of it is read.
+    fn at(&self, turn: u64) -> Option<(u64, Share)> {
+        let number = self
+            .options
+            .stride
+            .checked_mul(turn)?
+            .checked_add(self.options.first)?;
+        (number < self.order.num_batches()).then(|| {
+            (
+                number,
+                self.order
+                    .share(number, self.options.rank, self.options.world),
+            )
+        })
+    }
+
+    /// Where the share's samples lie, and their shards in the order in which they are met.
+    fn locate(&self, share: &Share) -> (Vec<Location>, Vec<u32>) {
+        let mut locations = Vec::with_capacity((share.range.end - share.range.start) as usize);
+        self.order
+            .locate(share.from, share.range.clone(), &mut locations);
+        let mut met = HashSet::new();
+        let shards = locations
+            .iter()
+            .map(|location| location.shard)
+            .filter(|&shard| met.insert(shard))
+            .collect();
+        (locations, shards)
+    }
+}
+
+fn plan(sequence: &Sequence, cache: &Cache, window: &Window) {
+    let shards = cache.index().shards();
+    for turn in 0.. {
+        let Some((_, share)) = sequence.at(turn) else {
+            return;
+        };
+        let distance = (LOOKAHEAD_SAMPLES / share.local.max(1)).max(2);
+        if window.wait_for_turn(turn, distance).is_err() {
+            return;
+        }
+        for number in sequence.locate(&share).1 {
+            let bytes = shards
+                .get(number as usize)
+                .map_or(0, |shard| shard.raw.bytes);
+            if window.ask_ahead(number, bytes, turn).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn fetch(cache: &Cache, window: &Window, requests: &Receiver<u32>) {
+    // The requests end when the window is stopped.
+    for number in requests {
+        if window.is_stopped() {
+            return;
+        }
+        window.put(number, cache.open(number, &window.stop));
+    }
+}
+
+fn assemble(
+    sequence: &Sequence,
+    cache: &Cache,
+    window: &Window,
+    finished: &Sender<Result<Option<Batch>>>,
+) {
+    for turn in 0.. {
+        let Some((number, share)) = sequence.at(turn) else {
+            let _ = finished.send(Ok(None));
+            break;
+        };
+        let (locations, numbers) = sequence.locate(&share);
+        let batch = window.take(&numbers, turn).and_then(|shards| {
+            let columns = gather(cache.index().schema(), &locations, &shards)?;
+            Ok(Some(Batch {
+                number,
+                share,
+                columns,
+            }))
+        });
+        let failed = batch.is_err();
+        if finished.send(batch).is_err() || failed {
+            break;
+        }
+    }
+    window.stop();
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use crate::batch::ColumnData;
+    use crate::cache::CacheOptions;
+    use crate::index::Index;
+    use crate::order::{OrderSpec, Tail};
+    use crate::writer::{SealOptions, seal};
+    use std::path::Path;
+
+    /// Five shards of 20 samples, each its own number as `uint32` and as a text of that many letters.
+    fn write(folder: &Path) -> Arc<Index> {
+        let mut shards = Vec::new();
+        for number in 0..5u32 {
+            let samples: Vec<Vec<u8>> = (20 * number..20 * (number + 1))
+                .map(|id| {
+                    [
+                        &id.to_le_bytes()[..],
+                        &id.to_le_bytes(),
+                        &vec![b'x'; id as usize],
+                    ]
+                    .concat()
+                })
+                .collect();
+            let options = SealOptions {
+                zstd_level: None,
+                hashes: vec!["xxh3_64".into()],
+            };
+            let (raw, _) =
+                seal(folder, &format!("{number}.mds"), b"{}", &samples, &options).unwrap();
+            shards.push(serde_json::json!({
+                "column_encodings": ["uint32", "str"], "column_names": ["id", "text"], "column_sizes": [4, null],
+                "compression": null, "format": "mds", "hashes": [], "samples": 20, "size_limit": null, "version": 2,
+                "raw_data": {"basename": raw.basename, "bytes": raw.bytes, "hashes": {"xxh3_64": raw.hashes[0].1}},
+                "zip_data": null,
+            }));
+        }
+        let text = serde_json::json!({"version": 2, "shards": shards}).to_string();
+        Arc::new(Index::parse(text.as_bytes(), "index.json").unwrap())
+    }
+
+    fn order(index: &Index) -> Arc<Order> {
+        let spec = OrderSpec {
+            global_batch: 6,
+            lanes: 2,
+            shuffle: true,
+            seed: 1,
+            block: 16,
+            tail: Tail::Short,
+        };
+        Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap())
+    }
+
+    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<Cache> {
+        let options = CacheOptions {
+            local: folder.into(),
+            keep_zip: false,
+            attempts: 1,
+            validate_hash: None,
+        };
+        Arc::new(Cache::new(index.clone(), None, options).unwrap())
+    }
+
+    fn options(first: u64, stride: u64, prefetch_bytes: u64) -> ReaderOptions {
+        ReaderOptions {
+            rank: 0,
+            world: 1,
+            first,
+            stride,
+            prefetch_bytes,
+            prefetch_batches: 2,
+            fetch_threads: 2,
+        }
+    }
+
+    fn read_ids(reader: &mut Reader) -> Result<Vec<(u64, Vec<u64>)>> {
+        let mut all = Vec::new();
+        loop {
+            match reader.next(Duration::from_secs(10)) {
+                Ok(Some(batch)) => all.push((batch.number, check(&batch))),
+                Ok(None) => return Ok(all),
+                Err(error) => return Err(error.expect("no batch within 10 s")),
+            }
+        }
+    }
+
+    /// The ids in a batch; that the texts belong to them is checked on the way.
+    fn check(batch: &Batch) -> Vec<u64> {
+        let [ColumnData::Fixed(ids), ColumnData::Ragged { data, offsets }] = &batch.columns[..]
+        else {
+            panic!("{:?}", batch.columns)
+        };
+        let ids: Vec<u64> = ids
+            .chunks_exact(4)
+            .map(|id| u64::from(u32::from_le_bytes(id.try_into().unwrap())))
+            .collect();
+        let lengths: Vec<u64> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(lengths, ids);
+        assert!(data.iter().all(|&byte| byte == b'x'));
+        ids
+    }
+
+    #[test]
+    fn gives_the_order_whatever_the_window_and_the_first_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        let (order, cache) = (order(&index), cache(folder.path(), &index));
+        for (first, stride, prefetch_bytes) in [
+            (0, 1, 1 << 20),
+            (0, 1, 0),
+            (5, 1, 1),
+            (1, 3, 1 << 20),
+            (17, 1, 1),
+        ] {
+            let mut reader = Reader::start(
+                cache.clone(),
+                order.clone(),
+                options(first, stride, prefetch_bytes),
+            )
+            .unwrap();
+            let expected: Vec<(u64, Vec<u64>)> = (first..order.num_batches())
+                .step_by(stride as usize)
+                .map(|k| {
+                    let mut places = Vec::new();
+                    order.locate(k, 0..order.batch_len(k), &mut places);
+                    (
+                        k,
+                        places
+                            .into_iter()
+                            .map(|place| order.storage_id(place))
+                            .collect(),
+                    )
+                })
+                .collect();
+            assert_eq!(read_ids(&mut reader).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_bad_shard_stops_the_batch_that_needs_it_and_none_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        std::fs::write(folder.path().join("4.mds"), b"no shard").unwrap();
+        let spec = OrderSpec {
+            global_batch: 6,
+            lanes: 1,
+            shuffle: false,
+            seed: 0,
+            block: 16,
+            tail: Tail::Short,
+        };
+        let order = Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap());
+        let mut reader =
+            Reader::start(cache(folder.path(), &index), order, options(0, 1, 1 << 20)).unwrap();
+        let mut seen = 0;
+        let error = loop {
+            match reader.next(Duration::from_secs(10)) {
+                Ok(batch) => seen += batch.unwrap().share.local,
+                Err(error) => break error.unwrap(),
+            }
+        };
+        // 80 good samples: 13 whole batches of 6.
+        assert_eq!(seen, 78);
+        assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
+        assert!(matches!(reader.next(Duration::from_secs(1)), Ok(None)));
+    }
+
+    #[test]
+    fn dropping_it_ends_its_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = write(folder.path());
+        let cache = cache(folder.path(), &index);
+        let mut reader =
+            Reader::start(cache.clone(), order(&index), options(0, 1, 1 << 20)).unwrap();
+        assert!(reader.next(Duration::from_secs(10)).unwrap().is_some());
+        drop(reader);
+        assert_eq!(Arc::strong_count(&cache), 1);
+    }
+}

@@ -1,0 +1,63 @@
+//! Where shards come from: a data set's folder in an object store.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hocket_store::{Store, StoreError, StoreOptions, runtime};
+
+use crate::error::{Result, StreamError};
+
+/// The remote side of a data set. A handle: it may cross a fork.
+#[derive(Clone)]
+pub struct Remote {
+    store: Store,
+}
+
+impl Remote {
+    /// The data set at `uri`; no request is made.
+    ///
+    /// # Errors
+    /// [`StreamError::Store`] for a URI or options that the store does not take.
+    pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
+        Ok(Self {
+            store: Store::open(uri, options)?,
+        })
+    }
+
+    /// The full URI of one of its objects.
+    pub fn object_uri(&self, key: &str) -> String {
+        self.store.object_uri(key)
+    }
+
+    /// An object's bytes, or `None` where there is none. Blocks.
+    ///
+    /// # Errors
+    /// The store's errors; [`StreamError::Closed`] once `interrupted` says so.
+    pub fn get(&self, key: &str, interrupted: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
+        let (store, key) = (self.store.clone(), key.to_owned());
+        let answer = runtime::wait(async move { store.get(&key).await }, interrupted);
+        Ok(settle(answer)?.map(|data| data.to_vec()))
+    }
+
+    /// Writes an object into the file `into`; whether there is one. Blocks.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn download(&self, key: &str, into: &Path, stop: &AtomicBool) -> Result<bool> {
+        let (store, key, into) = (self.store.clone(), key.to_owned(), into.to_owned());
+        let answer = runtime::wait(async move { store.download(&key, &into).await }, &|| {
+            stop.load(Ordering::Relaxed)
+        });
+        Ok(settle(answer)?.is_some())
+    }
+}
+
+/// Takes absence out of the errors: who asked says better what is missing.
+fn settle<T>(answer: hocket_store::Result<hocket_store::Result<T>>) -> Result<Option<T>> {
+    match answer.and_then(|inner| inner) {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(StoreError::Interrupted) => Err(StreamError::Closed),
+        Err(error) => Err(error.into()),
+    }
+}

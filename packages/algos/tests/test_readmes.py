@@ -1,0 +1,25 @@
+"""Every snippet of the READMEs runs, in the order in which they stand there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1]
+READMES = sorted([PACKAGE / "README.md", *PACKAGE.glob("src/hocket/algos/*/README.md")])
+
+
+def test_every_method_has_a_readme() -> None:
+    folders = [path.parent for path in PACKAGE.glob("src/hocket/algos/*/__init__.py")]
+    assert folders
+    assert {folder / "README.md" for folder in folders} <= set(READMES)
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_snippets_run(readme: Path) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert snippets
+    names: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(compile(snippet, str(readme), "exec"), names)

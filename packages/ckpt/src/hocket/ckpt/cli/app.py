@@ -1,0 +1,85 @@
+"""The command's verbs and flags; what each does stands in a module of its own."""
+
+from typing import Annotated
+
+import typer
+
+from hocket.ckpt.cli.outcomes import told
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="hocket-ckpt",
+    help="Looks at checkpoints and checks them: on a disk or on an object store, without torch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 done, 1 found wanting, 2 wrong use, 3 not found, 4 refused, 5 store failed.",
+)
+
+_Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def inspect(
+    uri: _Uri,
+    tensor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One tensor: its chunks, statistics and a histogram."),
+    ] = None,
+    unfold: Annotated[
+        bool, typer.Option("--all", help="Show each of several layers that are alike.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show a checkpoint: its tensors with shapes, dtypes and bytes, who wrote what, its values."""
+    from hocket.ckpt.cli import inspecting
+
+    with told():
+        if tensor is None:
+            inspecting.show(uri, as_json=as_json, unfold=unfold)
+        else:
+            inspecting.show_tensor(uri, tensor, as_json=as_json)
+
+
+@app.command()
+def verify(uri: _Uri, as_json: _Json = False) -> None:
+    """Read every block and compare it with its digest; name each bad tensor, file and offset."""
+    from hocket.ckpt.cli import verifying
+
+    with told():
+        is_sound = verifying.show(uri, as_json=as_json)
+        if not is_sound:
+            raise typer.Exit(1)
+
+
+@app.command()
+def ls(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A folder of checkpoints, or a URI.")],
+    as_json: _Json = False,
+) -> None:
+    """List the checkpoints under a prefix: committed, partial (never finished), foreign."""
+    from hocket.ckpt.cli import listing
+
+    with told():
+        listing.show(prefix, as_json=as_json)
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="The checkpoint to make; it must not be there yet.")
+    ],
+) -> None:
+    """Write a small checkpoint of four ranks, to try the other verbs on."""
+    from hocket.ckpt.cli import demonstrating
+
+    with told():
+        demonstrating.show(directory)
+
+
+def main() -> None:
+    """Runs the command; the entry point of `hocket-ckpt`."""
+    app()

@@ -1,0 +1,29 @@
+"""`hocket-ckpt demo`."""
+
+import shlex
+
+from rich.text import Text
+
+from hocket.ckpt.cli.text import console, count, size
+from hocket.ckpt.demo import write_demo
+
+__all__ = ["show"]
+
+
+def show(directory: str) -> None:
+    """Writes the demo checkpoint and says what to try on it."""
+    manifest = write_demo(directory)
+    out = console()
+    num_bytes = sum(file["size"] for file in manifest.files)
+    what = f"{count(len(manifest.tensors), 'tensor')}, {size(num_bytes)}"
+    out.print(
+        f"Wrote {directory}: {what}, by {count(manifest.world_size, 'rank')} in {len(manifest.files)} files."
+    )
+    out.print()
+    place = shlex.quote(directory)
+    for verb, why in (
+        (f"inspect {place}", "what is in it, and which rank wrote what"),
+        (f"inspect {place} --tensor model.embed.weight", "one tensor's numbers"),
+        (f"verify {place}", "every byte against its digest"),
+    ):
+        out.print(Text.assemble(("  hocket-ckpt " + verb, "bold"), (f"   # {why}", "dim")))

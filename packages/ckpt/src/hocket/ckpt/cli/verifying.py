@@ -1,0 +1,88 @@
+"""`hocket-ckpt verify`."""
+
+import dataclasses
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
+
+from hocket.ckpt.cli.text import console, count, print_json, size
+from hocket.ckpt.reader import open  # noqa: A004 - this package's own
+from hocket.ckpt.verifying import Flaw, Verdict, verify
+
+__all__ = ["show"]
+
+
+def show(uri: str, *, as_json: bool) -> bool:
+    """Verifies a checkpoint and prints the verdict; whether it is sound."""
+    began = time.monotonic()
+    if as_json:
+        verdict = verify(uri)
+        print_json(_document(verdict))
+        return verdict.is_sound
+    out = console()
+    verdict = _with_progress(uri, out) if sys.stdout.isatty() else verify(uri, on_file=_FilePrinter(out))
+    _print_verdict(out, verdict, time.monotonic() - began)
+    return verdict.is_sound
+
+
+def _with_progress(uri: str, out: Console) -> Verdict:
+    num_bytes = sum(file["size"] for file in open(uri).manifest.files)
+    bar = Progress(
+        TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+        console=out, transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("", total=num_bytes)
+        print_file = _FilePrinter(out)
+
+        def on_file(path: str, size: int, flaws: list[Flaw]) -> None:
+            bar.advance(task, size)
+            if flaws:
+                print_file(path, size, flaws)
+
+        return verify(uri, on_file=on_file)
+
+
+class _FilePrinter:
+    """Prints a file's flaws, or that it has none."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+
+    def __call__(self, path: str, num_bytes: int, flaws: list[Flaw]) -> None:
+        if not flaws:
+            self._out.print(Text.assemble(("ok   ", "green"), f"{path}  {size(num_bytes)}"))
+        for flaw in flaws:
+            where = "" if flaw.offset is None else f" at data offset {flaw.offset}"
+            self._out.print(Text.assemble(("BAD  ", "bold red"), f"{path}{where}: {flaw.problem}"))
+            for name in flaw.tensors:
+                self._out.print(Text.assemble("       ", (name, "red")))
+
+
+def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
+    checked = (
+        f"{count(len(verdict.manifest.files), 'file')}, {count(verdict.num_blocks, 'block')}, "
+        f"{size(verdict.num_bytes)} read in {seconds:.1f} s"
+    )
+    if verdict.is_sound:
+        num_tensors = count(len(verdict.manifest.tensors), "tensor")
+        out.print(Text.assemble(("sound", "bold green"), f": {num_tensors}; {checked}"))
+        return
+    hit = f"{count(len(verdict.flaws), 'flaw')} in {count(len(verdict.bad_tensors), 'tensor')}"
+    out.print(Text.assemble(("corrupt", "bold red"), f": {hit}; {checked}"))
+
+
+def _document(verdict: Verdict) -> dict[str, object]:
+    return {
+        "uri": verdict.uri,
+        "sound": verdict.is_sound,
+        "files": len(verdict.manifest.files),
+        "blocks": verdict.num_blocks,
+        "bytes": verdict.num_bytes,
+        "tensors": len(verdict.manifest.tensors),
+        "bad_tensors": verdict.bad_tensors,
+        "flaws": [dataclasses.asdict(flaw) for flaw in verdict.flaws],
+    }

@@ -1,0 +1,102 @@
+"""Every byte of a checkpoint compared with what was written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import name_tensors, open  # noqa: A004 - this package's own
+from hocket.native import _native
+
+__all__ = ["Flaw", "Verdict", "verify"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flaw:
+    """A part of a data file that is not what was written."""
+
+    file: str
+    offset: int | None
+    """Where the bad block begins in the file's data; None for the header or the whole file."""
+    tensors: tuple[str, ...]
+    """Tensors that have bytes there."""
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a verification found."""
+
+    uri: str
+    manifest: Manifest
+    flaws: tuple[Flaw, ...]
+    num_blocks: int
+    """Blocks of data that were to be checked."""
+    num_bytes: int
+    """Bytes of all data files."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every byte is what was written."""
+        return not self.flaws
+
+    @property
+    def bad_tensors(self) -> list[str]:
+        """Names of the tensors that are hit, each once, in the manifest's order."""
+        hit = {name for flaw in self.flaws for name in flaw.tensors}
+        return [name for name in self.manifest.tensors if name in hit]
+
+
+def verify(source: str, *, on_file: Callable[[str, int, list[Flaw]], None] | None = None) -> Verdict:
+    """Reads every data file and compares header, size and blocks with the manifest's digests.
+
+    Goes on after a bad block, so that the verdict names all of them.
+
+    Args:
+        source: The checkpoint's folder or URI.
+        on_file: Called after each file with its path, its bytes and its flaws.
+
+    Raises:
+        CheckpointNotFoundError: There is no committed checkpoint.
+        CheckpointCorruptError: The manifest itself is bad: nothing can be compared.
+        CheckpointIncompatibleError: A later format.
+
+    Example:
+        >>> verify(folder + "/demo").is_sound
+        True
+    """
+    manifest = open(source).manifest
+    flaws: list[Flaw] = []
+    num_blocks = 0
+    for file in manifest.files:
+        found = _flaws(source, manifest, file["path"], file)
+        flaws += found
+        num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
+        if on_file is not None:
+            on_file(file["path"], file["size"], found)
+    return Verdict(
+        uri=source,
+        manifest=manifest,
+        flaws=tuple(flaws),
+        num_blocks=num_blocks,
+        num_bytes=sum(file["size"] for file in manifest.files),
+    )
+
+
+def _flaws(uri: str, manifest: Manifest, path: str, file: "_native.CkptFile") -> list[Flaw]:
+    def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
+        tensors = tuple(name_tensors(manifest, path, offset)) if is_data else ()
+        return Flaw(file=path, offset=offset, tensors=tensors, problem=problem)
+
+    try:
+        bad = _native.ckpt_verify_file(uri, file)
+    except CheckpointNotFoundError:
+        return [flaw(None, "the file is missing")]
+    except CheckpointCorruptError as error:
+        return [flaw(None, str(error))]
+    return [
+        flaw(None, "the safetensors header is not what was written", is_data=False)
+        if block < 0
+        else flaw(offset, "the block is not what was written")
+        for block, offset in bad
+    ]

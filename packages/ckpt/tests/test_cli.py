@@ -1,0 +1,221 @@
+"""The command as a user meets it: what it prints, how it ends, what it never loads."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hocket.ckpt
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.cli.tree import rows_of
+from hocket.ckpt.demo import write_demo
+
+COMMAND = Path(sys.executable).with_name("hocket-ckpt")
+
+
+def run(*args, env=None):
+    """Exit code, stdout and stderr of the command, in a process of its own."""
+    done = subprocess.run(
+        [COMMAND, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def call(capsys, *args):
+    """The same in this process, where the command's speed does not matter."""
+    with pytest.raises(SystemExit) as ended:
+        app([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "demo"
+    code, out, _ = run("demo", folder)
+    assert code == 0
+    assert f"hocket-ckpt inspect {folder}" in out
+    return folder
+
+
+def test_inspect_shows_tensors_shards_and_values(demo):
+    code, out, error = run("inspect", demo)
+    assert (code, error) == (0, "")
+    assert any("257×64" in line and line.endswith("0000111122223333") for line in out.splitlines())
+    assert any("shares model.embed.weight" in line for line in out.splitlines())
+    assert "blocks.0…3" in out
+    assert ["best_loss", "inf"] in [line.split() for line in out.splitlines()]
+    assert "\x1b" not in out
+    assert "blocks.0…3" not in run("inspect", demo, "--all")[1]
+
+
+def test_inspect_as_json_is_the_manifest(demo, capsys):
+    code, out, _ = call(capsys, "inspect", demo, "--json")
+    document = json.loads(out)
+    manifest = hocket.ckpt.open(str(demo)).manifest
+    assert code == 0
+    assert document["save_id"] == manifest.save_id
+    assert document["tensors"].keys() == manifest.tensors.keys()
+    embedding = document["tensors"]["model.embed.weight"]
+    assert (embedding["dtype"], embedding["shape"], len(embedding["chunks"])) == ("BF16", [257, 64], 4)
+    assert document["values"]["best_loss"] == {"$float": "inf"}
+
+
+def test_inspect_of_one_tensor_shows_its_numbers(demo, capsys):
+    array = hocket.ckpt.open(str(demo))["model.embed.weight"].astype("f4")
+    code, out, _ = call(capsys, "inspect", demo, "--tensor", "model.embed.weight", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["statistics"]["max"] == array.max()
+    assert document["statistics"]["items"] == sum(document["histogram"]["counts"]) == array.size
+    code, out, _ = call(capsys, "inspect", demo, "--tensor", "model.embed.weight")
+    assert "█" in out
+    assert f"{array.max():.6g}" in out
+    assert call(capsys, "inspect", demo, "--tensor", "optimizer.state.embed.weight.step")[0] == 0
+
+
+def test_verify_names_what_is_bad(demo, tmp_path, capsys):
+    code, out, _ = call(capsys, "verify", demo)
+    assert code == 0
+    assert "sound: 103 tensors; 4 files" in out
+    bad = tmp_path / "bad"
+    write_demo(str(bad))
+    file = hocket.ckpt.open(str(bad)).manifest.files[2]
+    with (bad / file["path"]).open("r+b") as data:
+        data.seek(file["data_start"] + 5)
+        data.write(b"\xff\xff\xff")
+    code, out, error = call(capsys, "verify", bad)
+    assert (code, error) == (1, "")
+    assert f"BAD  {file['path']} at data offset 0" in out
+    assert "corrupt: 1 flaw in" in out
+    code, out, _ = call(capsys, "verify", bad, "--json")
+    document = json.loads(out)
+    assert code == 1
+    assert not document["sound"]
+    assert [(flaw["file"], flaw["offset"]) for flaw in document["flaws"]] == [(file["path"], 0)]
+    assert set(document["bad_tensors"]) == set(document["flaws"][0]["tensors"])
+
+
+def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
+    for name in ("one", "two", "three"):
+        write_demo(str(tmp_path / name))
+    (tmp_path / "two/checkpoint.json.zst").unlink()
+    (tmp_path / "three/checkpoint.json.zst").write_bytes(b"junk")
+    (tmp_path / "logs").mkdir()
+    code, out, _ = call(capsys, "ls", tmp_path)
+    assert code == 0
+    told = {line.split()[-1]: line.split()[0] for line in out.splitlines()[1:] if line.startswith(("c", "f"))}
+    assert told["one"] == "committed"
+    assert told["logs"] == "foreign"
+    assert "partial" in next(line for line in out.splitlines() if line.endswith("  two"))
+    assert "never finished" in out
+    code, out, _ = call(capsys, "ls", tmp_path, "--json")
+    status = {entry["name"]: entry["status"] for entry in json.loads(out)}
+    assert status == {"one": "committed", "two": "partial", "three": "foreign", "logs": "foreign"}
+    assert next(entry for entry in json.loads(out) if entry["name"] == "three")["problem"]
+
+
+def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
+    cases = [
+        (2, ("inspect", "ftp://host/x")),
+        (2, ("ls", demo)),
+        (3, ("inspect", tmp_path / "nothing")),
+        (3, ("ls", tmp_path / "nothing")),
+        (3, ("inspect", demo, "--tensor", "model.nothing")),
+        (4, ("demo", demo)),
+    ]
+    for expected, args in cases:
+        code, out, error = call(capsys, *args)
+        assert (code, out) == (expected, ""), args
+        assert error.startswith("hocket-ckpt: ")
+        assert error.count("\n") == 1
+    assert call(capsys, "inspect")[0] == 2
+    assert call(capsys, "inspect", demo, "--nonsense")[0] == 2
+    partial = tmp_path / "partial"
+    write_demo(str(partial))
+    (partial / "checkpoint.json.zst").write_bytes(b"junk")
+    assert call(capsys, "verify", partial)[0] == 1
+    (partial / "checkpoint.json.zst").unlink()
+    code, _, error = call(capsys, "verify", partial)
+    assert code == 3
+    assert "never committed" in error
+
+
+def test_a_store_without_credentials_is_5():
+    env = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    code, out, error = run("inspect", "s3://bucket/x", env=env)
+    assert (code, out) == (5, "")
+    assert error.count("\n") == 1
+
+
+def test_the_whole_command_on_an_object_store(s3d, monkeypatch, capsys):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    uri = s3d.uri("cli/demo")
+    assert call(capsys, "demo", uri)[0] == 0
+    assert call(capsys, "verify", uri)[0] == 0
+    assert "blocks.0…3" in call(capsys, "inspect", uri)[1]
+    assert call(capsys, "inspect", uri, "--tensor", "model.head.weight")[0] == 0
+    assert "committed" in call(capsys, "ls", s3d.uri("cli"))[1]
+    assert call(capsys, "demo", uri)[0] == 4
+    assert call(capsys, "inspect", s3d.uri("cli/none"))[0] == 3
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(demo):
+    shell = f"{COMMAND} inspect {demo} --json | head -1"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_neither_the_package_nor_the_command_loads_torch(demo):
+    script = (
+        "import sys, hocket.ckpt\n"
+        "from hocket.ckpt.cli import main\n"
+        "for sys.argv in (['c', 'inspect', {demo}], ['c', 'verify', {demo}], ['c', 'ls', {demo} + '/..']):\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert not end.code\n"
+        "print('torch' in sys.modules)"
+    ).format(demo=repr(str(demo)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_importing_the_package_brings_neither_rich_nor_typer():
+    script = (
+        "import sys, hocket.ckpt; print([name for name in ('rich', 'typer', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_tree_folds_what_is_alike_and_only_that():
+    names = [f"h.{i}.{part}" for i in range(5) for part in ("a", "b")]
+    folded = rows_of(names, lambda name: name.endswith("a") and name.startswith("h.3"))
+    assert [row.label for row in folded] == ["h", "0…2", "a", "b", "3", "a", "b", "4", "a", "b"]
+    assert len(next(row for row in folded if row.label == "0…2").inside) == 6
+    assert [row.name for row in rows_of(names) if row.name] == names
+
+
+def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
+    (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(compile(snippet, "README.md", "exec"), {})

@@ -1,0 +1,182 @@
+"""Of all that commit under one name, one wins, and everybody is told the truth."""
+
+import http.server
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import hocket.ckpt
+from hocket.ckpt.errors import CheckpointExistsError, CheckpointUnfencedError
+from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.native import _native
+from support.ranks import run_ranks
+
+WRITERS = 4
+
+
+def save_id(writer):
+    return f"{writer:032x}"
+
+
+def write(uri, writer):
+    """Writes a data file and returns its manifest, ready to be committed."""
+    array = np.full(1000, writer, np.int64)
+    written = _native.ckpt_write_file(
+        uri,
+        f"data/{writer:08x}-r00000-000.safetensors",
+        entries=[("t", "I64", array.shape, array.ctypes.data, array.nbytes)],
+        metadata={},
+    )
+    chunk = Chunk(file=0, offset=0, length=array.nbytes, start=(0,), size=(1000,))
+    manifest = Manifest(
+        save_id=save_id(writer),
+        step=1,
+        created="2026-01-01T00:00:00.000000Z",
+        version="0.1.0",
+        writer="test",
+        world_size=1,
+        files=(written,),
+        tensors={"t": TensorRecord(dtype="I64", shape=(1000,), path=("t",), chunks=(chunk,))},
+    )
+    return _native.ckpt_manifest_encode(manifest.to_document())
+
+
+def commit(uri, manifest, writer):
+    """Whether this writer won."""
+    try:
+        _native.ckpt_commit(uri, manifest, save_id(writer))
+    except CheckpointExistsError:
+        return False
+    return True
+
+
+def check_winner(uri, won):
+    assert sum(won) == 1
+    checkpoint = hocket.ckpt.open(uri)
+    assert checkpoint.manifest.save_id == save_id(won.index(True))
+    assert (checkpoint["t"] == won.index(True)).all()
+
+
+def race_of_threads(uri):
+    manifests = [write(uri, writer) for writer in range(WRITERS)]
+    barrier = threading.Barrier(WRITERS, timeout=30)
+
+    def run(writer):
+        barrier.wait()
+        return commit(uri, manifests[writer], writer)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        return list(pool.map(run, range(WRITERS)))
+
+
+def test_one_of_several_threads_wins(tmp_path):
+    for number in range(5):
+        uri = str(tmp_path / f"run-{number}")
+        check_winner(uri, race_of_threads(uri))
+
+
+def rank_commits(uri):
+    import os
+
+    writer = int(os.environ["RANK"])
+    return commit(uri, write(uri, writer), writer)
+
+
+def test_one_of_two_processes_wins(tmp_path):
+    uri = str(tmp_path / "run")
+    check_winner(uri, run_ranks(rank_commits, 2, uri, timeout_s=60))
+
+
+def test_a_second_try_of_the_winner_is_success(tmp_path):
+    uri = str(tmp_path / "run")
+    manifest = write(uri, 0)
+    assert commit(uri, manifest, 0)
+    assert commit(uri, manifest, 0)
+    assert not commit(uri, write(uri, 1), 1)
+    with pytest.raises(ValueError, match=save_id(1)):
+        _native.ckpt_commit(str(tmp_path / "other"), manifest, save_id(1))
+
+
+def test_a_data_file_is_never_replaced(tmp_path):
+    write(str(tmp_path), 0)
+    with pytest.raises(CheckpointExistsError, match="never replaced"):
+        write(str(tmp_path), 0)
+
+
+@pytest.fixture
+def server(s3d, monkeypatch):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return s3d
+
+
+def test_one_of_several_wins_on_an_object_store(server):
+    uri = server.uri("commit/race")
+    won = race_of_threads(uri)
+    check_winner(uri, won)
+    _native.ckpt_delete(server.uri("commit"), "race")
+    with pytest.raises(hocket.ckpt.errors.CheckpointNotFoundError):
+        hocket.ckpt.list_checkpoints(server.uri("commit"))
+
+
+def test_a_commit_whose_answer_is_lost_is_a_commit(s3d_faults, monkeypatch):
+    server = s3d_faults("kind=lost_reply,op=PutObject,key=*checkpoint.json.zst,times=1")
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri = server.uri("lost")
+    manifest = write(uri, 0)
+    assert commit(uri, manifest, 0)
+    assert hocket.ckpt.open(uri).manifest.save_id == save_id(0)
+    assert not commit(uri, write(uri, 1), 1)
+
+
+def test_another_save_that_comes_first_wins_though_our_answer_is_lost(s3d_faults, monkeypatch):
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri = server.uri("second")
+    manifests = [write(uri, writer) for writer in range(2)]
+    assert commit(uri, manifests[1], 1)
+    server.set_faults("kind=lost_reply,op=PutObject,key=*checkpoint.json.zst,times=1")
+    assert not commit(uri, manifests[0], 0)
+    assert hocket.ckpt.open(uri).manifest.save_id == save_id(1)
+
+
+class Careless(http.server.BaseHTTPRequestHandler):
+    """An object store that takes every PUT, whatever its conditions."""
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200)
+
+    def do_DELETE(self):
+        self._answer(204)
+
+    def _answer(self, status):
+        self.send_response(status)
+        self.send_header("ETag", '"0"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
+    manifest = write(str(tmp_path), 0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                monkeypatch.setenv(name, "x")
+            monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+            with pytest.raises(CheckpointUnfencedError, match="unfenced=True"):
+                _native.ckpt_commit("s3://careless/run", manifest, save_id(0))
+            _native.ckpt_commit("s3://careless/run", manifest, save_id(0), unfenced=True)
+        finally:
+            server.shutdown()
+            thread.join(10)

@@ -1,0 +1,96 @@
+"""The demo's table and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from hocket.recipes.demo.evidence import TOLERANCE, Evidence, Verdict
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
+    """A row for each job that was compared with the uninterrupted run."""
+    table = Table(title="Compared with the uninterrupted run", title_justify="left")
+    for heading in ("job", "ranks", "steps", "global batches", "losses", ""):
+        table.add_column(heading)
+    for verdict in verdicts:
+        batches = (
+            f"differ at step {verdict.wrong_batches[0]}"
+            if verdict.wrong_batches
+            else "same samples, same order"
+        )
+        if not verdict.is_complete:
+            batches = "steps are missing"
+        table.add_row(
+            verdict.name,
+            str(verdict.ranks),
+            f"{verdict.first}–{verdict.last}",
+            batches,
+            _losses(verdict),
+            "[green]holds[/]" if verdict.passed else "[red]FAILS[/]",
+        )
+    return table
+
+
+def _losses(verdict: Verdict) -> str:
+    if verdict.largest_difference == 0.0:
+        return "identical in every bit"
+    allowed = "0 allowed" if verdict.must_be_identical else f"{TOLERANCE:.0e} allowed"
+    return f"within {verdict.largest_difference:.1e} ({allowed})"
+
+
+def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *, killed_at: int) -> None:
+    """Draws the loss curves on top of each other, and below them how far each is from the uninterrupted run.
+
+    Args:
+        path: The PNG to write.
+        reference: The uninterrupted run: the wide line under the others.
+        jobs: The others by name.
+        killed_at: The last step that the killed job finished.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(9, 7), height_ratios=(3, 1), sharex=True, layout="constrained"
+    )
+    above.plot(
+        list(reference.losses),
+        list(reference.losses.values()),
+        color="#d9d9d9",
+        linewidth=9,
+        label="uninterrupted",
+    )
+    for (name, job), style in zip(jobs.items(), ("-", "--", ":", "-.") * len(jobs), strict=False):
+        steps = [step for step in job.losses if step in reference.losses]
+        above.plot(
+            steps,
+            [job.losses[step] for step in steps],
+            style,
+            linewidth=2,
+            label=f"{name} ({job.ranks} rank{'s' * (job.ranks > 1)})",
+        )
+        gaps = [abs(job.losses[s] - reference.losses[s]) / reference.losses[s] for s in steps]
+        below.plot(steps, gaps, style, linewidth=2)
+    for axes in (above, below):
+        axes.axvline(killed_at, color="crimson", linewidth=1)
+    above.annotate(
+        " killed in a save",
+        (killed_at, 0.98),
+        xycoords=("data", "axes fraction"),
+        color="crimson",
+        va="top",
+        rotation=90,
+    )
+    above.set_ylabel("loss, nats a byte")
+    above.legend()
+    below.axhline(TOLERANCE, color="grey", linewidth=1, linestyle="--")
+    below.set_yscale("symlog", linthresh=1e-8)
+    below.set_ylabel("relative difference")
+    below.set_xlabel("step")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,222 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+
+from rich.console import Console
+
+from hocket.ckpt import list_checkpoints
+from hocket.native import Store
+from hocket.recipes.corpus import write_corpus
+from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
+from hocket.recipes.demo.jobs import JobFailedError, JobSpec
+from hocket.recipes.demo.report import draw_curves, verdict_table
+from hocket.recipes.demo.stage import Shown, run_job
+from hocket.recipes.gpt import GPTConfig
+from hocket.recipes.train import GLOBAL_BATCH
+
+MARKER = ".hocket-demo"
+KILL_ATTEMPTS = 4
+
+
+class DemoError(ValueError):
+    """The demo cannot be run as asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """What `hocket demo` takes.
+
+    Attributes:
+        out: Folder for logs, journals, the picture and, without `store`, the data and the checkpoints. A
+            folder of an earlier demo is replaced, any other must be empty.
+        store: URI under which the data and the checkpoints go, in a folder named after the run; None for
+            `out`.
+        steps: Batches to train.
+        ranks: Processes of the uninterrupted and the killed run, then of each resumption.
+        save_every: Batches between checkpoints.
+    """
+
+    out: Path
+    store: str | None = None
+    steps: int = 24
+    ranks: tuple[int, ...] = (2, 2, 1, 4)
+    save_every: int = 6
+
+    def __post_init__(self) -> None:
+        """Refuses what could show nothing.
+
+        Raises:
+            DemoError: Too few steps, or numbers of ranks that the batch cannot be cut into.
+        """
+        if self.steps < 3 * self.save_every:
+            raise DemoError(
+                f"`--steps {self.steps}` leaves no save to be killed in after a committed one: "
+                f"give at least {3 * self.save_every}"
+            )
+        if len(self.ranks) < 2 or not all(1 <= ranks <= GLOBAL_BATCH for ranks in self.ranks):
+            raise DemoError(
+                f"`--ranks {','.join(map(str, self.ranks))}`: give at least two numbers from 1 to "
+                f"{GLOBAL_BATCH} (samples in a batch), first that of the run to be killed, "
+                f"then those to resume on"
+            )
+
+
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Runs the demo.
+
+    Args:
+        options: What to run.
+        console: Where to show it.
+
+    Returns:
+        Whether everything held.
+
+    Raises:
+        DemoError: `out` is not ours to write in.
+        JobFailedError: A job failed that should not have.
+    """
+    began = time.monotonic()
+    _prepare(options.out)
+    base = _base(options)
+    Store(base).list()  # an unreachable store is told now, not by the ranks
+    console.print(
+        f"[bold]Hocket demo[/]: a GPT learns Python's library source\n"
+        f"data and checkpoints in [cyan]{base}[/]\n"
+        f"{len(options.ranks) + 1} jobs on {'/'.join(map(str, options.ranks))} ranks, {options.steps} steps, "
+        f"a checkpoint every {options.save_every}; logs in [cyan]{options.out}[/]"
+    )
+    data = f"{base}/data"
+    with Shown(console, "corpus → zstd MDS shards", None):
+        count = write_corpus(data, GPTConfig().context + 1)
+    console.print(f"  {count:,} samples of {GPTConfig().context} bytes")
+
+    first = options.ranks[0]
+    spec = JobSpec(
+        name="uninterrupted",
+        ranks=first,
+        steps=options.steps,
+        save_every=options.save_every,
+        data=data,
+        save_folder=f"{base}/uninterrupted",
+        folder=options.out / "uninterrupted",
+    )
+    run_job(spec, console)
+    killed, partial = _kill_in_a_save(spec, base, console)
+    killed_at = max(read_evidence(killed.journal, first).batches, default=0)
+    console.print(f"  SIGKILL to the whole job after step {killed_at}, in the save of [bold]{partial}[/]:")
+    _command(console, "ls", killed.save_folder)
+
+    resumed = _resume(killed, base, options, console)
+    reference = read_evidence(spec.journal, first)
+    evidence = {job.name: read_evidence(job.journal, job.ranks) for job, _ in resumed}
+    verdicts = [_compare_killed(killed, reference)]
+    verdicts += [
+        compare(job.name, evidence[job.name], reference, start=s, last=options.steps) for job, s in resumed
+    ]
+    console.print(verdict_table(verdicts))
+    picture = options.out / "losses.png"
+    draw_curves(picture, reference, evidence, killed_at=killed_at)
+    last = list_checkpoints(resumed[-1][0].save_folder)[-1]
+    _command(console, "inspect", f"{resumed[-1][0].save_folder}/{last.name}")
+    passed = all(verdict.passed for verdict in verdicts)
+    console.print(
+        f"{'[green]Everything held[/]' if passed else '[red]Not everything held[/]'} "
+        f"({time.monotonic() - began:.0f} s). Loss curves: [cyan]{picture}[/]"
+    )
+    return passed
+
+
+def _prepare(out: Path) -> None:
+    """Makes `out` an empty folder, if it is ours to empty."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARKER).exists():
+            raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).touch()
+
+
+def _base(options: DemoOptions) -> str:
+    if options.store is None:
+        return str(options.out.resolve() / "store")
+    return f"{options.store.rstrip('/')}/hocket-demo-{time.strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
+
+
+def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec, str]:
+    """Runs the job anew until it was killed in a save that stayed uncommitted.
+
+    Where the manifest was quicker than the signal, the job carries on from it and the next save is tried;
+    where the job ended before a save was caught, it starts again in another folder.
+    """
+    attempt = 1
+    killed = replace(
+        spec, name="killed", save_folder=f"{base}/killed", folder=spec.folder.with_name("killed")
+    )
+    for _ in range(KILL_ATTEMPTS):
+        name = run_job(killed, console, kill_in_gap=True)
+        if name is None:
+            attempt += 1
+            again = f"killed-{attempt}"
+            killed = replace(killed, save_folder=f"{base}/{again}", folder=spec.folder.with_name(again))
+        elif any(
+            entry.name == name and entry.status == "partial" for entry in list_checkpoints(killed.save_folder)
+        ):
+            return killed, name
+        else:
+            console.print(f"  the manifest of {name} was quicker than the signal: again with the next save")
+    raise JobFailedError(
+        f"no save was caught between its data files and its manifest in {KILL_ATTEMPTS} tries"
+    )
+
+
+def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) -> list[tuple[JobSpec, int]]:
+    """Carries on from the newest committed checkpoint, once for each number of ranks.
+
+    The first does it where the killed job stopped, by `autoresume`; the others start from the same
+    checkpoint in folders of their own.
+
+    Returns:
+        Each job with the step it started from.
+    """
+    newest = [entry for entry in list_checkpoints(killed.save_folder) if entry.status == "committed"][-1]
+    jobs = []
+    for number, ranks in enumerate(options.ranks[1:], start=1):
+        name = f"resumed-{number}"
+        job = replace(killed, name=name, ranks=ranks, folder=options.out / name)
+        if number > 1:
+            job = replace(job, save_folder=f"{base}/{name}", load_path=f"{killed.save_folder}/{newest.name}")
+        run_job(job, console)
+        jobs.append((job, newest.step or 0))
+    return jobs
+
+
+def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
+    """Holds what the killed job wrote down before it died against the uninterrupted run."""
+    evidence = read_evidence(killed.journal, killed.ranks)
+    last = min(max(evidence.batches, default=0), max(evidence.losses, default=0))
+    start = min(evidence.batches, default=1) - 1
+    return compare(killed.name, evidence, reference, start=start, last=last)
+
+
+def _command(console: Console, verb: str, uri: str) -> None:
+    """Runs `hocket-ckpt VERB URI` as a person would."""
+    command = Path(sys.executable).with_name("hocket-ckpt")
+    done = subprocess.run(
+        [str(command), verb, uri],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": str(console.width)},
+    )
+    console.print(f"[dim]$ hocket-ckpt {verb} {uri}[/]")
+    console.print((done.stdout + done.stderr).rstrip(), markup=False, highlight=False)

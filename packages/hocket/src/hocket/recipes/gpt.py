@@ -1,0 +1,115 @@
+"""A small GPT over bytes, in one sitting.
+
+Shapes: `B` sequences in a batch, `L` bytes in a sequence, `D` the width of the model, `V` = 256 byte values.
+
+It is a plain `torch.nn.Module`, pre-norm and without dropout or bias in its projections (Radford et al. 2019;
+the residual scaling at initialisation is section 2.3 there). The trainer asks two things of it:
+`forward(batch)` and `loss(outputs, batch)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTConfig:
+    """The size of a `GPT`.
+
+    Attributes:
+        context: Bytes that the model sees at once, `L`.
+        width: Width of the residual stream, `D`; a multiple of `num_heads`.
+        num_layers: Transformer blocks.
+        num_heads: Attention heads of a block.
+    """
+
+    context: int = 128
+    width: int = 256
+    num_layers: int = 6
+    num_heads: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuses a width that the heads cannot share.
+
+        Raises:
+            ValueError: `width` is no multiple of `num_heads`.
+        """
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"`width` is {self.width}, which {self.num_heads} heads cannot share evenly: "
+                f"choose a multiple of `num_heads`"
+            )
+
+
+class Block(nn.Module):
+    """Attention over earlier positions, then a two-layer perceptron; each adds to `x`, `(B, L, D)`."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.attention_out = nn.Linear(config.width, config.width, bias=False)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp_in = nn.Linear(config.width, 4 * config.width, bias=False)
+        self.mlp_out = nn.Linear(4 * config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One block."""
+        x = x + self.attend(self.attention_norm(x))
+        out: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return out
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal self-attention."""
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class GPT(nn.Module):
+    """Predicts the next byte.
+
+    A batch holds `tokens`, `(B, L + 1) uint8`: the first `L` are seen, the last `L` are predicted.
+    """
+
+    def __init__(self, config: GPTConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or GPTConfig()
+        self.byte_embedding = nn.Embedding(VOCABULARY, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self.apply(self._initialise)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Logits of the next byte at each position, `(B, L, V)`."""
+        seen = batch["tokens"][:, :-1].long()
+        x = self.byte_embedding(seen) + self.position_embedding.weight[: seen.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """Mean cross-entropy over the batch, in nats a byte."""
+        wanted = batch["tokens"][:, 1:].long()
+        return F.cross_entropy(outputs.flatten(0, 1), wanted.flatten())
+
+    def _initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, Block):
+            # Each block adds twice to the stream; this keeps its variance from growing with depth.
+            for projection in (module.attention_out, module.mlp_out):
+                torch.nn.init.normal_(projection.weight, std=0.02 / (2 * self.config.num_layers) ** 0.5)

@@ -1,0 +1,322 @@
+"""S3 as it is on a bad day: faults, lost answers, replaced objects, wrong settings."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hocket.native import Store, errors
+from support.s3d import Server
+
+PART = 64 << 10
+MULTIPART = 9 << 20  # two parts of at least 8 MiB
+QUICK = {"part_bytes": PART, "backoff_ms": (1, 20)}
+Faults = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(s3d_faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """`s3d_faults`, with its server's address and keys in the environment."""
+
+    def start(*rules: str, **settings: int) -> Server:
+        server = s3d_faults(*rules, **settings)
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        return server
+
+    return start
+
+
+def write(path: Path, size: int, seed: int = 0) -> bytes:
+    data = random.Random(seed).randbytes(size)
+    path.write_bytes(data)
+    return data
+
+
+def test_five_percent_of_each_fault_change_no_byte(serve: Faults, tmp_path: Path) -> None:
+    server = serve(*(f"kind={kind},rate=0.05" for kind in ("500", "slowdown", "reset", "short_body")), seed=3)
+    store = Store(server.uri("p"), **QUICK)
+    data = write(tmp_path / "source", MULTIPART)
+    store.upload("big", tmp_path / "source")
+    assert store.get("big") == data
+    store.download("big", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    for index in range(40):
+        store.put(f"small/{index:02}", data[index : 2 * index])
+    for index in range(40):
+        assert store.get(f"small/{index:02}") == data[index : 2 * index]
+        assert store.get("big", start=index * 1000, end=index * 5000) == data[index * 1000 : index * 5000]
+    assert [meta.key for meta in store.list("small")] == [f"small/{index:02}" for index in range(40)]
+    counts = server.stats()["faults"]
+    assert all(counts[kind] >= 5 for kind in ("500", "slowdown", "reset", "short_body")), counts
+
+
+def test_a_broken_answer_is_taken_up_where_it_stopped(serve: Faults) -> None:
+    server = serve()
+    store = Store(server.uri("p"), **{**QUICK, "part_bytes": 4 << 20})
+    data = random.Random(0).randbytes(3 << 20)
+    store.put("k", data)
+    server.set_faults("kind=short_body,op=GetObject,times=1")
+    server.reset()
+    assert store.get("k", start=0, end=len(data)) == data
+    stats = server.stats()
+    assert stats["requests"] == {"GetObject": 2}
+    assert stats["bytes_sent"] < 1.1 * len(data)
+
+
+@pytest.mark.parametrize("before", ["nothing", "other content of the same size", "the same content"])
+@pytest.mark.parametrize("fault", ["lost_reply", "500", "reset"])
+def test_a_lost_answer_to_a_completion_is_settled(
+    serve: Faults, tmp_path: Path, before: str, fault: str
+) -> None:
+    server = serve()
+    store = Store(server.uri("p"), **QUICK)
+    data = write(tmp_path / "source", MULTIPART)
+    if before != "nothing":
+        write(tmp_path / "before", MULTIPART, seed=1 if before.startswith("other") else 0)
+        store.upload("k", tmp_path / "before")
+    server.set_faults(f"kind={fault},op=CompleteMultipartUpload,times=1")
+    meta = store.upload("k", tmp_path / "source")
+    assert server.stats()["faults"] == {fault: 1}
+    assert meta.size == MULTIPART
+    assert meta.etag == store.head("k").etag
+    assert store.get("k") == data
+    assert "AbortMultipartUpload" not in server.stats()["requests"]
+
+
+def test_a_failed_upload_is_aborted_and_leaves_the_old_object(serve: Faults, tmp_path: Path) -> None:
+    server = serve()
+    store = Store(server.uri("p"), max_retries=1, backoff_ms=(1, 5))
+    store.put("k", b"old")
+    write(tmp_path / "source", MULTIPART)
+    server.set_faults("kind=500,op=UploadPart,after=1")
+    with pytest.raises(errors.StoreTransientError, match="500"):
+        store.upload("k", tmp_path / "source")
+    assert store.get("k") == b"old"
+    _wait_until(lambda: server.stats()["requests"].get("AbortMultipartUpload", 0) == 1)
+
+
+def test_an_interrupted_upload_is_aborted(serve: Faults, tmp_path: Path) -> None:
+    server = serve("kind=latency,ms=1000,op=UploadPart")
+    write(tmp_path / "source", MULTIPART)
+
+    def interrupt() -> None:
+        _wait_until(lambda: server.stats()["requests"].get("UploadPart", 0) > 0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Store(server.uri("p")).upload("k", tmp_path / "source")
+    thread.join(10)
+    _wait_until(lambda: server.stats()["requests"].get("AbortMultipartUpload", 0) == 1)
+
+
+def test_a_failed_completion_says_so(serve: Faults, tmp_path: Path) -> None:
+    server = serve("kind=500,op=CompleteMultipartUpload")
+    store = Store(server.uri("p"), max_retries=3, backoff_ms=(1, 5))
+    write(tmp_path / "source", MULTIPART)
+    with pytest.raises(errors.StoreTransientError, match="500"):
+        store.upload("k", tmp_path / "source")
+    with pytest.raises(errors.StoreNotFoundError):
+        store.head("k")
+
+
+def test_an_object_replaced_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
+    server = serve("kind=latency,ms=100,op=GetObject,after=2")
+    store = Store(server.uri("p"), max_requests=2, **QUICK)
+    first = store.put("k", bytes(20 * PART))
+    replaced: list[str | None] = []
+    other = Store(server.uri("p"))  # not in one queue with the reader's requests
+    timer = threading.Timer(0.2, lambda: replaced.append(other.put("k", b"x" * (20 * PART))))
+    timer.start()
+    with pytest.raises(errors.StoreChangedError) as caught:
+        store.get("k")
+    timer.join(10)
+    message = str(caught.value)
+    assert f"`{first}`" in message
+    assert f"`{replaced[0]}`" in message
+    assert store.uri + "/k" in message
+
+
+def test_an_object_deleted_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
+    server = serve("kind=latency,ms=100,op=GetObject,after=2")
+    store = Store(server.uri("p"), max_requests=2, **QUICK)
+    store.put("k", bytes(20 * PART))
+    timer = threading.Timer(0.2, Store(server.uri("p")).delete, ["k"])
+    timer.start()
+    with pytest.raises((errors.StoreChangedError, errors.StoreNotFoundError)):
+        store.download("k", tmp_path / "copy")
+    timer.join(10)
+
+
+def test_a_lost_answer_to_a_conditional_create_is_not_called_exists(serve: Faults) -> None:
+    server = serve("kind=lost_reply,op=PutObject,times=1")
+    store = Store(server.uri("p"), **QUICK)
+    with pytest.raises(errors.StoreTransientError, match="read the object back"):
+        store.put("commit", b"mine", if_absent=True)
+    assert store.get("commit") == b"mine"
+    with pytest.raises(errors.StoreExistsError):
+        store.put("commit", b"other", if_absent=True)
+
+
+@pytest.mark.parametrize("fault", ["500", "slowdown", "reset"])
+def test_a_conditional_create_that_did_not_land_is_tried_again(serve: Faults, fault: str) -> None:
+    server = serve(f"kind={fault},op=PutObject,times=2")
+    store = Store(server.uri("p"), **QUICK)
+    store.put("commit", b"mine", if_absent=True)
+    assert store.get("commit") == b"mine"
+    assert server.stats()["requests"]["PutObject"] == 3
+
+
+def test_exists_after_a_clean_refusal_is_exists(serve: Faults) -> None:
+    server = serve()
+    store = Store(server.uri("p"), **QUICK)
+    store.put("commit", b"first", if_absent=True)
+    server.set_faults("kind=slowdown,op=PutObject,times=1")
+    with pytest.raises(errors.StoreExistsError):
+        store.put("commit", b"second", if_absent=True)
+
+
+def test_one_layer_retries(serve: Faults) -> None:
+    server = serve("kind=500")
+    store = Store(server.uri("p"), max_retries=4, backoff_ms=(1, 5))
+    with pytest.raises(errors.StoreTransientError, match=r"p/k` failed 5 times"):
+        store.head("k")
+    with pytest.raises(errors.StoreTransientError, match=r"500, InternalError"):
+        store.get("k")
+    assert server.stats()["requests"] == {"HeadObject": 5, "GetObject": 5}
+
+
+@pytest.mark.parametrize("bound", [{"max_requests": 3}, {"budget_bytes": 3 << 20, "max_requests": 50}])
+def test_requests_and_bytes_in_flight_are_bounded(serve: Faults, bound: dict[str, int]) -> None:
+    server = serve("kind=latency,ms=20,op=GetObject")
+    store = Store(server.uri("p"), part_bytes=1 << 20, **bound)
+    data = random.Random(0).randbytes(12 << 20)
+    store.put("k", data)
+    server.reset()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(store.get, ["k"] * 3)) == [data] * 3
+    assert 1 < server.stats()["most_in_flight"] <= 3
+
+
+def test_near_ranges_travel_together(serve: Faults) -> None:
+    server = serve()
+    store = Store(server.uri("p"), part_bytes=1 << 20)
+    store.put("k", bytes(4 << 20))
+    server.reset()
+    store.get("k", start=10, end=(4 << 20) - 10)
+    assert server.stats()["requests"] == {"GetObject": 4}
+
+
+def test_a_small_object_takes_one_request_each_way(serve: Faults, tmp_path: Path) -> None:
+    server = serve()
+    store = Store(server.uri("p"))
+    (tmp_path / "source").write_bytes(b"small")
+    store.upload("k", tmp_path / "source")
+    store.get("k")
+    assert server.stats()["requests"] == {"PutObject": 1, "GetObject": 1}
+
+
+def test_more_objects_than_a_page(serve: Faults) -> None:
+    server = serve()
+    store = Store(server.uri("p"), **QUICK)
+    keys = [f"{index % 7}/{index:04}" for index in range(1100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: store.put(key, b""), keys))
+    server.set_faults("kind=500,op=ListObjects*,times=1,after=1")
+    server.reset()
+    assert [meta.key for meta in store.list()] == sorted(keys)
+    assert sum(server.stats()["requests"].values()) == 3  # the second page twice, the first once
+    assert store.list_dirs()[0] == [str(digit) for digit in range(7)]
+
+
+def test_an_unreachable_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    _credentials(monkeypatch)
+    store = Store("s3://bucket/p", endpoint=f"http://127.0.0.1:{port}", deadline_s=1.5, max_retries=1000)
+    started = time.monotonic()
+    with pytest.raises(errors.StoreTransientError, match=r"s3://bucket/p/k` failed \d+ times") as caught:
+        store.put("k", b"x")
+    assert time.monotonic() - started < 2.5
+    assert isinstance(caught.value, ConnectionError)
+    assert "refused" in str(caught.value)
+
+
+def test_a_host_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    _credentials(monkeypatch)
+    store = Store("s3://bucket", endpoint="http://no-such-host.invalid", max_retries=1, deadline_s=5)
+    with pytest.raises(errors.StoreTransientError, match="s3://bucket/k"):
+        store.get("k")
+
+
+def test_a_silent_endpoint_meets_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    _credentials(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        store = Store("s3://bucket", endpoint=endpoint, timeout_s=0.4, deadline_s=1.0)
+        started = time.monotonic()
+        with pytest.raises(errors.StoreTransientError, match="no complete answer within"):
+            store.list()
+        assert time.monotonic() - started < 2
+
+
+def test_missing_credentials_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    started = time.monotonic()
+    with pytest.raises(errors.StorePermissionError, match="AWS_ACCESS_KEY_ID") as caught:
+        Store("s3://bucket/p").get("k")
+    assert time.monotonic() - started < 0.5
+    assert isinstance(caught.value, PermissionError)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    with pytest.raises(errors.StoreConfigError, match="AWS_SECRET_ACCESS_KEY"):
+        Store("s3://bucket/p").get("k")
+
+
+def test_wrong_credentials_and_buckets(serve: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    for verb in (lambda store: store.get("k"), lambda store: store.put("k", b""), lambda store: store.list()):
+        with pytest.raises(errors.StoreNotFoundError, match="s3://no-such-bucket"):
+            verb(Store("s3://no-such-bucket/p", max_retries=0))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+    with pytest.raises(errors.StorePermissionError, match="403") as caught:
+        Store(server.uri("p")).get("k")
+    assert "wrong-secret" not in str(caught.value)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for options, said in [
+        ({"part_bytes": 1}, "`part_bytes` is 1"),
+        ({"max_requests": 0}, "`max_requests` is 0"),
+        ({"timeout_s": 0.0}, "`timeout_s` is 0"),
+        ({"deadline_s": float("nan")}, "`deadline_s` is NaN"),
+        ({"backoff_ms": (5, 1)}, "`backoff_ms`"),
+        ({"endpoint": "localhost:9000"}, "`http://`"),
+    ]:
+        with pytest.raises(errors.StoreConfigError, match=said):
+            Store("s3://bucket", **options)
+    with pytest.raises(errors.StoreConfigError, match="`gs`"):
+        Store("gs://bucket")
+    with pytest.raises(ValueError, match="bucket"):
+        Store("s3://")
+
+
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+
+
+def _wait_until(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "did not come about in time"
+        time.sleep(0.02)

@@ -1,0 +1,55 @@
+"""Which part of each batch is this process's."""
+
+from __future__ import annotations
+
+import os
+
+from hocket.stream.errors import ConfigError
+
+
+def resolve_data_parallel(
+    rank: int | None, world_size: int | None, *, replication: int | None = None
+) -> tuple[int, int]:
+    """Return this process's data-parallel rank and the number of such ranks.
+
+    Given ones are taken as they are. Else they come from `RANK` and `WORLD_SIZE`, divided by `replication`:
+    so many consecutive ranks then read the same samples, as the members of a tensor-parallel group do. No
+    process is asked, and `torch.distributed` neither.
+
+    Raises:
+        ConfigError: One of the two is missing, is no number, or does not fit the other.
+    """
+    group = 1 if replication is None else replication
+    if group < 1:
+        raise ConfigError(f"`replication` is {replication}: expected at least 1")
+    if (rank is None) != (world_size is None):
+        raise ConfigError(f"`rank` is {rank} and `world_size` {world_size}: expected both or neither")
+    if rank is not None and world_size is not None:
+        if group != 1:
+            raise ConfigError(
+                f"`replication` is {replication} beside `rank` and `world_size`: expected data-parallel "
+                "numbers there, already divided; leave `replication` out"
+            )
+    else:
+        rank, world_size = _from_environment(group)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} of {world_size}: expected a rank from 0 to below the world size")
+    return rank, world_size
+
+
+def _from_environment(group: int) -> tuple[int, int]:
+    names = ("RANK", "WORLD_SIZE")
+    given = [os.environ.get(name) for name in names]
+    if given == [None, None]:
+        rank, world_size = 0, 1
+    else:
+        for name, value in zip(names, given, strict=True):
+            if value is None or not value.isdecimal():
+                raise ConfigError(
+                    f"the environment has `{name}`={value!r}: expected a number, set together with the "
+                    f"other of {names}, as a launcher does; or give `rank` and `world_size`"
+                )
+        rank, world_size = int(given[0] or 0), int(given[1] or 0)
+    if world_size % group:
+        raise ConfigError(f"`replication` is {group} and `WORLD_SIZE` {world_size}: expected a divisor of it")
+    return rank // group, world_size // group

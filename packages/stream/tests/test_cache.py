@@ -1,0 +1,182 @@
+"""Shards from a real object store: admitted whole, checked, once a machine, whoever dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.native import Store
+from hocket.native.errors import StoreTransientError
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.errors import DatasetExistsError, IndexNotFoundError, ShardCorruptError
+from support.ranks import run_ranks
+
+READ = """
+import sys
+from hocket.stream import StreamingDataset
+for batch in StreamingDataset(remote=sys.argv[1], local=sys.argv[2], batch_size=8).batches():
+    pass
+print("read")
+"""
+
+
+@pytest.fixture
+def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, write: Callable[..., str], tmp_path: Path) -> str:
+    """40 samples in compressed shards under a prefix of this test's own."""
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    uri = s3d.uri(tmp_path.name)
+    write(40, out=uri, compression="zstd")
+    return uri
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def read_ids(**options: Any) -> list[int]:
+    return [sample["id"] for sample in StreamingDataset(batch_size=8, **options)]
+
+
+def test_a_data_set_written_to_a_store_is_read_from_it(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert read_ids(remote=remote, local=cache) == list(range(40))
+    assert names(cache) == ["index.json", "shard.00000.mds", "shard.00001.mds"]
+    assert read_ids(remote=remote, local=tmp_path / "keep", keep_zip=True) == list(range(40))
+    assert "shard.00001.mds.zstd" in names(tmp_path / "keep")
+    with pytest.raises(DatasetExistsError, match="holds a data set"):
+        MDSWriter(columns={"x": "int"}, out=remote)
+
+
+def test_the_cache_has_a_place_of_its_own_by_default(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert read_ids(remote=remote) == list(range(40))
+    assert "shard.00000.mds" in names(tmp_path / "home" / "hocket" / "stream")
+
+
+def test_a_split_is_a_folder_of_both(remote: str, tmp_path: Path) -> None:
+    parent, _, split = remote.rpartition("/")
+    assert read_ids(remote=parent, local=tmp_path / "cache", split=split) == list(range(40))
+    assert (tmp_path / "cache" / split / "index.json").exists()
+    with pytest.raises(IndexNotFoundError, match="s3://"):
+        read_ids(remote=parent, local=tmp_path / "cache", split="nothing-there")
+
+
+def read_rank(remote: str, local: str) -> int:
+    return len(list(StreamingDataset(remote=remote, local=local, global_batch_size=8, shuffle=True)))
+
+
+def test_ranks_that_share_a_cache_fetch_each_shard_once(s3d: Any, remote: str, tmp_path: Path) -> None:
+    s3d.reset()
+    counts = run_ranks(read_rank, 3, remote, str(tmp_path / "cache"))
+    assert sum(counts) == 40
+    # One index for each rank, and two shards.
+    assert s3d.stats()["requests"]["GetObject"] == 3 + 2
+
+
+@pytest.fixture
+def slow(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A server with one shard of 8 MiB under `slow`, which sends 1 MiB/s: time enough to be stopped."""
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=server.uri("slow"), hashes=["sha1"]) as writer:
+        for number in range(8):
+            writer.write({"id": number, "x": bytes(1 << 20)})
+    server.set_faults(bandwidth=1 << 20)
+    return server
+
+
+def stop_reader(remote: str, cache: Path, number: signal.Signals) -> tuple[int, str]:
+    """Stop a reading process by a signal in the middle of a download; its status and what it said."""
+    command = [sys.executable, "-c", READ, remote, str(cache)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
+        try:
+            deadline = time.monotonic() + 30
+            while not (cache / ".shard.00000.mds.part").exists():
+                assert time.monotonic() < deadline, "no download began"
+                assert reader.poll() is None
+                time.sleep(0.01)
+            time.sleep(0.2)
+            assert not (cache / "shard.00000.mds").exists()
+            reader.send_signal(number)
+            _, said = reader.communicate(timeout=5)
+        finally:
+            reader.kill()
+    return reader.returncode, said
+
+
+def test_a_killed_download_leaves_nothing_under_a_final_name(slow: Any, tmp_path: Path) -> None:
+    remote, cache = slow.uri("slow"), tmp_path / "cache"
+    assert stop_reader(remote, cache, signal.SIGKILL) == (-signal.SIGKILL, "")
+    assert names(cache) == [".shard.00000.mds.part", "index.json"]
+    slow.set_faults()
+    assert read_ids(remote=remote, local=cache) == list(range(8))
+    assert names(cache) == ["index.json", "shard.00000.mds"]
+
+
+def test_an_interrupt_ends_a_download_and_leaves_nothing(slow: Any, tmp_path: Path) -> None:
+    status, said = stop_reader(slow.uri("slow"), tmp_path / "cache", signal.SIGINT)
+    assert status == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
+    assert names(tmp_path / "cache") == ["index.json"]
+
+
+def flip(store: Store, key: str) -> None:
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, bytes(data))
+
+
+def test_a_flipped_byte_in_the_remote_is_an_error_with_both_digests(
+    s3d: Any, remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(Store(remote), "shard.00001.mds.zstd")
+    s3d.reset()
+    with pytest.raises(ShardCorruptError, match=r"xxh3_64 \w+, expected xxh3_64 \w+") as caught:
+        read_ids(remote=remote, local=tmp_path / "cache")
+    assert f"`{remote}/shard.00001.mds.zstd`" in str(caught.value)
+    # The index, the good shard, and the bad one as often as `download_retry` says.
+    assert s3d.stats()["requests"]["GetObject"] == 1 + 1 + 3
+    assert sum("attempt" in record.message for record in caplog.records) == 2
+    assert "shard.00001.mds" not in names(tmp_path / "cache")
+
+
+def test_a_flipped_byte_in_the_cache_is_found_and_fetched_again(
+    remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    read_ids(remote=remote, local=cache)
+    flip(Store(str(cache)), "shard.00000.mds")
+    assert read_ids(remote=remote, local=cache) == list(range(40))
+    assert any("fetched again" in record.message for record in caplog.records)
+
+
+def test_a_faulty_store_changes_nothing(
+    s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write: Callable[..., str]
+) -> None:
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    remote = write(200, out=server.uri("faulty"), size_limit=1000) and server.uri("faulty")
+    server.set_faults("kind=slowdown,rate=0.1,op=GetObject", "kind=reset,rate=0.1,op=GetObject", seed=3)
+    assert read_ids(remote=remote, local=tmp_path / "cache") == list(range(200))
+
+
+def test_an_unreachable_store_is_the_stores_own_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreTransientError, match=r"s3://bucket/data/index\.json"):
+        StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1, download_timeout=1)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.encodings import resolve_encoding
+from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
+
+INTS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+SCALARS = [*INTS, "float16", "float32", "float64"]
+
+
+def decode_one(encoding: str, data: bytes) -> Any:
+    way = resolve_encoding(encoding)
+    offsets = None if way.width else np.array([0, len(data)], np.uint64)
+    return way.item(way.decode(memoryview(data), offsets), 0)
+
+
+def round_trip(encoding: str, value: Any) -> Any:
+    return decode_one(encoding, resolve_encoding(encoding).encode(value))
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_int(value: int) -> None:
+    back = round_trip("int", value)
+    assert back == value
+    assert type(back) is int
+
+
+@given(st.text())
+def test_str(value: str) -> None:
+    assert round_trip("str", value) == value
+
+
+@given(st.sampled_from(SCALARS).flatmap(lambda name: hnp.from_dtype(np.dtype(name))))
+def test_scalars(value: np.generic) -> None:
+    back = round_trip(value.dtype.name, value)
+    assert back.dtype == value.dtype
+    assert back.tobytes() == value.tobytes() or math.isnan(value)
+
+
+arrays = st.sampled_from(SCALARS).flatmap(
+    lambda name: hnp.arrays(name, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4))
+)
+
+
+@given(arrays)
+def test_arrays(value: np.ndarray[Any, Any]) -> None:
+    shape = ",".join(map(str, value.shape))
+    for encoding in ("ndarray", f"ndarray:{value.dtype.name}", f"ndarray:{value.dtype.name}:{shape}"):
+        back = round_trip(encoding, value)
+        assert back.dtype == value.dtype
+        assert back.shape == value.shape
+        assert back.tobytes() == value.tobytes()
+
+
+@given(st.binary(max_size=40), st.sampled_from(["ndarray", "ndarray:int64", "ndarray:uint8"]))
+def test_no_bytes_of_an_array_do_worse_than_a_typed_error(data: bytes, encoding: str) -> None:
+    with contextlib.suppress(ShardCorruptError):
+        decode_one(encoding, data)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [
+        ("int", "5"),
+        ("int", 2**63),
+        ("int", 1.5),
+        ("uint8", -1),
+        ("uint8", np.int64(256)),
+        ("float16", 1e6),
+        ("str", 5),
+        ("bytes", "text"),
+        ("ndarray", [1, 2]),
+        ("ndarray", np.float32(1)),
+        ("ndarray", np.zeros((2, 0), np.uint8)),
+        ("ndarray", np.zeros(2, bool)),
+        ("ndarray:uint8", np.zeros(2, np.int8)),
+        ("ndarray:uint8:2", np.zeros(3, np.uint8)),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, encoding: str, value: object) -> None:
+    writer = MDSWriter(columns={"x": encoding}, out=tmp_path)
+    with pytest.raises(SampleError, match=r"column `x`.*expected"):
+        writer.write({"x": value})
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match="no `y`"):
+        MDSWriter(columns={"x": "int", "y": "int"}, out=tmp_path).write({"x": 1})
+
+
+def test_bytes_are_taken_as_they_are_if_their_size_fits(tmp_path: Path) -> None:
+    with MDSWriter(columns={"x": "int", "y": "str"}, out=tmp_path) as writer:
+        writer.write({"x": bytes([7]) + bytes(7), "y": b"done"})
+        with pytest.raises(SampleError, match="3 bytes: expected 8"):
+            writer.write({"x": b"abc", "y": ""})
+    assert list(StreamingDataset(local=tmp_path, batch_size=1)) == [{"x": 7, "y": "done"}]
+
+
+@pytest.mark.parametrize(
+    "encoding", ["jpeg", "ndarray:bool", "ndarray:uint8:0", "ndarray:uint8:a", "nonsense"]
+)
+def test_an_unknown_encoding_names_the_known(encoding: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected"):
+        resolve_encoding(encoding)
+
+
+def test_pickle_needs_consent() -> None:
+    with pytest.raises(ConfigError, match="allow_unsafe_types"):
+        resolve_encoding("pkl")
+    with pytest.raises(ConfigError, match="not supported"):
+        resolve_encoding("pkl", allow_unsafe_types=True)

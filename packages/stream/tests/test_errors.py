@@ -1,0 +1,152 @@
+"""Bad input: a typed error with the value, what was expected, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.native.errors import HocketError, StorePermissionError
+from hocket.stream import StreamingDataset, errors
+
+
+def alter_index(folder: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = Path(folder, "index.json")
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+def test_no_index(tmp_path: Path) -> None:
+    for options in (
+        {"local": tmp_path},
+        {"remote": tmp_path},
+        {"remote": tmp_path, "local": tmp_path / "cache"},
+    ):
+        with pytest.raises(errors.IndexNotFoundError, match=r"index\.json.*check the location") as caught:
+            StreamingDataset(batch_size=1, **options)
+        assert isinstance(caught.value, FileNotFoundError)
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index.update(version=3), "version is 3, expected 2"),
+        (lambda index: index["shards"][0]["raw_data"].update(basename="../x.mds"), r"`\.\./x\.mds`.*inside"),
+        (lambda index: index["shards"][0].update(samples=-1), "samples|invalid"),
+        (lambda index: index["shards"][0].update(column_sizes=[4, None, 16]), "index"),
+    ],
+)
+def test_an_index_that_cannot_be_trusted(
+    write: Callable[..., str], change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    folder = write(5)
+    alter_index(folder, change)
+    with pytest.raises(errors.IndexCorruptError, match=message):
+        StreamingDataset(local=folder, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format", "json", "`json`: expected `mds`"),
+        ("column_encodings", ["int", "jpeg", "ndarray:uint16:8"], "`jpeg` is not supported: expected one of"),
+        ("column_encodings", ["int", "pkl", "ndarray:uint16:8"], "allow_unsafe_types"),
+    ],
+)
+def test_what_is_not_supported_says_what_is(
+    write: Callable[..., str], key: str, value: Any, message: str
+) -> None:
+    folder = write(5)
+    alter_index(folder, lambda index: [shard.update({key: value}) for shard in index["shards"]])
+    with pytest.raises(errors.ConfigError, match=message):
+        StreamingDataset(local=folder, batch_size=1)
+
+
+def test_a_truncated_shard_and_an_altered_one(write: Callable[..., str]) -> None:
+    for name, spoil, message in [
+        ("cut", lambda data: data[:-1], r"has \d+ bytes, expected \d+ bytes"),
+        ("flipped", lambda data: data[:-1] + bytes([data[-1] ^ 1]), r"has xxh3_64 \w+, expected xxh3_64 \w+"),
+    ]:
+        path = Path(write(5, name), "shard.00000.mds")
+        path.write_bytes(spoil(path.read_bytes()))
+        with pytest.raises(errors.ShardCorruptError, match=message) as caught:
+            list(StreamingDataset(local=path.parent, batch_size=1))
+        assert str(path) in str(caught.value)
+
+
+def test_a_count_that_lies_where_no_hash_tells(write: Callable[..., str]) -> None:
+    path = Path(write(5, hashes=None), "shard.00000.mds")
+    path.write_bytes((2**31).to_bytes(4, "little") + path.read_bytes()[4:])
+    with pytest.raises(errors.ShardCorruptError, match="expected 5 samples"):
+        list(StreamingDataset(local=path.parent, batch_size=1))
+
+
+def test_a_missing_shard(write: Callable[..., str]) -> None:
+    path = Path(write(5), "shard.00000.mds")
+    path.unlink()
+    with pytest.raises(errors.ShardNotFoundError, match=r"`shard\.00000\.mds` is not there"):
+        list(StreamingDataset(local=path.parent, batch_size=1))
+
+
+def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
+    folder = write(3)
+    for rank in range(4):
+        with pytest.raises(errors.ConfigError, match=r"3 samples for 4 data-parallel ranks.*fewer ranks"):
+            StreamingDataset(local=folder, global_batch_size=4, rank=rank, world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch_size": 3, "rank": 0, "world_size": 4}, "3 samples for 4 data-parallel ranks"),
+        ({"batch_size": 0}, "global batch is 0"),
+        ({"batch_size": 8, "num_canonical_nodes": 3}, "divisor"),
+        ({"batch_size": 8, "tail": "wrap"}, "`tail` is 'wrap'"),
+        ({"batch_size": 100, "tail": "drop"}, "leaves nothing of 20 samples"),
+        ({"batch_size": 8, "shuffle_seed": -1}, "`shuffle_seed` is -1"),
+        ({"batch_size": 8, "shuffle_block_size": 0}, "`shuffle_block_size` is 0"),
+        ({"batch_size": 8, "validate_hash": "sha1"}, r"`sha1`.*\[\"xxh3_64\"\]"),
+        ({"batch_size": 8, "validate_hash": "crc"}, "`crc` is not supported"),
+        ({"batch_size": 8, "rank": 1}, "both or neither"),
+        ({"batch_size": 8, "rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"batch_size": 8, "rank": 0, "world_size": 2, "replication": 2}, "leave `replication` out"),
+        ({"batch_size": 8, "replication": 3}, "divisor"),
+        ({"batch_size": 8, "split": "/etc"}, "`split`"),
+    ],
+)
+def test_arguments_that_do_not_work(write: Callable[..., str], options: dict[str, Any], message: str) -> None:
+    folder = write(20)
+    with pytest.raises(errors.ConfigError, match=message):
+        StreamingDataset(local=folder, **options)
+
+
+def test_locations_that_do_not_work() -> None:
+    with pytest.raises(errors.ConfigError, match="neither `remote` nor `local`"):
+        StreamingDataset(batch_size=1)
+    with pytest.raises(errors.ConfigError, match="URIs belong in `remote`"):
+        StreamingDataset(local="s3://bucket/data", batch_size=1)
+
+
+def test_half_a_launcher(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(errors.ConfigError, match="`WORLD_SIZE`=None"):
+        StreamingDataset(local=write(5), batch_size=1)
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StorePermissionError):
+        StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1)
+
+
+def test_every_error_has_the_root() -> None:
+    leaves = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert all(issubclass(leaf, HocketError) for leaf in leaves)

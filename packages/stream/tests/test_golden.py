@@ -1,0 +1,115 @@
+"""Byte for byte what the format's reference writer produces; the values were recorded from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.encodings import resolve_encoding
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    columns = {"b": "str", "a": "int", "c": "ndarray"}
+    with MDSWriter(
+        columns=columns, out=tmp_path, compression="zstd:7", hashes=["sha1", "xxh3_64"], size_limit=1 << 20
+    ) as writer:
+        writer.write({"a": 5, "b": "hi", "c": np.array([[1, 2, 3]], np.int16)})
+        writer.write({"a": -1, "b": "", "c": np.array([7], np.float32)})
+    return tmp_path
+
+
+def test_shard(golden: Path) -> None:
+    raw = zstandard.ZstdDecompressor().decompress((golden / "shard.00000.mds.zstd").read_bytes())
+    assert len(raw) == 290
+    assert np.frombuffer(raw, "<u4", 4).tolist() == [2, 239, 267, 290]
+    assert raw[239:267].hex() == "020000000a0000000500000000000000" + "6869" + "11080103010002000300"
+    assert raw[267:].hex() == "0000000007000000ffffffffffffffff" + "2204010000e040"
+    assert hashlib.sha1(raw).hexdigest() == "c7bf4d885a9acb8f883d43c4552ed7e9e7ba677e"
+
+
+def test_index(golden: Path) -> None:
+    text = (golden / "index.json").read_text()
+    index = json.loads(text)
+    packed = (golden / "shard.00000.mds.zstd").read_bytes()
+    zip_data = index["shards"][0].pop("zip_data")
+    assert index == {
+        "shards": [
+            {
+                "column_encodings": ["int", "str", "ndarray"],
+                "column_names": ["a", "b", "c"],
+                "column_sizes": [8, None, None],
+                "compression": "zstd:7",
+                "format": "mds",
+                "hashes": ["sha1", "xxh3_64"],
+                "raw_data": {
+                    "basename": "shard.00000.mds",
+                    "bytes": 290,
+                    "hashes": {
+                        "sha1": "c7bf4d885a9acb8f883d43c4552ed7e9e7ba677e",
+                        "xxh3_64": "d02a354e92e5a0d0",
+                    },
+                },
+                "samples": 2,
+                "size_limit": 1 << 20,
+                "version": 2,
+            }
+        ],
+        "version": 2,
+    }
+    assert zip_data["basename"] == "shard.00000.mds.zstd"
+    assert zip_data["bytes"] == len(packed)
+    assert zip_data["hashes"]["sha1"] == hashlib.sha1(packed).hexdigest()
+    assert text == json.dumps(json.loads(text), sort_keys=True)
+
+
+def test_it_reads_back(golden: Path) -> None:
+    samples = list(StreamingDataset(local=golden, batch_size=2))
+    assert [(s["a"], s["b"], s["c"].tolist(), s["c"].dtype.name) for s in samples] == [
+        (5, "hi", [[1, 2, 3]], "int16"),
+        (-1, "", [7.0], "float32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value", "expected"),
+    [
+        ("int", 258, "0201000000000000"),
+        ("float16", 1.5, "003e"),
+        ("str", "hé", "68c3a9"),
+        ("ndarray", np.arange(6, dtype=np.int16).reshape(2, 3), "11080203" + "000001000200030004000500"),
+        ("ndarray", np.zeros(300, np.uint8), "08052c01" + "00" * 300),
+        ("ndarray:int16", np.arange(6, dtype=np.int16).reshape(2, 3), "080203" + "000001000200030004000500"),
+        ("ndarray:int16:2,3", np.arange(6, dtype=np.int16).reshape(2, 3), "000001000200030004000500"),
+    ],
+)
+def test_encodings(encoding: str, value: object, expected: str) -> None:
+    assert resolve_encoding(encoding).encode(value).hex() == expected
+
+
+def count_samples(folder: Path) -> list[tuple[int, int]]:
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    return [(shard["samples"], shard["raw_data"]["bytes"]) for shard in shards]
+
+
+def test_size_limit_counts_as_the_reference_does(tmp_path: Path) -> None:
+    with MDSWriter(columns={"x": "bytes"}, out=tmp_path, size_limit=400) as writer:
+        for _ in range(10):
+            writer.write({"x": bytes(60)})
+    assert [samples for samples, _ in count_samples(tmp_path)] == [3, 3, 3, 1]
+    assert count_samples(tmp_path)[0] == (3, 375)
+    assert (tmp_path / "shard.00000.mds").stat().st_size == 375
+
+
+def test_a_first_sample_past_the_limit_leaves_an_empty_shard_that_reads(tmp_path: Path) -> None:
+    with MDSWriter(columns={"x": "bytes"}, out=tmp_path, size_limit=400) as writer:
+        writer.write({"x": b"a" * 1000})
+        writer.write({"x": b"b"})
+    assert [samples for samples, _ in count_samples(tmp_path)] == [0, 1, 1]
+    assert [s["x"][:1] for s in StreamingDataset(local=tmp_path, batch_size=1)] == [b"a", b"b"]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
+from hocket.stream.errors import ConfigError
+
+
+def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.tensor([sample["id"] for sample in samples])
+
+
+def test_columns_become_tensors_and_lists(tmp_path: Path) -> None:
+    columns = {
+        "a_int": "int",
+        "b_half": "float16",
+        "c_tokens": "ndarray:uint16:2,3",
+        "d_any": "ndarray",
+        "e_typed": "ndarray:float64",
+        "f_bytes": "bytes",
+        "g_str": "str",
+    }
+    with MDSWriter(columns=columns, out=tmp_path) as writer:
+        for number in range(4):
+            writer.write(
+                {
+                    "a_int": number,
+                    "b_half": number / 2,
+                    "c_tokens": np.full((2, 3), number, np.uint16),
+                    "d_any": np.arange(number + 1, dtype=np.int32),
+                    "e_typed": np.full((1, number + 1), 0.5),
+                    "f_bytes": bytes([number]),
+                    "g_str": "é" * number,
+                }
+            )
+    (batch,) = StreamingDataLoader(StreamingDataset(local=tmp_path), batch_size=4)
+    assert list(batch) == list(columns)
+    assert batch["a_int"].tolist() == [0, 1, 2, 3]
+    assert batch["a_int"].dtype == torch.int64
+    assert batch["b_half"].dtype == torch.float16
+    assert batch["c_tokens"].shape == (4, 2, 3)
+    assert batch["c_tokens"].dtype == torch.uint16
+    assert [value.tolist() for value in batch["d_any"]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert [value.shape for value in batch["e_typed"]] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert batch["f_bytes"] == [b"\0", b"\1", b"\2", b"\3"]
+    assert batch["g_str"] == ["", "é", "éé", "ééé"]
+
+
+def test_stacked_columns_are_the_readers_own_memory(write: Callable[..., str]) -> None:
+    dataset = StreamingDataset(local=write(8), batch_size=4)
+    batch = next(dataset.batches())
+    assert batch["tokens"].flags.writeable
+    tensor = torch.from_numpy(batch["tokens"])
+    tensor[0, 0] = 9
+    assert batch["tokens"][0, 0] == 9
+    assert not batch["tokens"].flags.owndata
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_function_gets_samples(write: Callable[..., str], workers: int) -> None:
+    dataset = StreamingDataset(local=write(20), batch_size=8)
+    batches = list(StreamingDataLoader(dataset, num_workers=workers, collate_fn=collate_ids))
+    assert [batch.tolist() for batch in batches] == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_start_any_way_after_the_parent_has_read(write: Callable[..., str], context: str) -> None:
+    dataset = StreamingDataset(local=write(40), batch_size=8, shuffle=True)
+    parent = dataset.batches()
+    next(parent)
+    loader = StreamingDataLoader(dataset, num_workers=2, multiprocessing_context=context, timeout_s=60)
+    expected = [dataset.sample_ids(number) for number in range(5)]
+    assert [batch["id"].tolist() for batch in loader] == expected[1:]
+    del parent
+
+
+def test_a_rank_without_a_share_makes_its_step_with_one_sample(write: Callable[..., str]) -> None:
+    folder = write(17)
+    shares = []
+    for rank in range(4):
+        dataset = StreamingDataset(local=folder, global_batch_size=8, rank=rank, world_size=4, shuffle=True)
+        loader = StreamingDataLoader(dataset)
+        *_, last = loader
+        shares.append(loader.batch_share())
+        assert len(last["id"]) == 1
+        assert len(list(StreamingDataset(local=folder, global_batch_size=8, rank=rank, world_size=4))) == len(
+            dataset
+        )
+    assert shares == [(0, 1), (0, 1), (0, 1), (1, 1)]
+
+
+def test_length_and_size(write: Callable[..., str]) -> None:
+    dataset = StreamingDataset(local=write(21), batch_size=4, rank=1, world_size=2)
+    loader = StreamingDataLoader(dataset)
+    assert (len(loader), dataset.num_batches, dataset.size) == (3, 3, 21)
+    # 8 + 8 + 5: rank 1 has 4, 4 and 3 of them.
+    assert len(dataset) == 11
+    assert loader.data_parallel == dataset.data_parallel == (1, 2)
+
+
+def test_one_batch_size(write: Callable[..., str]) -> None:
+    folder = write(20)
+    with pytest.raises(ConfigError, match="no batch size"):
+        StreamingDataLoader(StreamingDataset(local=folder))
+    with pytest.raises(ConfigError, match="was set to 8"):
+        StreamingDataLoader(StreamingDataset(local=folder, batch_size=8), batch_size=4)
+    with pytest.raises(ConfigError, match="one of them"):
+        StreamingDataset(local=folder, batch_size=8, global_batch_size=8)
+    assert len(StreamingDataLoader(StreamingDataset(local=folder, batch_size=8), batch_size=8)) == 3
+
+
+def test_leaving_in_the_middle_ends_the_threads(write: Callable[..., str]) -> None:
+    before = set(threading.enumerate())
+    loader = StreamingDataLoader(StreamingDataset(local=write(400), batch_size=4))
+    for _ in loader:
+        break
+    names = {Path(f"/proc/self/task/{task.name}/comm").read_text().strip() for task in tasks()}
+    assert not {name for name in names if name.startswith(("hocket-plan", "hocket-batch", "hocket-fetch"))}
+    assert set(threading.enumerate()) == before
+
+
+def tasks() -> list[Path]:
+    return list(Path("/proc/self/task").iterdir())

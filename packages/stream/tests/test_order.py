@@ -1,0 +1,144 @@
+"""The global batches are the same list in the same order, whatever reads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.stream import StreamingDataLoader, StreamingDataset
+
+BATCH = 24
+
+
+def read_globally(folder: str, world_size: int, workers: int, **options: Any) -> list[list[int]]:
+    """All ranks' parts of each batch of an epoch, put together in the order of ranks."""
+    batches: list[list[int]] = []
+    lengths = []
+    for rank in range(world_size):
+        dataset = StreamingDataset(
+            local=folder, global_batch_size=BATCH, rank=rank, world_size=world_size, **options
+        )
+        loader = StreamingDataLoader(dataset, num_workers=workers)
+        number = -1
+        for number, batch in enumerate(loader):
+            local, total = loader.batch_share()
+            assert len(batch["id"]) == len(batch["text"]) == max(local, 1)
+            if rank == 0:
+                batches.append([])
+                assert total == len(dataset.sample_ids(number))
+            batches[number] += batch["id"][:local].tolist()
+        lengths.append(number + 1)
+        assert len(loader) == number + 1
+    assert len(set(lengths)) == 1, f"steps by rank: {lengths}"
+    return batches
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": False, "num_canonical_nodes": 4}])
+def test_any_number_of_ranks_and_workers(write: Callable[..., str], options: dict[str, Any]) -> None:
+    # The last batch has 7 samples: of 8 ranks one has none.
+    folder = write(103)
+    options = options | {"shuffle_block_size": 16}
+    reference = StreamingDataset(local=folder, global_batch_size=BATCH, rank=0, world_size=1, **options)
+    expected = [reference.sample_ids(number) for number in range(reference.num_batches)]
+    assert [len(batch) for batch in expected] == [24, 24, 24, 24, 7]
+    for world_size in (1, 2, 4, 8):
+        for workers in (0, 1, 2) if world_size < 8 else (0, 2):
+            assert read_globally(folder, world_size, workers, **options) == expected, (world_size, workers)
+
+
+@pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 127, 10007])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_sample_once(write: Callable[..., str], count: int, shuffle: bool) -> None:
+    folder = write(count, size_limit=40_000)
+    dataset = StreamingDataset(local=folder, global_batch_size=BATCH, shuffle=shuffle)
+    seen = [int(number) for batch in dataset.batches() for number in batch["id"]]
+    assert sorted(seen) == list(range(count))
+    assert (seen == list(range(count))) == (not shuffle or count == 1)
+
+
+def test_without_shuffling_every_epoch_is_in_storage_order_and_with_it_each_differs(
+    write: Callable[..., str],
+) -> None:
+    folder = write(100)
+    plain = StreamingDataset(local=folder, batch_size=10)
+    shuffled = StreamingDataset(local=folder, batch_size=10, shuffle=True)
+    again = StreamingDataset(local=folder, batch_size=10, shuffle=True)
+    orders = []
+    for _ in range(3):
+        assert [s["id"] for s in plain] == list(range(100))
+        orders.append([s["id"] for s in shuffled])
+        assert [s["id"] for s in again] == orders[-1]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize(("tail", "lengths"), [("short", [8, 8, 4]), ("drop", [8, 8]), ("pad", [8, 8, 8])])
+def test_tails_do_what_they_say_and_say_it_once(
+    write: Callable[..., str], caplog: pytest.LogCaptureFixture, tail: str, lengths: list[int]
+) -> None:
+    dataset = StreamingDataset(local=write(20), batch_size=8, shuffle=True, tail=tail)
+    caplog.set_level("INFO", logger="hocket.stream")
+    first = [batch["id"].tolist() for batch in dataset.batches()]
+    list(dataset.batches())
+    assert [len(batch) for batch in first] == lengths
+    assert len(dataset) == sum(lengths)
+    assert [record.message for record in caplog.records if f"tail='{tail}'" in record.message] == [
+        {
+            "short": "the last batch of each epoch has 4 samples instead of 8 (`tail='short'`)",
+            "drop": "4 of 20 samples are left out in each epoch (`tail='drop'`)",
+            "pad": "4 samples come twice in each epoch (`tail='pad'`)",
+        }[tail]
+    ]
+    if tail == "pad":
+        assert first[2][4:] == first[0][:4]
+
+
+def test_replicas_read_the_same(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(50)
+    read = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        dataset = StreamingDataset(local=folder, batch_size=5, replication=2)
+        assert dataset.data_parallel == (rank // 2, 2)
+        read.append([s["id"] for s in dataset])
+    assert read[0] == read[1]
+    assert read[2] == read[3]
+    assert read[0] != read[2]
+
+
+PLAN = """
+import json, resource, sys, time
+from hocket.stream import StreamingDataset
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+dataset = StreamingDataset(local=sys.argv[1], global_batch_size=1024, shuffle=True)
+last = dataset.num_batches * 99 // 100
+ids = dataset.sample_ids(last, epoch=3)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps([dataset.size, len(set(ids)), (peak - before) // 1024]))
+"""
+
+
+def test_a_plan_of_a_hundred_million_samples_needs_no_memory_for_them(tmp_path: Path) -> None:
+    shard = {
+        "column_encodings": ["int"], "column_names": ["x"], "column_sizes": [8], "compression": None,
+        "format": "mds", "hashes": [], "samples": 16384, "size_limit": 1, "version": 2, "zip_data": None,
+    }  # fmt: skip
+    shards = [
+        shard | {"raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 200_000, "hashes": {}}}
+        for number in range(6104)
+    ]
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    size, distinct, mebibytes = json.loads(done.stdout)
+    assert size == 6104 * 16384
+    assert distinct == 1024
+    # One byte a sample would be 95 MiB.
+    assert mebibytes < 40

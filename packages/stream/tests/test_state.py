@@ -1,0 +1,203 @@
+"""A saved position goes on, on whatever number of ranks, exactly where it was taken."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
+from hocket.stream.errors import ConfigError, StateMismatchError
+from support.ranks import run_ranks
+
+BATCH = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("data") / "d"
+    with MDSWriter(columns={"id": "int"}, out=out, size_limit=400) as writer:
+        for number in range(67):
+            writer.write({"id": number})
+    return str(out)
+
+
+def open_rank(folder: str, rank: int, world_size: int, **options: Any) -> StreamingDataset:
+    options = {"shuffle": True, "shuffle_block_size": 10, "global_batch_size": BATCH} | options
+    return StreamingDataset(local=folder, rank=rank, world_size=world_size, **options)
+
+
+def run_job(
+    folder: str, world_size: int, state: dict[str, Any] | None, steps: int
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """So many steps of all ranks from a state, across epochs; the global batches and the state after them."""
+    batches: list[list[int]] = [[] for _ in range(steps)]
+    states = []
+    for rank in range(world_size):
+        dataset = open_rank(folder, rank, world_size)
+        if state is not None:
+            dataset.load_state_dict(json.loads(json.dumps(state)))
+        step = 0
+        while step < steps:
+            for batch in dataset.batches():
+                batches[step] += batch["id"][: dataset.batch_share()[0]].tolist()
+                step += 1
+                if step == steps:
+                    break
+        states.append(dataset.state_dict())
+    assert all(other == states[0] for other in states)
+    return batches, states[0]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),
+    worlds=st.tuples(*[st.sampled_from([1, 2, 3, 4, 8])] * 3),
+)
+def test_two_successive_saves_change_nothing(
+    folder: str, steps: tuple[int, int, int], worlds: tuple[int, int, int]
+) -> None:
+    uninterrupted, last = run_job(folder, 1, None, sum(steps))
+    state = None
+    pieces: list[list[int]] = []
+    for count, world_size in zip(steps, worlds, strict=True):
+        batches, state = run_job(folder, world_size, state, count)
+        pieces += batches
+    assert pieces == uninterrupted
+    assert state == last
+
+
+def train(folder: str, state: dict[str, Any] | None, steps: int, workers: int) -> tuple[list[list[int]], Any]:
+    """On a rank: so many steps through the loader; what each read, and the state."""
+    dataset = StreamingDataset(local=folder, global_batch_size=BATCH, shuffle=True, shuffle_block_size=10)
+    loader = StreamingDataLoader(dataset, num_workers=workers, timeout_s=30 if workers else 0)
+    if state is not None:
+        loader.load_state_dict(state)
+    read: list[list[int]] = []
+    while len(read) < steps:
+        for batch in loader:
+            read.append(batch["id"][: loader.batch_share()[0]].tolist())
+            if len(read) == steps:
+                break
+    return read, loader.state_dict()
+
+
+def join(parts: list[tuple[list[list[int]], Any]]) -> list[list[int]]:
+    return [list(chain.from_iterable(read[step] for read, _ in parts)) for step in range(len(parts[0][0]))]
+
+
+def test_real_processes_resume_on_another_number(folder: str) -> None:
+    uninterrupted, last = train(folder, None, 11, 0)
+    first = run_ranks(train, 2, folder, None, 7, 1)
+    second = run_ranks(train, 1, folder, first[1][1], 4, 0)
+    assert join(first) + join(second) == uninterrupted
+    assert second[0][1] == last
+
+
+def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder: str) -> None:
+    for workers in (0, 2):
+        loader = StreamingDataLoader(open_rank(folder, 0, 1), num_workers=workers)
+        for number, _ in enumerate(loader):
+            assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (0, number + 1)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 0)
+
+
+def test_a_state_at_the_end_of_an_epoch_yields_nothing_and_moves_on(folder: str) -> None:
+    loader = StreamingDataLoader(open_rank(folder, 0, 1))
+    for _ in loader:
+        at_end = loader.state_dict()
+    assert at_end["batch"] == len(loader)
+    resumed = StreamingDataLoader(open_rank(folder, 0, 1))
+    resumed.load_state_dict(at_end)
+    assert list(resumed) == []
+    assert resumed.state_dict() == loader.state_dict()
+
+
+def test_the_state_is_small_and_plain(folder: str) -> None:
+    dataset = open_rank(folder, 0, 1)
+    next(iter(dataset.batches()))
+    text = json.dumps(dataset.state_dict())
+    assert len(text) < 1024
+    assert json.loads(text) == dataset.state_dict()
+    assert {
+        name for name in dataset.state_dict() if "rank" in name or "world" in name or "worker" in name
+    } == set()
+
+
+def other_data(tmp_path: Path) -> str:
+    out = tmp_path / "other"
+    with MDSWriter(columns={"id": "int"}, out=out, size_limit=500) as writer:
+        for number in range(67):
+            writer.write({"id": number})
+    return str(out)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"global_batch_size": 24}, "global_batch_size"),
+        ({"num_canonical_nodes": 6}, "num_canonical_nodes"),
+        ({"shuffle_seed": 1}, "shuffle_seed"),
+        ({"shuffle_block_size": 11}, "shuffle_block_size"),
+        ({"shuffle": False, "num_canonical_nodes": 4}, "shuffle"),
+        ({"tail": "pad"}, "tail"),
+    ],
+)
+def test_another_order_is_refused_by_name(folder: str, changed: dict[str, Any], field: str) -> None:
+    state = open_rank(folder, 0, 1).state_dict()
+    other = open_rank(folder, 0, 1, **changed)
+    ours = other.state_dict()[field]
+    with pytest.raises(
+        StateMismatchError, match=rf"`{field}` is {state[field]!r} .*{ours!r} here.*give `{field}="
+    ):
+        other.load_state_dict(state)
+
+
+def test_other_data_is_refused_by_fingerprint(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(StateMismatchError, match=r"`fingerprint` is .* point `remote` or `local`"):
+        open_rank(other_data(tmp_path), 0, 1).load_state_dict(open_rank(folder, 0, 1).state_dict())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.pop("tail"),
+        lambda state: state.update(version=2),
+        lambda state: state.update(extra=1),
+        lambda state: state.update(batch=7),
+        lambda state: state.update(batch=-1),
+        lambda state: state.update(epoch=1.0),
+    ],
+)
+def test_what_is_no_state_is_refused(folder: str, spoil: Callable[[dict[str, Any]], Any]) -> None:
+    dataset = open_rank(folder, 0, 1)
+    state = dataset.state_dict()
+    spoil(state)
+    with pytest.raises(ConfigError, match="the state is"):
+        dataset.load_state_dict(state)
+
+
+def test_an_iteration_that_was_overtaken_says_so(folder: str) -> None:
+    dataset = open_rank(folder, 0, 1)
+    old = dataset.batches()
+    next(old)
+    dataset.load_state_dict(dataset.state_dict())
+    with pytest.raises(ConfigError, match="this iteration is over"):
+        next(old)
+
+
+def test_a_data_set_that_changed_is_not_unpickled(folder: str, tmp_path: Path) -> None:
+    dataset = open_rank(other_data(tmp_path), 0, 1)
+    assert pickle.loads(pickle.dumps(dataset)).state_dict() == dataset.state_dict()
+    packed = pickle.dumps(dataset)
+    with MDSWriter(columns={"id": "int"}, out=tmp_path / "other", exist_ok=True) as writer:
+        writer.write({"id": 1})
+    with pytest.raises(Exception, match="written anew"):
+        pickle.loads(packed)

@@ -42,6 +42,10 @@ class Agreed:
     clock_s: float | None
     """Rank 0's clock when it fetched the batch, so that every rank counts the same time; None when alone."""
 
+    def wait(self) -> Agreed:
+        """Itself: what is agreed needs no waiting for."""
+        return self
+
 
 class Agreement:
     """Tells ranks of each other's batches with one asynchronous reduction for each batch.
@@ -59,7 +63,7 @@ class Agreement:
         self._parallelism = parallelism
         self._rank, self._size = parallelism.data_parallel
 
-    def begin(self, said: Said, *, clock_s: float) -> PendingAgreement:
+    def begin(self, said: Said, *, clock_s: float) -> Agreed | PendingAgreement:
         """Tell the others; returns at once. Collective: all ranks tell of their batches in the same order.
 
         Args:
@@ -67,7 +71,15 @@ class Agreement:
             clock_s: This rank's clock; rank 0's holds.
         """
         if self._size == 1:
-            return PendingAgreement(said=said)
+            return Agreed(
+                is_end=not said.has_batch,
+                should_stop=said.wants_stop,
+                samples=said.samples_counted,
+                tokens=said.tokens,
+                weight=said.weight,
+                most_samples=said.samples,
+                clock_s=None,
+            )
         vector = [0.0] * (self._FIELDS + self._size)
         vector[: self._FIELDS] = (
             said.samples_counted,
@@ -106,26 +118,13 @@ class Agreement:
 class PendingAgreement:
     """An agreement that may still be under way."""
 
-    __slots__ = ("_said", "_work")
+    __slots__ = ("_work",)
 
-    def __init__(self, *, said: Said | None = None, work: Work | None = None) -> None:
-        self._said = said
+    def __init__(self, work: Work) -> None:
         self._work = work
 
     def wait(self) -> Agreed:
         """What was agreed; there already unless a rank is more than a step late."""
-        if self._work is None:
-            said = self._said
-            assert said is not None
-            return Agreed(
-                is_end=not said.has_batch,
-                should_stop=said.wants_stop,
-                samples=said.samples_counted,
-                tokens=said.tokens,
-                weight=said.weight,
-                most_samples=said.samples,
-                clock_s=None,
-            )
         vector = self._work.wait().tolist()
         samples, tokens, weight, stops, clock_s = vector[: Agreement._FIELDS]
         rows = vector[Agreement._FIELDS :]

@@ -16,6 +16,8 @@ from hocket.trainer.protocols import Stateful
 from hocket.trainer.timestamp import Counts
 
 _NOTHING = object()
+# Stands in a batch until the ranks are told of it.
+_NOT_TOLD = Agreed(True, False, 0, 0, 0.0, 0, None)
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class Fed:
     """What they weigh together."""
     loader_state: Mapping[str, Any] | None
     """The loader's state as it was just after this batch, whatever was fetched since."""
-    pending: PendingAgreement
+    pending: Agreed | PendingAgreement
     arrival: torch.cuda.Event | None
     """When the copy to the device is done; None where there is no copy to wait for."""
 
@@ -113,7 +115,7 @@ class Feed:
         if agreed.should_stop:
             agreed.should_stop = False
             self._ahead = fed
-            fed.pending = _Known(agreed)
+            fed.pending = agreed
             self.should_stop = True
             return None
         if fed.arrival is not None:
@@ -133,7 +135,7 @@ class Feed:
         self.fetch_ahead()
         assert self._ahead is not None
         agreed = self._ahead.pending.wait()
-        self._ahead.pending = _Known(agreed)
+        self._ahead.pending = agreed
         return agreed.is_end and self.take() is None
 
     def state_dict(self) -> Mapping[str, Any] | None:
@@ -174,7 +176,7 @@ class Feed:
         batch = next(self._iterator, _NOTHING)
         state = self._loader_state()
         if batch is _NOTHING:
-            return self._tell(Fed(_NOTHING, 0, None, 0.0, state, _Known(None), None), 0, 0)
+            return self._tell(Fed(_NOTHING, 0, None, 0.0, state, _NOT_TOLD, None), 0, 0)
         samples = self.spec.num_samples(batch)
         if samples < 1:
             raise DataError(
@@ -196,7 +198,7 @@ class Feed:
                 arrival.record(self._stream)
         elif self._device.type != "cpu":
             batch = to_device(batch, self._device)
-        return self._tell(Fed(batch, samples, weights, weight, state, _Known(None), arrival), counted, tokens)
+        return self._tell(Fed(batch, samples, weights, weight, state, _NOT_TOLD, arrival), counted, tokens)
 
     def _tell(self, fed: Fed, counted: int, tokens: int) -> Fed:
         said = Said(
@@ -227,20 +229,6 @@ class Feed:
 
     def _loader_state(self) -> Mapping[str, Any] | None:
         return self.loader.state_dict() if self.is_stateful else None
-
-
-class _Known(PendingAgreement):
-    """An agreement that was waited for already."""
-
-    __slots__ = ("_agreed",)
-
-    def __init__(self, agreed: Agreed | None) -> None:
-        super().__init__()
-        self._agreed = agreed
-
-    def wait(self) -> Agreed:
-        assert self._agreed is not None
-        return self._agreed
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -120,65 +121,67 @@ class Trainer:
         if autoresume and save_folder is None and checkpoint_store is None:
             raise TrainerConfigError("`autoresume` looks in `save_folder`, which is not set; set it")
         self._is_closed = False
-        self._owned: list[Any] = []
-        """Parts that were made here, to be closed here."""
-        if device is None and parallelism is not None:
-            device = getattr(parallelism, "device", None)
-        chosen = choose_device(device)
-        if deterministic_mode:
-            _be_deterministic(chosen)
-        if parallelism is None:
-            parallelism = self._find_parallelism(
-                _one_config(fsdp_config, parallelism_config), chosen, dist_timeout
-            )
-        self._agreement = Agreement(parallelism)
-        drawn = int(torch.randint(2**31, ())) if seed is None else seed
-        agreed_seed, made_at = self._agreement.from_rank_0(drawn, int(time.time()))
-        seed_generators(agreed_seed + parallelism.data_parallel[0])
+        self._closing = contextlib.ExitStack()
+        """Closes what was made here, the last made first."""
+        with self._close_on_error():
+            if device is None and parallelism is not None:
+                device = getattr(parallelism, "device", None)
+            chosen = choose_device(device)
+            if deterministic_mode:
+                _be_deterministic(chosen)
+            if parallelism is None:
+                parallelism = self._find_parallelism(
+                    _one_config(fsdp_config, parallelism_config), chosen, dist_timeout
+                )
+            self._agreement = Agreement(parallelism)
+            drawn = int(torch.randint(2**31, ())) if seed is None else seed
+            agreed_seed, made_at = self._agreement.from_rank_0(drawn, int(time.time()))
+            seed_generators(agreed_seed + parallelism.data_parallel[0])
 
-        self.state = State(
-            model=model,
-            optimizers=_list(optimizers) or [AdamW(model.parameters(), lr=1e-3)],
-            schedulers=_list(schedulers),
-            callbacks=[one for one in _list(callbacks) if not isinstance(one, LoggerDestination)],
-            algorithms=_list(algorithms),
-            parallelism=parallelism,
-            device=chosen,
-            precision=precision or default_precision(chosen),
-            device_train_microbatch_size=device_train_microbatch_size,
-            max_duration=None if max_duration is None else _duration(max_duration),
-            run_name=run_name or _made_up_name(made_at),
-            seed=agreed_seed,
-        )
-        destinations = [one for one in _list(callbacks) if isinstance(one, LoggerDestination)]
-        destinations = [*_list(loggers), *destinations]
-        if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in destinations):
-            destinations.append(ProgressBarLogger())
-        self.logger = Logger(self.state, destinations)
-        self._precision = Precision(self.state.precision, chosen)
-        self._run_state = RunState(self.state, self._precision)
-        self._notices: list[str] = []
-        store = self._find_store(checkpoint_store, save_folder, load_path)
-        self._saver: CheckpointSaver | None = None
-        if store is not None and (save_folder is not None or checkpoint_store is not None):
-            self._saver = CheckpointSaver(
-                store,
-                self._run_state,
-                save_interval=save_interval,
-                save_filename=save_filename,
-                mode="async" if save_async else "sync",
+            self.state = State(
+                model=model,
+                optimizers=_list(optimizers) or [AdamW(model.parameters(), lr=1e-3)],
+                schedulers=_list(schedulers),
+                callbacks=[one for one in _list(callbacks) if not isinstance(one, LoggerDestination)],
+                algorithms=_list(algorithms),
+                parallelism=parallelism,
+                device=chosen,
+                precision=precision or default_precision(chosen),
+                device_train_microbatch_size=device_train_microbatch_size,
+                max_duration=None if max_duration is None else _duration(max_duration),
+                run_name=run_name or _made_up_name(made_at),
+                seed=agreed_seed,
             )
-            self._notices += self._saver.notices
-            self.state.callbacks.append(self._saver)
-        self.engine = Engine(self.state, self.logger)
-        self.engine.fire(Event.INIT)
+            destinations = [one for one in _list(callbacks) if isinstance(one, LoggerDestination)]
+            destinations = [*_list(loggers), *destinations]
+            if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in destinations):
+                destinations.append(ProgressBarLogger())
+            self.logger = Logger(self.state, destinations)
+            self._precision = Precision(self.state.precision, chosen)
+            self._run_state = RunState(self.state, self._precision)
+            self._notices: list[str] = []
+            store = self._find_store(checkpoint_store, save_folder, load_path)
+            self._saver: CheckpointSaver | None = None
+            if store is not None and (save_folder is not None or checkpoint_store is not None):
+                self._saver = CheckpointSaver(
+                    store,
+                    self._run_state,
+                    save_interval=save_interval,
+                    save_filename=save_filename,
+                    mode="async" if save_async else "sync",
+                )
+                self._notices += self._saver.notices
+                self.state.callbacks.append(self._saver)
+            self.engine = Engine(self.state, self.logger)
+            self._closing.callback(self.engine.close)
+            self.engine.fire(Event.INIT)
 
-        _keep_initial_rates(self.state)
-        self.state.module = parallelism.lay_out(model, self.state.optimizers)
-        self._feed, self._data_source = self._make_feed(train_dataloader)
-        self._load(
-            store, autoresume=autoresume, load_path=None if load_path is None else os.fspath(load_path)
-        )
+            _keep_initial_rates(self.state)
+            self.state.module = parallelism.lay_out(model, self.state.optimizers)
+            self._feed, self._data_source = self._make_feed(train_dataloader)
+            self._load(
+                store, autoresume=autoresume, load_path=None if load_path is None else os.fspath(load_path)
+            )
 
     def fit(self, duration: TimeInput | None = None) -> None:
         """Train until `max_duration`, or for `duration` from here.
@@ -202,6 +205,7 @@ class Trainer:
             raise TrainerConfigError(
                 "it is not said how long to train; pass `max_duration`, or `fit(duration=…)`"
             )
+        state.is_stopped = False
         if state.is_over():
             done = state.timestamp.get(state.max_duration.unit)
             raise DurationReachedError(
@@ -229,13 +233,7 @@ class Trainer:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            self.engine.close()
-        finally:
-            if self._feed is not None:
-                self._feed.close()
-            while self._owned:
-                self._owned.pop().close()
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -247,6 +245,15 @@ class Trainer:
             self.close()
         else:
             self._close_after(error)
+
+    @contextlib.contextmanager
+    def _close_on_error(self) -> Iterator[None]:
+        """A trainer that could not be made lets go of its callbacks, process group and store."""
+        try:
+            yield
+        except BaseException as error:
+            self._close_after(error)
+            raise
 
     def _close_after(self, error: BaseException) -> None:
         """Close, with `error` on its way out: what goes wrong here must not hide it."""
@@ -289,7 +296,7 @@ class Trainer:
 
     def _own(self, part: Any) -> None:
         if hasattr(part, "close"):
-            self._owned.append(part)
+            self._closing.callback(part.close)
 
     def _make_feed(self, train_dataloader: Any) -> tuple[Feed | None, str]:
         if train_dataloader is None:
@@ -313,6 +320,7 @@ class Trainer:
             counts=lambda: state.timestamp.counts,
             capture_generators=None if self._saver is None else capture,
         )
+        self._closing.callback(feed.close)
         self._run_state.feed = feed
         return feed, source
 

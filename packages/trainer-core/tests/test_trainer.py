@@ -298,7 +298,8 @@ try:
     make()
 except MissingProviderError as error:
     print(error)
-print(sorted(name for name in sys.modules if name.startswith(("hocket.ckpt", "hocket.dist", "hocket.stream"))))
+siblings = ("hocket.ckpt", "hocket.dist", "hocket.stream")
+print(sorted(name for name in sys.modules if name.startswith(siblings)))
 """
 
 

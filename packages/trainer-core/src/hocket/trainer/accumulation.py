@@ -36,6 +36,7 @@ from hocket.trainer.agreement import Agreed
 from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.feeding import Fed
 from hocket.trainer.models.base import LossSum
+from hocket.trainer.parallelism import DoneWork
 from hocket.trainer.protocols import Parallelism, Work
 
 
@@ -146,6 +147,8 @@ class LossMean:
         assert self._part is not None
         if self._summed is not None:
             return _Ratio(self._summed, self._total_weight)
+        if self._num_ranks == 1:
+            return DoneWork(self._part)
         return _Only(self._parallelism.reduce_async(_for_reduction(self._part)))
 
 

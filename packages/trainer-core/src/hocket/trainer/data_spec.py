@@ -68,6 +68,10 @@ def num_samples(batch: Any) -> int:
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0]
+    parts = batch.values() if type(batch) is dict else batch if type(batch) in (list, tuple) else ()
+    lengths = {len(part) if type(part) is torch.Tensor and part.dim() else -1 for part in parts}
+    if len(lengths) == 1 and -1 not in lengths:  # nearly every batch, counted in a microsecond
+        return lengths.pop()
     lengths = set(_lengths(batch))
     if len(lengths) != 1:
         what = (

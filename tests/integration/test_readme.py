@@ -43,14 +43,13 @@ def test_the_checkpoint_tool(tmp_path: Path) -> None:
 
 
 def test_the_training_script_on_one_process_then_on_two(tmp_path: Path) -> None:
-    data, script = blocks("A training script", "python")
-    (tmp_path / "data.py").write_text(data)
+    (script,) = blocks("A training script", "python")
     (tmp_path / "train.py").write_text(script)
-    run("python", "data.py", cwd=tmp_path)
+    run("python", "-c", 'from hocket.recipes.corpus import write_corpus; write_corpus("data", 129)', cwd=tmp_path)
     run("python", "train.py", cwd=tmp_path)
     assert list((tmp_path / "checkpoints").rglob("checkpoint.json.zst"))
 
-    (tmp_path / "train.py").write_text(
-        script.replace('max_duration="4ep"', 'max_duration="6ep",\n    fsdp_config={}')
-    )
+    longer = script.replace('max_duration="12ba"', 'max_duration="14ba", fsdp_config={}')
+    assert longer != script
+    (tmp_path / "train.py").write_text(longer)
     assert "going on from" in run("hocket-launch", "-n", "2", "train.py", cwd=tmp_path)

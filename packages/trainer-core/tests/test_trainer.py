@@ -350,3 +350,24 @@ def test_a_failing_logger_is_told_when_the_trainer_closes():
     assert trainer.state.timestamp.batch == "2ba"
     with pytest.raises(Exception, match="disk full"):
         trainer.close()
+
+
+def test_what_cannot_be_set_up_is_closed(monkeypatch):
+    import hocket.trainer.trainer as module
+
+    class Provided(SingleProcess):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    provided = Provided(torch.device("cpu"))
+    monkeypatch.setattr(module, "find_provider", lambda name, asked_by: lambda config, **options: provided)
+    watch = Watch(lambda state: None)
+    with pytest.raises(DataError, match="rank 1 of 4"):
+        make(train_dataloader=Ranked(), callbacks=watch, fsdp_config={})
+    assert provided.closed == 1
+    trainer = make(callbacks=watch, fsdp_config={})
+    trainer.close()
+    trainer.close()
+    assert provided.closed == 2

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -15,6 +15,16 @@ from torch.optim import AdamW, Optimizer
 
 from hocket.trainer.agreement import Agreement
 from hocket.trainer.announce import announce
+from hocket.trainer.arguments import (
+    as_duration,
+    as_list,
+    be_deterministic,
+    check_microbatch_size,
+    check_model,
+    keep_initial_rates,
+    made_up_name,
+    one_config,
+)
 from hocket.trainer.checkpointing import CheckpointSaver, find_source, load
 from hocket.trainer.data_spec import as_data_spec
 from hocket.trainer.devices import choose_device, world_size
@@ -35,7 +45,7 @@ from hocket.trainer.protocols import CheckpointStore, Parallelism
 from hocket.trainer.providers import find_provider
 from hocket.trainer.run_state import RunState
 from hocket.trainer.state import State
-from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+from hocket.trainer.time import TimeInput
 from hocket.trainer.timestamp import Timestamp
 
 
@@ -116,22 +126,19 @@ class Trainer:
         checkpoint_store: CheckpointStore | None = None,
         dist_timeout: float = 300.0,
     ) -> None:
-        _check_model(model)
-        _check_microbatch_size(device_train_microbatch_size)
+        check_model(model)
+        check_microbatch_size(device_train_microbatch_size)
         if autoresume and save_folder is None and checkpoint_store is None:
             raise TrainerConfigError("`autoresume` looks in `save_folder`, which is not set; set it")
         self._is_closed = False
-        self._closing = contextlib.ExitStack()
-        """Closes what was made here, the last made first."""
-        with self._close_on_error():
-            if device is None and parallelism is not None:
-                device = getattr(parallelism, "device", None)
-            chosen = choose_device(device)
+        # What is made here is closed here, the last first: by `close`, and when the rest cannot be set up.
+        with ExitStack() as self._made:
+            chosen = choose_device(getattr(parallelism, "device", None) if device is None else device)
             if deterministic_mode:
-                _be_deterministic(chosen)
+                be_deterministic(chosen)
             if parallelism is None:
                 parallelism = self._find_parallelism(
-                    _one_config(fsdp_config, parallelism_config), chosen, dist_timeout
+                    one_config(fsdp_config, parallelism_config), chosen, dist_timeout
                 )
             self._agreement = Agreement(parallelism)
             drawn = int(torch.randint(2**31, ())) if seed is None else seed
@@ -140,20 +147,20 @@ class Trainer:
 
             self.state = State(
                 model=model,
-                optimizers=_list(optimizers) or [AdamW(model.parameters(), lr=1e-3)],
-                schedulers=_list(schedulers),
-                callbacks=[one for one in _list(callbacks) if not isinstance(one, LoggerDestination)],
-                algorithms=_list(algorithms),
+                optimizers=as_list(optimizers) or [AdamW(model.parameters(), lr=1e-3)],
+                schedulers=as_list(schedulers),
+                callbacks=[one for one in as_list(callbacks) if not isinstance(one, LoggerDestination)],
+                algorithms=as_list(algorithms),
                 parallelism=parallelism,
                 device=chosen,
                 precision=precision or default_precision(chosen),
                 device_train_microbatch_size=device_train_microbatch_size,
-                max_duration=None if max_duration is None else _duration(max_duration),
-                run_name=run_name or _made_up_name(made_at),
+                max_duration=None if max_duration is None else as_duration(max_duration),
+                run_name=run_name or made_up_name(made_at),
                 seed=agreed_seed,
             )
-            destinations = [one for one in _list(callbacks) if isinstance(one, LoggerDestination)]
-            destinations = [*_list(loggers), *destinations]
+            destinations = [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
+            destinations = [*as_list(loggers), *destinations]
             if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in destinations):
                 destinations.append(ProgressBarLogger())
             self.logger = Logger(self.state, destinations)
@@ -163,25 +170,27 @@ class Trainer:
             store = self._find_store(checkpoint_store, save_folder, load_path)
             self._saver: CheckpointSaver | None = None
             if store is not None and (save_folder is not None or checkpoint_store is not None):
+                mode: Literal["sync", "async"] = "async" if save_async else "sync"
                 self._saver = CheckpointSaver(
                     store,
                     self._run_state,
                     save_interval=save_interval,
                     save_filename=save_filename,
-                    mode="async" if save_async else "sync",
+                    mode=mode,
                 )
                 self._notices += self._saver.notices
                 self.state.callbacks.append(self._saver)
             self.engine = Engine(self.state, self.logger)
-            self._closing.callback(self.engine.close)
+            self._made.callback(self.engine.close)
             self.engine.fire(Event.INIT)
 
-            _keep_initial_rates(self.state)
+            keep_initial_rates(self.state)
             self.state.module = parallelism.lay_out(model, self.state.optimizers)
             self._feed, self._data_source = self._make_feed(train_dataloader)
             self._load(
                 store, autoresume=autoresume, load_path=None if load_path is None else os.fspath(load_path)
             )
+            self._made = self._made.pop_all()
 
     def fit(self, duration: TimeInput | None = None) -> None:
         """Train until `max_duration`, or for `duration` from here.
@@ -199,7 +208,7 @@ class Trainer:
         if self._feed is None:
             raise TrainerConfigError("there is nothing to train on; pass `train_dataloader`")
         if duration is not None:
-            length = _duration(duration)
+            length = as_duration(duration)
             state.max_duration = state.timestamp.get(length.unit) + length
         if state.max_duration is None:
             raise TrainerConfigError(
@@ -233,7 +242,7 @@ class Trainer:
         if self._is_closed:
             return
         self._is_closed = True
-        self._closing.close()
+        self._made.close()
 
     def __enter__(self) -> Self:
         return self
@@ -245,15 +254,6 @@ class Trainer:
             self.close()
         else:
             self._close_after(error)
-
-    @contextlib.contextmanager
-    def _close_on_error(self) -> Iterator[None]:
-        """A trainer that could not be made lets go of its callbacks, process group and store."""
-        try:
-            yield
-        except BaseException as error:
-            self._close_after(error)
-            raise
 
     def _close_after(self, error: BaseException) -> None:
         """Close, with `error` on its way out: what goes wrong here must not hide it."""
@@ -296,7 +296,7 @@ class Trainer:
 
     def _own(self, part: Any) -> None:
         if hasattr(part, "close"):
-            self._closing.callback(part.close)
+            self._made.callback(part.close)
 
     def _make_feed(self, train_dataloader: Any) -> tuple[Feed | None, str]:
         if train_dataloader is None:
@@ -320,8 +320,8 @@ class Trainer:
             counts=lambda: state.timestamp.counts,
             capture_generators=None if self._saver is None else capture,
         )
-        self._closing.callback(feed.close)
         self._run_state.feed = feed
+        self._made.callback(feed.close)
         return feed, source
 
     def _load(self, store: CheckpointStore | None, *, autoresume: bool, load_path: str | None) -> None:
@@ -353,70 +353,3 @@ class Trainer:
 
 def _never(state: State, after: Timestamp) -> bool:  # noqa: ARG001 - nothing is ever due
     return False
-
-
-def _list(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, Iterable) else [given]
-
-
-def _duration(given: TimeInput) -> Time:
-    length = ensure_time(given, TimeUnit.EPOCH)
-    if length.unit in (TimeUnit.SECOND, TimeUnit.DURATION) or length.value <= 0:
-        raise TrainerConfigError(
-            f"the duration `{length}` cannot end a training; expected a positive number of `ep`, `ba`, "
-            "`sp`, `tok` or `iter`"
-        )
-    return length
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, nn.Module) or not callable(getattr(model, "loss", None)):
-        raise TrainerConfigError(
-            f"`model` is a `{type(model).__name__}`; expected a `torch.nn.Module` with `forward(batch)` and "
-            "`loss(outputs, batch)`, such as a `hocket.trainer.models.ComposerModel`"
-        )
-
-
-def _check_microbatch_size(size: Any) -> None:
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise TrainerConfigError(
-            f"`device_train_microbatch_size` is `{size!r}`; expected a number of samples above 0, or "
-            "None for the whole batch"
-        )
-
-
-def _one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -> Any:
-    if parallelism_config is None:
-        return fsdp_config
-    if fsdp_config is not None:
-        raise TrainerConfigError("`fsdp_config` and `parallelism_config` are both set; state one of them")
-    if unknown := sorted(set(parallelism_config) - {"fsdp"}):
-        raise TrainerConfigError(f"`parallelism_config` has the unknown keys {unknown}; expected `fsdp`")
-    return parallelism_config.get("fsdp", {})
-
-
-def _keep_initial_rates(state: State) -> None:
-    """Note the learning rates that schedules multiply, so that a checkpoint has them from the start."""
-    for scheduler in state.schedulers:
-        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or not callable(scheduler):
-            raise TypeError(
-                f"`schedulers` has a `{type(scheduler).__name__}`; expected callables `(state, ssr=1.0) -> "
-                "multiplier`, such as those of `hocket.trainer.optim` (torch's count steps of their own)"
-            )
-    if state.schedulers:
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group.setdefault("initial_lr", float(group["lr"]))
-
-
-def _be_deterministic(device: torch.device) -> None:
-    torch.use_deterministic_algorithms(True)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def _made_up_name(made_at: int) -> str:
-    return time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(made_at))

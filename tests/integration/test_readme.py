@@ -45,7 +45,12 @@ def test_the_checkpoint_tool(tmp_path: Path) -> None:
 def test_the_training_script_on_one_process_then_on_two(tmp_path: Path) -> None:
     (script,) = blocks("A training script", "python")
     (tmp_path / "train.py").write_text(script)
-    run("python", "-c", 'from hocket.recipes.corpus import write_corpus; write_corpus("data", 129)', cwd=tmp_path)
+    run(
+        "python",
+        "-c",
+        'from hocket.recipes.corpus import write_corpus; write_corpus("data", 129)',
+        cwd=tmp_path,
+    )
     run("python", "train.py", cwd=tmp_path)
     assert list((tmp_path / "checkpoints").rglob("checkpoint.json.zst"))
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hocket_store::StoreError;
+use hocket_store::{StoreError, io_reason};
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, StreamError>;
@@ -85,7 +85,7 @@ impl StreamError {
     pub fn io(path: &Path, doing: &str, error: &std::io::Error) -> Self {
         Self::Io {
             path: path.display().to_string(),
-            reason: format!("could not {doing}: {error}"),
+            reason: io_reason(&format!("could not {doing}"), error),
         }
     }
 }

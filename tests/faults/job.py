@@ -78,10 +78,11 @@ def train(
     depth: int = 1,
     steps: int = 4,
     dist_timeout: float = 20.0,
-    fsdp_config: dict[str, object] | None = None,
     **options: object,
 ) -> float:
     torch.manual_seed(1)
+    if "parallelism_config" not in options:
+        options.setdefault("fsdp_config", {})
     model = Regression(width, depth)
     dataset = StreamingDataset(remote=remote, local=local, global_batch_size=4, download_timeout=download_timeout)
     trainer = Trainer(
@@ -89,7 +90,6 @@ def train(
         train_dataloader=StreamingDataLoader(dataset),
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
         max_duration=f"{steps}ba",
-        fsdp_config=fsdp_config or {},
         progress_bar=False,
         dist_timeout=dist_timeout,
         **options,

@@ -150,7 +150,7 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
         (
             {"remote": s3d.uri("unknown"), "local": cache, "env": {"AWS_SECRET_ACCESS_KEY": "wrong"}},
             "native.errors.StorePermissionError",
-            (s3d.uri("unknown/index.json"), "HTTP 403"),
+            (s3d.uri("unknown/index.json"), "HTTP 403", "check `AWS_ACCESS_KEY_ID`"),
         ),
         (
             {"remote": s3d.uri("nothing"), "local": cache},
@@ -162,7 +162,11 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
             "stream.errors.IndexNotFoundError",
             (f"`{tmp_path}/empty/index.json`", "expected the `index.json`", "check the location"),
         ),
-        ({"local": str(bad_index)}, "stream.errors.IndexCorruptError", (f"`{bad_index}/index.json`", "not valid")),
+        (
+            {"local": str(bad_index)},
+            "stream.errors.IndexCorruptError",
+            (f"`{bad_index}/index.json`", "not valid: EOF", "restore it"),
+        ),
         (
             {"local": one},
             "stream.errors.ConfigError",
@@ -174,9 +178,9 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
             ("`fsdp_config` has no key `sharding_stategy`", "Did you mean `sharding_strategy`?"),
         ),
         (
-            {"local": data, "parallelism_config": {"tensor": 2}, "fsdp_config": None},
+            {"local": data, "parallelism_config": {"tensor": 2}},
             "trainer.errors.TrainerConfigError",
-            ("`parallelism_config`",),
+            ("`parallelism_config` has the unknown keys ['tensor']", "expected `fsdp`"),
         ),
         (
             {"local": missing},
@@ -270,7 +274,11 @@ def test_every_rank_tells_what_is_wrong_with_a_checkpoint(cut_short: tuple[Path,
             misfit,
             ("Only in the checkpoint: `model.layers.2.weight`", "Load it into the model"),
         ),
-        ({"load_path": str(good), "local": other_data}, "stream.errors.StateMismatchError", ("`fingerprint`",)),
+        (
+            {"load_path": str(good), "local": other_data},
+            "stream.errors.StateMismatchError",
+            ("`fingerprint` is '", "expected the same", "point `remote` or `local` at"),
+        ),
     ]
     attempts = [{"local": data, **MODEL, **attempt} for attempt, _, _ in cases]
     on_full_disk = {"local": data, **MODEL, "save_folder": str(full), "rank1": {"file_limit": 100_000}}

@@ -20,7 +20,9 @@ pub enum StreamError {
         uri: String,
     },
     /// The index is there and cannot be trusted.
-    #[error("the index `{origin}` is not valid: {reason}")]
+    #[error(
+        "the index `{origin}` is not valid: {reason}; restore it from its source or write the data set again"
+    )]
     IndexCorrupt {
         /// The index's URI or path.
         origin: String,

@@ -1,4 +1,4 @@
-"""The pytest plugin of this workspace; `packages/conftest.py` and `tests/conftest.py` load it."""
+"""The pytest plugin of this workspace; `addopts` loads it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use hocket_store::StoreError;
+use hocket_store::{StoreError, io_reason};
 
 /// The result of this crate's verbs.
 pub type Result<T> = std::result::Result<T, CkptError>;
@@ -83,7 +83,7 @@ impl CkptError {
     /// A failed system call on `path`; `action` is what was tried, as in "write".
     pub(crate) fn io(path: &Path, action: &str, error: &io::Error) -> Self {
         let uri = path.display().to_string();
-        let reason = format!("cannot {action}: {error}");
+        let reason = io_reason(&format!("cannot {action}"), error);
         Self::Store(match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 StoreError::Permission { uri, reason }
@@ -123,7 +123,7 @@ impl From<StoreError> for CkptError {
 }
 
 fn corrupt_message(uri: &str, file: Option<&str>, offset: Option<u64>, reason: &str) -> String {
-    match (file, offset) {
+    let what = match (file, offset) {
         (None, _) => format!("the manifest of the checkpoint at `{uri}` is corrupt: {reason}"),
         (Some(file), None) => {
             format!("data file `{file}` of the checkpoint at `{uri}` is corrupt: {reason}")
@@ -131,5 +131,6 @@ fn corrupt_message(uri: &str, file: Option<&str>, offset: Option<u64>, reason: &
         (Some(file), Some(offset)) => format!(
             "data file `{file}` of the checkpoint at `{uri}` is corrupt at data offset {offset}: {reason}"
         ),
-    }
+    };
+    format!("{what}; restore it from a copy, or load an earlier checkpoint")
 }

@@ -51,7 +51,11 @@ pub enum StoreError {
     },
     /// The store could not be reached, or kept failing until the retries or the deadline ran out. For a
     /// conditional put it also means that the answer was lost: read the object back to know.
-    #[error("`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}", elapsed.as_secs_f64())]
+    #[error(
+        "`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}; check that the store is up \
+         and that its endpoint (`AWS_ENDPOINT_URL`) is reached from here, then try again",
+        elapsed.as_secs_f64()
+    )]
     Transient {
         /// Full URI of the object.
         uri: String,
@@ -99,12 +103,24 @@ impl StoreError {
             ErrorKind::NotFound | ErrorKind::NotADirectory => Self::NotFound { uri },
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Self::Permission {
                 uri,
-                reason: format!("{doing}: {error}"),
+                reason: io_reason(doing, error),
             },
             _ => Self::Io {
                 uri,
-                reason: format!("{doing}: {error}"),
+                reason: io_reason(doing, error),
             },
         }
     }
+}
+
+/// What the operating system said when something was tried, and what to do where only the user can.
+pub fn io_reason(doing: &str, error: &std::io::Error) -> String {
+    use std::io::ErrorKind;
+    let remedy = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            "; free space there or raise its limit, or write elsewhere"
+        }
+        _ => "",
+    };
+    format!("{doing}: {error}{remedy}")
 }

@@ -37,7 +37,7 @@ mod store;
 mod upload;
 mod uri;
 
-pub use error::{Result, StoreError};
+pub use error::{Result, StoreError, io_reason};
 pub use options::StoreOptions;
 pub use store::{Listing, ObjectMeta, PutMode, Store};
 pub use upload::Upload;

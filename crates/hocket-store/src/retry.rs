@@ -143,10 +143,7 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
         Error::AlreadyExists { .. } => Fault::Final(StoreError::Exists { uri }),
         Error::Precondition { .. } | Error::NotModified { .. } => Fault::Precondition,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            Fault::Final(StoreError::Permission {
-                uri,
-                reason: describe(error, seen),
-            })
+            Fault::Final(refused(uri, error, seen))
         }
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))
@@ -158,13 +155,9 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
             Some(404) => Fault::Final(StoreError::NotFound { uri }),
             Some(400) if describe(error, seen).contains("Token") => {
                 // `ExpiredToken`, `InvalidToken`: S3 calls them bad requests.
-                let reason = describe(error, seen);
-                Fault::Final(StoreError::Permission { uri, reason })
+                Fault::Final(refused(uri, error, seen))
             }
-            Some(401 | 403) => Fault::Final(StoreError::Permission {
-                uri,
-                reason: describe(error, seen),
-            }),
+            Some(401 | 403) => Fault::Final(refused(uri, error, seen)),
             Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
             // Turned away before anything was done.
             Some(429 | 503) => Fault::Again {
@@ -181,6 +174,17 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
                 landed: seen.sent,
             },
         },
+    }
+}
+
+/// The error of a store that does not take the credentials.
+fn refused(uri: String, error: &object_store::Error, seen: Seen) -> StoreError {
+    let said = describe(error, seen);
+    StoreError::Permission {
+        uri,
+        reason: format!(
+            "{said}; check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, and what they may do there"
+        ),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hocket_store::StoreError;
+use hocket_store::{StoreError, io_reason};
 
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, StreamError>;
@@ -20,7 +20,9 @@ pub enum StreamError {
         uri: String,
     },
     /// The index is there and cannot be trusted.
-    #[error("the index `{origin}` is not valid: {reason}")]
+    #[error(
+        "the index `{origin}` is not valid: {reason}; restore it from its source or write the data set again"
+    )]
     IndexCorrupt {
         /// The index's URI or path.
         origin: String,
@@ -85,7 +87,7 @@ impl StreamError {
     pub fn io(path: &Path, doing: &str, error: &std::io::Error) -> Self {
         Self::Io {
             path: path.display().to_string(),
-            reason: format!("could not {doing}: {error}"),
+            reason: io_reason(&format!("could not {doing}"), error),
         }
     }
 }

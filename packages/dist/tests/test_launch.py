@@ -13,12 +13,24 @@ import pytest
 from hocket.dist import launch
 
 SCRIPT = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, time, traceback
 rank, out, what = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), sys.argv[2]
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"]
 print("a word of rank", rank)
 if what == "raise" and rank == 1:
     raise ValueError("rank one is unwell")
+if what == "follow":
+    told = out / "told"
+    if rank == 1:
+        try:
+            raise ValueError("rank one is unwell")
+        except ValueError:
+            traceback.print_exc()
+        told.touch()
+    else:
+        while not told.exists():
+            time.sleep(0.05)
+        raise RuntimeError("Connection closed by peer")
 if what == "kill" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
@@ -100,6 +112,13 @@ def test_the_rank_that_failed_is_named_with_its_traceback(script: Path, tmp_path
     assert stdout.read_text() == "a word of rank 1\n"
     assert str(logs) in done.stderr
     assert not _is_alive(json.loads((tmp_path / "rank-0").read_text())["pid"])
+
+
+def test_the_cause_is_shown_where_a_rank_that_lost_it_was_quicker_to_end(script: Path, tmp_path: Path) -> None:
+    done = _run(tmp_path, "-n", "2", script, tmp_path, "follow")
+    assert done.returncode == 1
+    assert "hocket-launch: rank 0 (pid" in done.stderr
+    assert "ValueError: rank one is unwell" in done.stderr.partition("Another rank's error may be the cause")[2]
 
 
 def test_a_killed_rank_ends_the_job_with_its_signal(script: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import sys
@@ -43,6 +44,8 @@ one another down.
 """
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 _LOG_TAIL_BYTES = 6000
+# What a rank raises because another one has left.
+_FOLLOWS = re.compile(r"\b(CollectiveError|DistBackendError|Connection closed by peer|Connection reset by peer)\b")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,6 +138,8 @@ def _report(rank: int, failure: ProcessFailure, *, log_dir: str | None) -> None:
     elif failure.local_rank == 0:
         lines.append("Its own words stand above.")
     if log_dir is not None:
+        if log is None or _FOLLOWS.search(_tail(log)):
+            lines += _causes(failure.local_rank, log_dir)
         lines.append(f"The logs of the ranks that do not write to the terminal are kept in {log_dir}")
     print("\n".join(lines), file=sys.stderr)
 
@@ -145,6 +150,22 @@ def _stderr_of(local_rank: int, log_dir: str | None) -> Path | None:
         return None
     logs = [log for log in Path(log_dir).glob(f"*/attempt_*/{local_rank}/stderr.log") if log.stat().st_size]
     return max(logs, key=lambda log: log.stat().st_mtime, default=None)
+
+
+def _causes(failed: int, log_dir: str) -> list[str]:
+    """Return the end of the first other log that tells of an error of its rank's own.
+
+    A rank that raises leaves the others with a broken collective, and one of those may be quicker to end. What
+    the first rank wrote is on the terminal and not known here.
+    """
+    local_ranks = {int(log.parent.name) for log in Path(log_dir).glob("*/attempt_*/*/stderr.log")} - {failed}
+    logs = [log for rank in sorted(local_ranks) if (log := _stderr_of(rank, log_dir)) is not None]
+    logs.sort(key=lambda log: log.stat().st_mtime)
+    for log in logs:
+        end = _tail(log)
+        if "Traceback (most recent call last)" in end and not _FOLLOWS.search(end):
+            return [f"Another rank's error may be the cause; the end of {log}", end]
+    return []
 
 
 def _tail(log: Path) -> str:

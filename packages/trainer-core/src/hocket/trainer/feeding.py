@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,8 +107,10 @@ class Feed:
                     "the data loader yielded no batch in a whole epoch; expected at least 1 (a generator can "
                     "be iterated once only, and more ranks than samples leave some without)"
                 )
-            # Of a rank that still has a batch too: an epoch ends on all ranks at once.
-            self._state = self._loader_state() if fed.batch is not _NOTHING else fed.loader_state
+            if fed.batch is not _NOTHING and self._iterator is not None:
+                # An epoch ends on all ranks at once: what a rank has left is passed over.
+                collections.deque(self._iterator, maxlen=0)
+            self._state = self._loader_state()
             self._iterator = None
             self.epoch_generators = None
             self.is_epoch_over = True

@@ -50,7 +50,7 @@ def take_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """The optimizer's state by parameter name: `{"state": {name: {slot: value}}, "param_groups": [...]}`.
+    """The optimizer's state by parameter name: `{"kind", "state": {name: {slot: value}}, "param_groups"}`.
 
     The tensors are the optimizer's own. Before its first step, `state` is a `SlotsLike`.
 
@@ -71,14 +71,15 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
             names.append(name_of[parameter])
             parameters[name_of[parameter]] = parameter
         groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": names})
+    kind = type(optimizer).__name__
     if not optimizer.state:
-        return {"state": SlotsLike(parameters), "param_groups": groups}
+        return {"kind": kind, "state": SlotsLike(parameters), "param_groups": groups}
     state = {
         name: dict(optimizer.state[parameter])
         for name, parameter in parameters.items()
         if parameter in optimizer.state
     }
-    return {"state": state, "param_groups": groups}
+    return {"kind": kind, "state": state, "param_groups": groups}
 
 
 def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -87,8 +88,14 @@ def take_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[
     Settings of the groups (learning rates and the like) become the checkpoint's.
 
     Raises:
-        ResumeError: If groups or their parameters differ.
+        ResumeError: If it is another kind of optimizer, or groups or their parameters differ.
     """
+    kind = type(optimizer).__name__
+    if state["kind"] != kind:
+        raise ResumeError(
+            f"the checkpoint has the state of `{state['kind']}`, and this run's optimizer is `{kind}`; make "
+            "the optimizer that the checkpoint was trained with"
+        )
     groups = state["param_groups"]
     now = [group["params"] for group in optimizer_state(optimizer, model)["param_groups"]]
     before = [list(group["params"]) for group in groups]

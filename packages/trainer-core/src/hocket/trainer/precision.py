@@ -67,7 +67,8 @@ class Precision:
                 optimizer.step()
             else:
                 self._scaler.step(optimizer)
-        if self._scaler is not None and not skip:
+        if self._scaler is not None:
+            # After a skipped step too: it is what lets the gradients be unscaled again.
             self._scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)

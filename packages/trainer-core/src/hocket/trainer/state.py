@@ -116,6 +116,7 @@ class State:
         self.timestamp = Timestamp()
         self.previous_timestamp = self.timestamp
         self.is_stop_requested = False
+        self.is_stopped = False
 
     def stop_training(self) -> None:
         """End the training after the present batch, its events and its checkpoint.
@@ -130,17 +131,18 @@ class State:
     def end_here(self) -> None:
         """Make the present batch the last. Every rank must call it at the same batch."""
         self.is_stop_requested = False
-        self.max_duration = self.timestamp.batch
+        # Not by a shorter `max_duration`: schedules are functions of it, and the last batch has its own rate.
+        self.is_stopped = True
 
     def advance(self, timestamp: Timestamp) -> None:
         """Set the time, and keep the one before."""
         self.previous_timestamp, self.timestamp = self.timestamp, timestamp
 
     def is_over(self, timestamp: Timestamp | None = None) -> bool:
-        """Whether `max_duration` is reached, now or at `timestamp`."""
+        """Whether training was stopped, or `max_duration` is reached, now or at `timestamp`."""
         duration = self.max_duration
-        if duration is None:
-            return False
+        if duration is None or self.is_stopped:
+            return self.is_stopped
         counts = (timestamp or self.timestamp).counts
         return count_in(counts, duration.unit) >= duration.value
 

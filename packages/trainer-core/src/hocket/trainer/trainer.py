@@ -214,6 +214,7 @@ class Trainer:
             raise TrainerConfigError(
                 "it is not said how long to train; pass `max_duration`, or `fit(duration=…)`"
             )
+        state.is_stopped = False
         if state.is_over():
             done = state.timestamp.get(state.max_duration.unit)
             raise DurationReachedError(

@@ -30,7 +30,7 @@ def inspect(
         typer.Option(metavar="NAME", help="One tensor: its chunks, statistics and a histogram."),
     ] = None,
     unfold: Annotated[
-        bool, typer.Option("--all", help="Show each of several layers that are alike.")
+        bool, typer.Option("--all", help="Show each of several layers that are alike, and long values whole.")
     ] = False,
     as_json: _Json = False,
 ) -> None:

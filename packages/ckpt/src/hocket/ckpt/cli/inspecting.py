@@ -13,6 +13,7 @@ from hocket.ckpt.reader import Checkpoint, open  # noqa: A004 - this package's o
 __all__ = ["show", "show_tensor"]
 
 _STRIP_CELLS = 16
+_VALUE_CELLS = 60
 
 
 def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
@@ -21,7 +22,7 @@ def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
     Args:
         uri: The checkpoint.
         as_json: Print JSON and nothing else.
-        unfold: Show each of several layers that are alike.
+        unfold: Show each of several layers that are alike, and long values whole.
     """
     checkpoint = open(uri)
     if as_json:
@@ -37,7 +38,7 @@ def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
     out.print()
     for line in _tensors(manifest, unfold):
         out.print(line)
-    values = _values(manifest)
+    values = _values(manifest, unfold)
     if values:
         out.print()
         for line in values:
@@ -150,8 +151,11 @@ def _strip(record: TensorRecord) -> Text:
     return Text(marks, "cyan")
 
 
-def _values(manifest: Manifest) -> list[Text]:
-    rows = [[Text(name), Text(repr(record.value))] for name, record in sorted(manifest.values.items())]
+def _values(manifest: Manifest, unfold: bool) -> list[Text]:
+    rows = [
+        [Text(name), Text(repr(record.value) if unfold else _short(record.value))]
+        for name, record in sorted(manifest.values.items())
+    ]
     if manifest.per_rank is not None:
         kept = (
             f"{len(manifest.per_rank.ranks)} kept; with another number of ranks: {manifest.per_rank.policy}"
@@ -160,6 +164,16 @@ def _values(manifest: Manifest) -> list[Text]:
     if manifest.user is not None:
         rows.append([Text("(user)", "dim"), Text(repr(manifest.user))])
     return [Text("values", "bold"), *columns(rows)] if rows else []
+
+
+def _short(value: Any) -> str:
+    """A value in a line: of a long list its beginning and how much is left."""
+    text = repr(value)
+    if len(text) <= _VALUE_CELLS:
+        return text
+    if not isinstance(value, list):
+        return f"{text[: _VALUE_CELLS - 1]}…"
+    return f"[{repr(value[0])[: _VALUE_CELLS // 2]}, … {len(value) - 1} more]"
 
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,3 +1,0 @@
-"""Every package's tests share the fixtures of `tests/support`."""
-
-pytest_plugins = ["support.plugin"]

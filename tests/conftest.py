@@ -1,3 +1,0 @@
-"""Tests across packages share the fixtures of `tests/support`."""
-
-pytest_plugins = ["support.plugin"]

@@ -1,0 +1,60 @@
+"""What the front page says can be done, done as it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+BIN = Path(sys.executable).parent
+
+
+def blocks(heading: str, language: str) -> list[str]:
+    """The blocks of a language under a heading."""
+    section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
+    assert section is not None, heading
+    return re.findall(rf"^```{language}\n(.*?)^```", section[1], re.M | re.S)
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_checkpoint_tool(tmp_path: Path) -> None:
+    (shown,) = blocks("The checkpoint tool, without torch", "console")
+    commands = [line.removeprefix("$ ") for line in shown.splitlines()]
+    assert commands[0] == "uv tool install ./packages/ckpt"
+    said = [run(*shlex.split(line.replace("/tmp", str(tmp_path))), cwd=tmp_path) for line in commands[1:]]
+    assert "committed" in said[-1]
+
+
+def test_the_training_script_on_one_process_then_on_two(tmp_path: Path) -> None:
+    (script,) = blocks("A training script", "python")
+    (tmp_path / "train.py").write_text(script)
+    run(
+        "python",
+        "-c",
+        'from hocket.recipes.corpus import write_corpus; write_corpus("data", 129)',
+        cwd=tmp_path,
+    )
+    run("python", "train.py", cwd=tmp_path)
+    assert list((tmp_path / "checkpoints").rglob("checkpoint.json.zst"))
+
+    longer = script.replace('max_duration="12ba"', 'max_duration="14ba", fsdp_config={}')
+    assert longer != script
+    (tmp_path / "train.py").write_text(longer)
+    assert "going on from" in run("hocket-launch", "-n", "2", "train.py", cwd=tmp_path)

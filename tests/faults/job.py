@@ -1,8 +1,8 @@
 """A training script as somebody would write it, whose arguments a test makes wrong.
 
 `hocket-launch -n 2 job.py --out DIR --attempts JSON` trains once for each object of the list, one after the
-other in the same processes. What a rank's attempts came to is in `DIR/rank{r}.json`; the last error leaves the
-script. In an attempt, `rank1` holds what only rank 1 does otherwise, and `env` is set while it runs.
+other in the same processes. What a rank's attempts came to is in `DIR/rank{r}.json`; the last error leaves
+the script. In an attempt, `rank1` holds what only rank 1 does otherwise, and `env` is set while it runs.
 
 A script of one attempt is left to itself. Several have one process group, and a rank that has come to the end
 of them lets the others come there, too, since the launcher ends them when the first has left with an error.
@@ -52,7 +52,9 @@ def surroundings(env: dict[str, str | None], file_limit: int | None):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     set_all(env)
     if file_limit is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with EFBIG, as a full disk's does
+        signal.signal(
+            signal.SIGXFSZ, signal.SIG_IGN
+        )  # the write then fails with EFBIG, as a full disk's does
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, limits[1]))
     try:
         yield
@@ -84,7 +86,9 @@ def train(
     if "parallelism_config" not in options:
         options.setdefault("fsdp_config", {})
     model = Regression(width, depth)
-    dataset = StreamingDataset(remote=remote, local=local, global_batch_size=4, download_timeout=download_timeout)
+    dataset = StreamingDataset(
+        remote=remote, local=local, global_batch_size=4, download_timeout=download_timeout
+    )
     trainer = Trainer(
         model=model,
         train_dataloader=StreamingDataLoader(dataset),

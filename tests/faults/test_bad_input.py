@@ -1,4 +1,4 @@
-"""Input that cannot work, given to real jobs of two ranks: a typed error on every rank, in time, and nobody left."""
+"""Input that cannot work, given to real jobs of two ranks: typed errors on every rank, in time, nobody left."""
 
 from __future__ import annotations
 
@@ -91,8 +91,10 @@ def is_alive(pid: int) -> bool:
 
 
 def write_data(folder: Path, *, size: int = 16) -> str:
-    """One sample a shard, so that in batches of four samples 0 and 1 are rank 0's shards, and 2 and 3 rank 1's."""
-    with MDSWriter(columns={"x": "ndarray:float32:4"}, out=str(folder), size_limit=1, hashes=["xxh3_64"]) as writer:
+    """One sample a shard, so that of batches of four the first two are rank 0's shards, the others rank 1's."""
+    with MDSWriter(
+        columns={"x": "ndarray:float32:4"}, out=str(folder), size_limit=1, hashes=["xxh3_64"]
+    ) as writer:
         for number in range(size):
             writer.write({"x": np.full(4, number / size, np.float32)})
     return str(folder)
@@ -119,7 +121,9 @@ def unreachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A job that loads from a store that nobody runs: started before all others, since it mostly waits."""
     folder = tmp_path_factory.mktemp("unreachable")
     data = write_data(folder / "data")
-    with started(folder / "out", {"local": data, "load_path": "s3://bucket/saved/ep0-ba1", "env": NOWHERE}) as finish:
+    with started(
+        folder / "out", {"local": data, "load_path": "s3://bucket/saved/ep0-ba1", "env": NOWHERE}
+    ) as finish:
         yield finish
 
 
@@ -216,7 +220,9 @@ def test_a_shard_that_one_rank_cannot_read_ends_all_and_is_named(cut_short: tupl
     folder, ended = cut_short
     assert ended.returncode == 1, ended.stderr
     shard = shard_of(folder / "data", 10)
-    ended.check(1, 0, "stream.errors.ShardCorruptError", f"`{shard}`", "expected", "restore it from its source")
+    ended.check(
+        1, 0, "stream.errors.ShardCorruptError", f"`{shard}`", "expected", "restore it from its source"
+    )
     # Rank 0 is ended by the launcher, unless it was quicker to see that rank 1 has left.
     if ended.ranks[0]:
         ended.check(0, 0, "dist.errors.CollectiveError", "A rank has probably ended: its log says why")
@@ -228,15 +234,24 @@ def test_a_shard_that_one_rank_cannot_read_ends_all_and_is_named(cut_short: tupl
 
 def test_a_store_that_one_rank_cannot_reach_ends_all(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
-    elsewhere = {"remote": "s3://bucket/p", "local": str(tmp_path / "c"), "download_timeout": 0.1, "env": NOWHERE}
+    elsewhere = {
+        "remote": "s3://bucket/p",
+        "local": str(tmp_path / "c"),
+        "download_timeout": 0.1,
+        "env": NOWHERE,
+    }
     ended = run(tmp_path / "out", {"local": data, "rank1": elsewhere})
     assert ended.returncode == 1
-    ended.check(1, 0, "native.errors.StoreTransientError", "`s3://bucket/p/index.json`", "check that the store is up")
+    ended.check(
+        1, 0, "native.errors.StoreTransientError", "`s3://bucket/p/index.json`", "check that the store is up"
+    )
     assert "rank 1 (pid" in ended.stderr
     assert "hocket.native.errors.StoreTransientError" in ended.stderr
 
 
-def test_every_rank_tells_what_is_wrong_with_a_checkpoint(cut_short: tuple[Path, Ended], tmp_path: Path) -> None:
+def test_every_rank_tells_what_is_wrong_with_a_checkpoint(
+    cut_short: tuple[Path, Ended], tmp_path: Path
+) -> None:
     folder, _ = cut_short
     good = folder / "saved" / "ep0-ba1"
     spoiled = {name: tmp_path / name for name in ("half", "truncated", "altered", "manifest")}
@@ -263,11 +278,18 @@ def test_every_rank_tells_what_is_wrong_with_a_checkpoint(cut_short: tuple[Path,
         ({"load_path": str(spoiled["truncated"])}, corrupt, (f"`{of_rank_1}`", "were written", remedy)),
         ({"load_path": str(spoiled["altered"])}, corrupt, (f"`{of_rank_1}`", "digest", remedy)),
         ({"load_path": str(spoiled["manifest"])}, corrupt, (f"`{spoiled['manifest']}`", remedy)),
-        ({"load_path": str(absent)}, "ckpt.errors.CheckpointNotFoundError", (f"`{absent}`", "expected a checkpoint")),
+        (
+            {"load_path": str(absent)},
+            "ckpt.errors.CheckpointNotFoundError",
+            (f"`{absent}`", "expected a checkpoint"),
+        ),
         (
             {"load_path": str(good), "width": 200},
             misfit,
-            ("`model.layers.0.weight`: shape [256, 4] in the checkpoint, [200, 4] here", "Load it into the model"),
+            (
+                "`model.layers.0.weight`: shape [256, 4] in the checkpoint, [200, 4] here",
+                "Load it into the model",
+            ),
         ),
         (
             {"load_path": str(good), "depth": 2},
@@ -288,7 +310,9 @@ def test_every_rank_tells_what_is_wrong_with_a_checkpoint(cut_short: tuple[Path,
         assert len(ended.ranks[rank]) == len(cases) + 1, ended.stderr
         for number, (_, error, words) in enumerate(cases):
             ended.check(rank, number, error, *words)
-    ended.check(0, -1, "ckpt.errors.CheckpointError", "failed on rank 1", f"`{full}/ep0-ba4", "File too large")
+    ended.check(
+        0, -1, "ckpt.errors.CheckpointError", "failed on rank 1", f"`{full}/ep0-ba4", "File too large"
+    )
     ended.check(1, -1, "native.errors.StoreIOError", f"`{full}/ep0-ba4", "File too large", "free space there")
     assert not [path for path in full.rglob("*") if path.is_file()], "nothing of the failed save may stay"
 
@@ -296,7 +320,11 @@ def test_every_rank_tells_what_is_wrong_with_a_checkpoint(cut_short: tuple[Path,
 def test_an_unreachable_store_of_checkpoints_is_given_up(unreachable: Any) -> None:
     ended = unreachable(DEADLINE_S + TRIES_S)
     assert ended.returncode == 1
-    words = ("`s3://bucket/saved/ep0-ba1/checkpoint.json.zst`", "Connection refused", "check that the store is up")
+    words = (
+        "`s3://bucket/saved/ep0-ba1/checkpoint.json.zst`",
+        "Connection refused",
+        "check that the store is up",
+    )
     # Both raise at once, as they agree on it; the launcher may end the second before it has told.
     told = [rank for rank in range(2) if ended.ranks[rank]]
     assert told, ended.stderr

@@ -114,11 +114,15 @@ def test_the_rank_that_failed_is_named_with_its_traceback(script: Path, tmp_path
     assert not _is_alive(json.loads((tmp_path / "rank-0").read_text())["pid"])
 
 
-def test_the_cause_is_shown_where_a_rank_that_lost_it_was_quicker_to_end(script: Path, tmp_path: Path) -> None:
+def test_the_cause_is_shown_where_a_rank_that_lost_it_was_quicker_to_end(
+    script: Path, tmp_path: Path
+) -> None:
     done = _run(tmp_path, "-n", "2", script, tmp_path, "follow")
     assert done.returncode == 1
     assert "hocket-launch: rank 0 (pid" in done.stderr
-    assert "ValueError: rank one is unwell" in done.stderr.partition("Another rank's error may be the cause")[2]
+    assert (
+        "ValueError: rank one is unwell" in done.stderr.partition("Another rank's error may be the cause")[2]
+    )
 
 
 def test_a_killed_rank_ends_the_job_with_its_signal(script: Path, tmp_path: Path) -> None:

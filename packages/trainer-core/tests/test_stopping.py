@@ -126,3 +126,12 @@ def test_the_shortest_loader_ends_an_epoch_for_all_ranks():
     assert batches == others == 3 * 4
     assert state == other_state == {"epoch": 3, "position": 0}
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_save_folder_that_cannot_be_reached_is_told_before_training(monkeypatch):
+    from hocket.native.errors import StoreError
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SKIP_SIGNATURE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StoreError, match="AWS_ACCESS_KEY_ID"):
+        make(max_duration="1ba", save_folder="s3://nobody/nothing")

@@ -45,7 +45,9 @@ one another down.
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 _LOG_TAIL_BYTES = 6000
 # What a rank raises because another one has left.
-_FOLLOWS = re.compile(r"\b(CollectiveError|DistBackendError|Connection closed by peer|Connection reset by peer)\b")
+_FOLLOWS = re.compile(
+    r"\b(CollectiveError|DistBackendError|Connection closed by peer|Connection reset by peer)\b"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -292,6 +292,9 @@ class Trainer:
             return None
         store: CheckpointStore = find_provider("checkpoints", asked_by=asked_by)(folder)
         self._own(store)
+        if save_folder is not None:
+            # A folder that cannot be reached is told now, not when the first checkpoint is due.
+            store.list()
         return store
 
     def _own(self, part: Any) -> None:

@@ -1,4 +1,4 @@
-"""Input that cannot work, given to real jobs of two ranks: typed errors on every rank, in time, nobody left."""
+"""Input that cannot work, given to real jobs of two ranks: typed errors on every rank, in time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def is_alive(pid: int) -> bool:
 
 
 def write_data(folder: Path, *, size: int = 16) -> str:
-    """One sample a shard, so that of batches of four the first two are rank 0's shards, the others rank 1's."""
+    """One sample a shard: of a batch of four the first two shards are rank 0's, the others rank 1's."""
     with MDSWriter(
         columns={"x": "ndarray:float32:4"}, out=str(folder), size_limit=1, hashes=["xxh3_64"]
     ) as writer:

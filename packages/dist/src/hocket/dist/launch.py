@@ -157,8 +157,8 @@ def _stderr_of(local_rank: int, log_dir: str | None) -> Path | None:
 def _causes(failed: int, log_dir: str) -> list[str]:
     """Return the end of the first other log that tells of an error of its rank's own.
 
-    A rank that raises leaves the others with a broken collective, and one of those may be quicker to end. What
-    the first rank wrote is on the terminal and not known here.
+    A rank that raises leaves the others with a broken collective, and one of those may be quicker to end.
+    What the first rank wrote is on the terminal and not known here.
     """
     local_ranks = {int(log.parent.name) for log in Path(log_dir).glob("*/attempt_*/*/stderr.log")} - {failed}
     logs = [log for rank in sorted(local_ranks) if (log := _stderr_of(rank, log_dir)) is not None]

@@ -42,7 +42,7 @@ def test_killed_in_a_save_and_carried_on_on_other_ranks(tmp_path: Path) -> None:
 @pytest.mark.timeout(700)
 def test_the_same_on_a_faulty_object_store(tmp_path: Path, s3d_faults) -> None:
     kinds = ("slowdown", "500", "reset", "short_body", "lost_reply")
-    server = s3d_faults(*({"kind": kind, "rate": 0.01} for kind in kinds), seed=11)
+    server = s3d_faults(*(f"kind={kind},rate=0.01" for kind in kinds), seed=11)
     out = tmp_path / "out"
     done = demo(
         "--out", out, "--steps", 18, "--ranks", "2,2,1", "--store", server.uri("runs"), env=server.env

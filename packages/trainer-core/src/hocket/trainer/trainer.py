@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -159,24 +159,19 @@ class Trainer:
                 run_name=run_name or made_up_name(made_at),
                 seed=agreed_seed,
             )
-            destinations = [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
-            destinations = [*as_list(loggers), *destinations]
-            if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in destinations):
-                destinations.append(ProgressBarLogger())
-            self.logger = Logger(self.state, destinations)
+            self.logger = Logger(self.state, _destinations(loggers, callbacks, progress_bar=progress_bar))
             self._precision = Precision(self.state.precision, chosen)
             self._run_state = RunState(self.state, self._precision)
             self._notices: list[str] = []
             store = self._find_store(checkpoint_store, save_folder, load_path)
             self._saver: CheckpointSaver | None = None
             if store is not None and (save_folder is not None or checkpoint_store is not None):
-                mode: Literal["sync", "async"] = "async" if save_async else "sync"
                 self._saver = CheckpointSaver(
                     store,
                     self._run_state,
                     save_interval=save_interval,
                     save_filename=save_filename,
-                    mode=mode,
+                    mode="async" if save_async else "sync",
                 )
                 self._notices += self._saver.notices
                 self.state.callbacks.append(self._saver)
@@ -352,6 +347,14 @@ class Trainer:
             is_loss_logged=num_destinations > 0,
             clock_s=clock_s,
         )
+
+
+def _destinations(loggers: Any, callbacks: Any, *, progress_bar: bool) -> list[LoggerDestination]:
+    """Where numbers go: what was given, under either name, and a progress bar where one is wanted."""
+    given = [*as_list(loggers), *(one for one in as_list(callbacks) if isinstance(one, LoggerDestination))]
+    if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in given):
+        given.append(ProgressBarLogger())
+    return given
 
 
 def _never(state: State, after: Timestamp) -> bool:  # noqa: ARG001 - nothing is ever due

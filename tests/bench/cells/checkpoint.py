@@ -1,0 +1,215 @@
+"""One cell of `tests/bench/ckpt.py`: one system saves or loads one state, in a process of its own.
+
+Runs in that system's own environment, so it imports nothing of this repository but what the system is.
+Prints one JSON object. What is loaded goes into tensors that stand ready and whose memory was touched, as in
+a trainer that resumes; every 17th value is compared with what was saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+State = dict[str, torch.Tensor]
+WARM_UP_BYTES = 3 << 30
+
+
+def make_state(shape: str, fill: int = 1) -> State:
+    """Make a state: `model`, 164 bf16 tensors, 0.96 GB; `optimizer`, 519 fp32, 1.1 GB; `small`, 20,000."""
+    torch.manual_seed(fill)
+    if shape == "small":
+        return {f"layers.{i}.value": torch.randn(1024 + i % 64 * 128) for i in range(20_000)}
+    width, depth, dtype = (2048, 9, torch.bfloat16) if shape == "model" else (1024, 7, torch.float32)
+    state: State = {}
+    for layer in range(depth):
+        for name, size in [
+            ("q", (width, width)),
+            ("k", (width, width)),
+            ("v", (width, width)),
+            ("o", (width, width)),
+        ]:
+            state[f"layers.{layer}.attention.{name}"] = torch.empty(size, dtype=dtype)
+        for name, size in [
+            ("up", (4 * width, width)),
+            ("gate", (4 * width, width)),
+            ("down", (width, 4 * width)),
+        ]:
+            state[f"layers.{layer}.mlp.{name}"] = torch.empty(size, dtype=dtype)
+        for name in range(11):
+            state[f"layers.{layer}.norm.{name}"] = torch.empty(width, dtype=dtype)
+    state["embedding"] = torch.empty(12_000, width, dtype=dtype)
+    state["head"] = torch.empty(4_000, width, dtype=dtype)
+    if shape == "optimizer":
+        state = {
+            f"{name}.{slot}": torch.empty_like(value)
+            for name, value in state.items()
+            for slot in ("weight", "exp_avg", "exp_avg_sq")
+        }
+    for value in state.values():
+        value.view(torch.uint8).view(-1).random_(0, 100)
+    return state
+
+
+def warm_memory() -> None:
+    """Touch memory and give it back: the first touch of a fresh page costs more than the copy into it."""
+    torch.ones(WARM_UP_BYTES, dtype=torch.uint8)
+
+
+def peak_kib() -> int:
+    """The peak of this process's resident memory since it was last set back, mapped file pages included."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+def sync(folder: Path) -> None:
+    """Make every file below durable."""
+    for path in [folder, *folder.rglob("*")]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+# --- saving; `sync` makes durable what is not so by itself ---------------------------------------
+
+
+def save_hocket(state: State, folder: Path) -> None:
+    from hocket.ckpt.torch import save
+
+    save(state, str(folder / "checkpoint"), step=0)
+
+
+def save_torch(state: State, folder: Path) -> None:
+    torch.save(state, folder / "state.pt")
+    sync(folder)
+
+
+def save_safetensors(state: State, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(state, folder / "state.safetensors")
+    sync(folder)
+
+
+def save_dcp(state: State, folder: Path) -> None:
+    from torch.distributed import checkpoint
+
+    checkpoint.save(
+        state, storage_writer=checkpoint.FileSystemWriter(folder / "dcp", thread_count=2), no_dist=True
+    )
+
+
+def save_torchsnapshot(state: State, folder: Path) -> None:
+    from torchsnapshot import Snapshot, StateDict
+
+    Snapshot.take(str(folder / "snapshot"), {"state": StateDict(**state)})
+    sync(folder)
+
+
+# --- loading into `into` -------------------------------------------------------------------------
+
+
+def load_hocket(into: State, folder: Path) -> None:
+    from hocket.ckpt.torch import load
+
+    load(str(folder / "checkpoint"), into)
+
+
+def load_hocket_unchecked(into: State, folder: Path) -> None:
+    from hocket.ckpt.torch import load
+
+    load(str(folder / "checkpoint"), into, check=False)
+
+
+def load_torch(into: State, folder: Path) -> None:
+    _copy(torch.load(folder / "state.pt", weights_only=True, mmap=True), into)
+
+
+def load_safetensors(into: State, folder: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(folder / "state.safetensors", "pt") as source:
+        for name, value in into.items():
+            value.copy_(source.get_tensor(name))
+
+
+def load_dcp(into: State, folder: Path) -> None:
+    from torch.distributed import checkpoint
+
+    checkpoint.load(into, storage_reader=checkpoint.FileSystemReader(folder / "dcp"), no_dist=True)
+
+
+def load_torchsnapshot(into: State, folder: Path) -> None:
+    from torchsnapshot import Snapshot, StateDict
+
+    Snapshot(str(folder / "snapshot")).restore({"state": StateDict(**into)})
+
+
+def load_memcpy(into: State, folder: Path) -> None:
+    """The limit: the state out of memory."""
+    _copy(_source, into)
+
+
+def _copy(source: State, into: State) -> None:
+    for name, value in into.items():
+        value.copy_(source[name])
+
+
+_source: State = {}
+
+
+def main() -> None:
+    """Run one cell and print what it measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phase", choices=["save", "load"])
+    parser.add_argument("system")
+    parser.add_argument("shape", choices=["model", "optimizer", "small"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cold", action="store_true", help="drop the page cache first (needs root)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    function: Callable[[State, Path], None] = globals()[f"{options.phase}_{options.system}"]
+    state = make_state(options.shape)
+    num_bytes = sum(value.nbytes for value in state.values())
+    into = {name: torch.zeros_like(value) for name, value in state.items()}
+    if options.phase == "save":
+        shutil.rmtree(options.folder, ignore_errors=True)
+        options.folder.mkdir(parents=True)
+        # A first, small save pays for imports and threads; what is measured is the state's own.
+        function({"a": torch.ones(4)}, options.folder)
+        shutil.rmtree(options.folder)
+        options.folder.mkdir()
+        os.sync()
+    else:
+        _source.update(state)
+        if options.cold:
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+        else:
+            for path in options.folder.rglob("*"):
+                if path.is_file():
+                    path.read_bytes()
+    warm_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts anew
+    before = peak_kib()
+    cpu, start = time.process_time(), time.perf_counter()
+    function(state if options.phase == "save" else into, options.folder)
+    seconds = time.perf_counter() - start
+    cpu, grown = time.process_time() - cpu, peak_kib() - before
+    if options.phase == "load":
+        for name, value in state.items():
+            if not torch.equal(value.view(-1)[::17], into[name].view(-1)[::17]):
+                raise SystemExit(f"{name} is not what was saved")
+    figures = {"seconds": seconds, "gb_s": num_bytes / seconds / 1e9, "cpu_s": cpu, "extra_mib": grown / 1024}
+    print(json.dumps(figures), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

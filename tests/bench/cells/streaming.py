@@ -1,0 +1,209 @@
+"""One cell of `tests/bench/stream.py`: one system writes or reads one data set, in a process of its own.
+
+Runs in that system's own environment, so it imports nothing of this repository but what the system is.
+Prints one JSON object. Every reader sums one byte a page of what it is given: some hand out views, and a view
+that nobody looks at costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAGE = 4096
+SHARD_BYTES = 1 << 24
+
+
+def samples(workload: str, count: int) -> Iterator[np.ndarray]:
+    """Yield `count` samples: `tokens` `(2048,) uint16` below 50,257, `blobs` `(65536,) uint8` of noise."""
+    rng = np.random.default_rng(7)
+    for start in range(0, count, 512):
+        num = min(512, count - start)
+        if workload == "tokens":
+            yield from rng.integers(0, 50_257, (num, 2048), dtype=np.uint16)
+        else:
+            yield from np.frombuffer(rng.bytes(num << 16), np.uint8).reshape(num, 1 << 16)
+
+
+def touch(array: Any) -> int:
+    """Sum one byte a page of an array, a tensor, bytes, or a list of these."""
+    if isinstance(array, (list, tuple)):
+        return sum(map(touch, array))
+    if hasattr(array, "numpy"):
+        array = array.numpy()
+    if isinstance(array, (bytes, bytearray, memoryview)):
+        array = np.frombuffer(array, np.uint8)
+    return int(array.reshape(-1).view(np.uint8)[::PAGE].sum(dtype=np.int64))
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def write_hocket(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
+    from hocket.stream import MDSWriter
+
+    encoding = "ndarray:uint16:2048" if workload == "tokens" else "bytes"
+    with MDSWriter(
+        columns={"x": encoding}, out=str(folder), size_limit=SHARD_BYTES, compression=compression
+    ) as out:
+        for sample in data:
+            out.write({"x": sample if workload == "tokens" else sample.tobytes()})
+
+
+def write_mosaicml_streaming(
+    folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None
+) -> None:
+    from streaming import MDSWriter
+
+    encoding = "ndarray:uint16:2048" if workload == "tokens" else "bytes"
+    with MDSWriter(
+        columns={"x": encoding}, out=str(folder), size_limit=SHARD_BYTES, compression=compression
+    ) as out:
+        for sample in data:
+            out.write({"x": sample if workload == "tokens" else sample.tobytes()})
+
+
+def write_litdata(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
+    from litdata.streaming import Cache
+
+    cache = Cache(str(folder), chunk_bytes=SHARD_BYTES, compression=compression)
+    count = 0
+    for count, sample in enumerate(data, start=1):
+        cache[count - 1] = {"x": sample if workload == "tokens" else sample.tobytes()}
+    cache.done()
+    cache.merge()
+
+
+def write_webdataset(
+    folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None
+) -> None:
+    import webdataset
+
+    folder.mkdir(parents=True)
+    with webdataset.ShardWriter(str(folder / "%05d.tar"), maxsize=SHARD_BYTES, verbose=0) as out:
+        for number, sample in enumerate(data):
+            out.write({"__key__": f"{number:08d}", "x": sample.tobytes()})
+
+
+def write_memmap(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
+    folder.mkdir(parents=True)
+    with (folder / "data.bin").open("wb") as out:
+        for sample in data:
+            out.write(sample.data)
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+def read_hocket(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    from hocket.stream import StreamingDataset
+    from hocket.stream.torch import StreamingDataLoader
+
+    dataset = StreamingDataset(remote=remote, local=str(folder), shuffle=True, batch_size=batch)
+    for columns in StreamingDataLoader(dataset):
+        yield columns["x"]
+
+
+def read_mosaicml_streaming(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    dataset = StreamingDataset(remote=remote, local=str(folder), shuffle=True, batch_size=batch)
+    collate = None if workload == "tokens" else _as_lists
+    for columns in DataLoader(dataset, batch_size=batch, collate_fn=collate):
+        yield columns["x"]
+
+
+def read_litdata(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    import litdata
+
+    dataset = litdata.StreamingDataset(str(folder), shuffle=True)
+    collate = None if workload == "tokens" else _as_lists
+    for columns in litdata.StreamingDataLoader(dataset, batch_size=batch, collate_fn=collate, num_workers=0):
+        yield columns["x"]
+
+
+def read_webdataset(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    import torch
+    import webdataset
+    from torch.utils.data import DataLoader
+
+    def decode(sample: dict[str, Any]) -> Any:
+        return (
+            torch.frombuffer(bytearray(sample["x"]), dtype=torch.uint16)
+            if workload == "tokens"
+            else sample["x"]
+        )
+
+    urls = sorted(str(path) for path in folder.glob("*.tar"))
+    dataset = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=1).shuffle(1000).map(decode)
+    yield from DataLoader(dataset, batch_size=batch, collate_fn=None if workload == "tokens" else list)
+
+
+def read_memmap(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    """The limit: NumPy takes whole shuffled batches out of one memory map."""
+    shape = (2048,) if workload == "tokens" else (1 << 16,)
+    mapped = np.memmap(folder / "data.bin", np.uint16 if workload == "tokens" else np.uint8, "r")
+    mapped = mapped.reshape(-1, *shape)
+    order = np.random.default_rng(1).permutation(len(mapped))
+    for start in range(0, len(order), batch):
+        yield mapped[order[start : start + batch]]
+
+
+def _as_lists(batch: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {"x": [sample["x"] for sample in batch]}
+
+
+def main() -> None:
+    """Run one cell and print what it measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phase", choices=["write", "read"])
+    parser.add_argument("system")
+    parser.add_argument("workload", choices=["tokens", "blobs"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--compression")
+    parser.add_argument("--remote")
+    options = parser.parse_args()
+    function: Callable[..., Any] = globals()[f"{options.phase}_{options.system}"]
+    if options.phase == "write":
+        made = list(samples(options.workload, options.samples))
+        start = time.perf_counter()
+        function(options.folder, made, options.workload, options.compression)
+        seconds = time.perf_counter() - start
+        figures = {"seconds": seconds, "mb_s": sum(one.nbytes for one in made) / seconds / 1e6}
+    else:
+        # The first batch also pays for imports in some systems; the rate is of all that came after it.
+        start = time.perf_counter()
+        cpu = time.process_time()
+        number, first, checksum, taken = 0, 0.0, 0, 0
+        for batch in function(options.folder, options.workload, options.batch, options.remote):
+            checksum += touch(batch)
+            number += len(batch)
+            if not first:
+                first, taken = time.perf_counter() - start, number
+        seconds = time.perf_counter() - start
+        figures = {
+            "samples": number,
+            "samples_s": (number - taken) / (seconds - first),
+            "first_batch_s": first,
+            "epoch_s": seconds,
+            "cpu_us_sample": (time.process_time() - cpu) / number * 1e6,
+            "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "checksum": checksum,
+        }
+    print(json.dumps(figures), flush=True)
+    os._exit(0)  # some systems wait for threads of theirs
+
+
+if __name__ == "__main__":
+    main()

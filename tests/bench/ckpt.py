@@ -1,0 +1,93 @@
+"""Checkpoints against the peers on a local disk: durable saves, warm loads, cold loads, in one run.
+
+Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
+rounds outside and systems inside, so that a change of the machine's speed meets all. Limits of the same run:
+`fio`'s direct write and read (a Debian package), and a copy in memory.
+
+Run it with `uv run python tests/bench/ckpt.py --out out/bench-ckpt`. Cold loads need root, to drop the page
+cache. The folder should be on the disk that is asked about, with some 5 GB free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from harness import TIMEOUT_S, Table, draw, run_cell
+
+CELL = Path(__file__).parent / "cells" / "checkpoint.py"
+#: What each system's environment holds; None is this one.
+SYSTEMS: dict[str, list[str] | None] = {
+    "hocket": None,
+    "torch": None,
+    "safetensors": None,
+    "dcp": None,
+    "torchsnapshot": ["torchsnapshot==0.1.0", "torch", "setuptools<80"],
+}
+LIMITS = ["fio", "memcpy"]
+
+
+def cell(phase: str, system: str, shape: str, folder: Path, *arguments: str) -> dict[str, float]:
+    """Run one cell of `cells/checkpoint.py`."""
+    base = system.removesuffix("_unchecked")
+    needs = None if system == "memcpy" else SYSTEMS[base]
+    return run_cell(CELL, needs, phase, system, shape, str(folder / f"{shape}-{base}"), *arguments)
+
+
+def fio(folder: Path, kind: str) -> float | None:
+    """The rate of direct sequential `kind` (`write` or `read`) with 4 MiB blocks in GB/s, if there is fio."""
+    if shutil.which("fio") is None:
+        return None
+    command = ["fio", "--name=limit", f"--rw={kind}", "--bs=4M", "--size=512M", "--numjobs=2", "--direct=1"]
+    command += ["--ioengine=psync", "--end_fsync=1", "--group_reporting", "--output-format=json"]
+    done = subprocess.run(
+        [*command, f"--directory={folder}"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    return float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
+
+
+def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) -> list[Table]:
+    """Measure all cells, rounds outside."""
+    save = Table("Save until durable", "GB/s", LIMITS)
+    warm = Table("Load, files in the page cache, into tensors that stand ready", "GB/s", LIMITS)
+    cold = Table("Load, page cache dropped", "GB/s", LIMITS)
+    memory = Table("Load, warm", "MiB beyond the tensors, mapped files included", LIMITS, is_less_better=True)
+    for _ in range(rounds):
+        for shape in shapes:
+            if (rate := fio(folder, "write")) is not None:
+                save.add("fio", shape, rate)
+            for system in systems:
+                save.add(system, shape, cell("save", system, shape, folder)["gb_s"])
+            readers = [*systems, "memcpy", *(["hocket_unchecked"] if "hocket" in systems else [])]
+            for system in readers:
+                figures = cell("load", system, shape, folder)
+                warm.add(system, shape, figures["gb_s"])
+                memory.add(system, shape, figures["extra_mib"])
+            if (rate := fio(folder, "read")) is not None:
+                cold.add("fio", shape, rate)
+            for system in systems:
+                cold.add(system, shape, cell("load", system, shape, folder, "--cold")["gb_s"])
+    return [save, warm, cold, memory]
+
+
+def main() -> None:
+    """Measure, print tables, draw a picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/bench-ckpt"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shapes", nargs="+", default=["model", "optimizer", "small"])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    tables = measure(options.out, options.shapes, options.systems, options.rounds)
+    for table in tables:
+        table.show()
+    draw(tables, options.out / "ckpt.png")
+    print(f"\npicture: {options.out / 'ckpt.png'}")
+
+
+if __name__ == "__main__":
+    main()

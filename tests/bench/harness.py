@@ -1,0 +1,111 @@
+"""What the benchmarks share: cells in environments of their own, tables of medians, and their picture.
+
+A cell is one measurement of one system in a fresh process, which prints one JSON object. Rounds go outside
+and systems inside, so that a change of the machine's speed meets all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+TIMEOUT_S = 900
+
+
+@dataclass
+class Table:
+    """Figures by system and column, several of each; `limits` are systems that are no peers."""
+
+    title: str
+    unit: str
+    limits: Sequence[str] = ()
+    is_less_better: bool = False
+    figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, system: str, column: str, figure: float) -> None:
+        """Note one figure."""
+        self.figures.setdefault(system, {}).setdefault(column, []).append(figure)
+
+    def show(self) -> None:
+        """Print medians, spread, and each column's ratio of Hocket to its fastest peer and to the limit."""
+        columns = list(dict.fromkeys(column for row in self.figures.values() for column in row))
+        print(f"\n{self.title}, {self.unit}: median [least..most]")
+        for column in columns:
+            print(f"  {column}")
+            for system, row in self.figures.items():
+                if values := row.get(column):
+                    middle = statistics.median(values)
+                    print(f"    {system:20}{middle:14,.4g} [{min(values):,.4g}..{max(values):,.4g}]")
+            self._show_ratios(column)
+
+    def _show_ratios(self, column: str) -> None:
+        medians = {
+            system: statistics.median(row[column]) for system, row in self.figures.items() if column in row
+        }
+        ours = medians.pop("hocket", None)
+        limits = {name: medians.pop(name) for name in self.limits if name in medians}
+        if ours is None:
+            return
+        if medians:
+            best = (min if self.is_less_better else max)(medians, key=lambda system: medians[system])
+            print(f"    {'hocket ÷ ' + best:34}{ours / medians[best]:7.2f}")
+        for name, limit in limits.items():
+            print(f"    {'hocket ÷ ' + name:34}{ours / limit:7.2f}")
+
+
+def run_cell(
+    script: Path, needs: Sequence[str] | None, *arguments: str, env: dict[str, str] | None = None
+) -> dict[str, float]:
+    """Run one cell and return what it printed last.
+
+    Args:
+        script: The cell's program.
+        needs: Packages of its environment, which uv makes when first needed; None for this one.
+        arguments: The program's.
+        env: Added to the environment.
+
+    Raises:
+        RuntimeError: It failed; the message has the end of its standard error.
+    """
+    command = [sys.executable]
+    if needs is not None:
+        command = ["uv", "run", "--quiet", "--no-project", "--python", "3.11"]
+        for need in ["numpy<2.2", *needs]:
+            command += ["--with", need]
+        command.append("python")
+    done = subprocess.run(
+        [*command, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def draw(tables: list[Table], path: Path) -> None:
+    """Draw each table's medians as bars."""
+    figure, axes = plt.subplots(len(tables), 1, figsize=(9, 3.2 * len(tables)), squeeze=False)
+    for axis, table in zip(axes[:, 0], tables, strict=True):
+        columns = list(dict.fromkeys(column for row in table.figures.values() for column in row))
+        width = 0.8 / len(table.figures)
+        for number, (system, row) in enumerate(table.figures.items()):
+            places = [i + number * width for i, column in enumerate(columns) if column in row]
+            axis.bar(places, [statistics.median(row[c]) for c in columns if c in row], width, label=system)
+        axis.set_xticks([i + 0.4 - width / 2 for i in range(len(columns))], columns)
+        axis.set_title(f"{table.title}: {table.unit}", fontsize=10)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

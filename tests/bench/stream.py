@@ -1,0 +1,147 @@
+"""Streaming against its peers: writing, warm reading, and cold reading from a store, in one run.
+
+Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
+rounds outside and systems inside, so that a change of the machine's speed meets all. Prints tables of medians
+with spread and the ratio to the fastest peer, and draws them.
+
+Run it with `uv run python tests/bench/stream.py --out out/bench-stream`; `--help` lists what can be left out.
+The cold part runs on `tools/s3d` with a latency and a bandwidth for every connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from harness import Table, draw, run_cell
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support.s3d import Server
+
+CELL = Path(__file__).parent / "cells" / "streaming.py"
+SAMPLES = {"tokens": 50_000, "blobs": 8_000}
+#: What each system's environment holds beside NumPy; None is this one.
+SYSTEMS: dict[str, list[str] | None] = {
+    "hocket": None,
+    "mosaicml_streaming": ["mosaicml-streaming==0.13.0"],
+    "litdata": ["litdata==0.2.76"],
+    "webdataset": ["webdataset==1.0.2", "torch"],
+    "memmap": [],
+}
+#: No peer: the same batches out of one memory map.
+LIMIT = "memmap"
+
+
+def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, float]:
+    """Run one cell of `cells/streaming.py`."""
+    return run_cell(CELL, SYSTEMS[system], phase, system, *arguments, env=env)
+
+
+def write(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> Table:
+    """Measure writing; what the last round wrote stays for reading."""
+    table = Table("Writing", "MB/s of samples", [LIMIT])
+    for _ in range(rounds):
+        for workload in workloads:
+            for system in systems:
+                for compression in [None, "zstd:3"] if workload == "tokens" else [None]:
+                    if compression and system not in {"hocket", "mosaicml_streaming"}:
+                        continue
+                    place = folder / f"{workload}-{system}{'-zstd' if compression else ''}"
+                    shutil.rmtree(place, ignore_errors=True)
+                    extra = ["--compression", compression] if compression else []
+                    figures = cell(
+                        system, "write", workload, str(place), "--samples", str(SAMPLES[workload]), *extra
+                    )
+                    table.add(system, f"{workload}, {compression or 'raw'}", figures["mb_s"])
+    return table
+
+
+def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
+    """Measure reading what is on the disk and in its cache, shuffled."""
+    rate = Table("Warm reading", "samples/s after the first batch", [LIMIT])
+    memory = Table(
+        "Warm reading", "peak MiB of the process, mapped files included", [LIMIT], is_less_better=True
+    )
+    batches = {"tokens": [64, 1024], "blobs": [32]}
+    for number in range(rounds + 1):
+        for workload in workloads:
+            for system in systems:
+                for batch in batches[workload]:
+                    place = folder / f"{workload}-{system}"
+                    figures = cell(system, "read", workload, str(place), "--batch", str(batch))
+                    if figures["samples"] < 0.95 * SAMPLES[workload]:
+                        raise RuntimeError(
+                            f"{system} read {figures['samples']} samples of {SAMPLES[workload]}"
+                        )
+                    if number:  # the first round fills the page cache
+                        column = f"{workload}, batches of {batch}"
+                        rate.add(system, column, figures["samples_s"])
+                        memory.add(system, column, figures["peak_rss_mib"])
+    return [rate, memory]
+
+
+def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> list[Table]:
+    """Measure an epoch from a store into an empty cache: Hocket and mosaicml-streaming, raw shards."""
+    epoch = Table(
+        f"Cold from S3, {latency_ms} ms and {bandwidth / 1e6:.0f} MB/s a connection", "MB/s of an epoch"
+    )
+    first = Table(epoch.title, "seconds to the first batch", is_less_better=True)
+    size = {"tokens": 4096, "blobs": 1 << 16}
+    with Server(latency_ms=latency_ms, bandwidth=bandwidth) as server:
+        env = {**server.env, "S3_ENDPOINT_URL": server.endpoint}
+        for workload in size:
+            upload(folder / f"{workload}-hocket", server, workload)
+        for _ in range(rounds):
+            for workload in size:
+                for system in ["hocket", "mosaicml_streaming"]:
+                    cache = folder / "cache"
+                    shutil.rmtree(cache, ignore_errors=True)
+                    figures = cell(
+                        system, "read", workload, str(cache), "--remote", server.uri(workload), env=env
+                    )
+                    seconds = figures["epoch_s"]
+                    epoch.add(system, workload, figures["samples"] * size[workload] / seconds / 1e6)
+                    first.add(system, workload, figures["first_batch_s"])
+    return [epoch, first]
+
+
+def upload(source: Path, server: Server, prefix: str) -> None:
+    """Put a data set's files into the server's bucket."""
+    from hocket.native import Store
+
+    os.environ.update(server.env)
+    store = Store(server.uri())
+    for path in sorted(source.iterdir()):
+        store.put(f"{prefix}/{path.name}", path.read_bytes())
+
+
+def main() -> None:
+    """Measure, print tables, draw a picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/bench-stream"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", default=list(SAMPLES), choices=list(SAMPLES))
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--latency-ms", type=int, default=20)
+    parser.add_argument("--bandwidth", type=int, default=100_000_000)
+    parser.add_argument("--parts", nargs="+", default=["write", "warm", "cold"])
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    tables: list[Table] = []
+    if "write" in options.parts:
+        tables.append(write(options.out, options.workloads, options.systems, options.rounds))
+    if "warm" in options.parts:
+        tables += read_warm(options.out, options.workloads, options.systems, options.rounds)
+    if "cold" in options.parts:
+        tables += read_cold(options.out, options.latency_ms, options.bandwidth, options.rounds)
+    for table in tables:
+        table.show()
+    draw(tables, options.out / "stream.png")
+    print(f"\npicture: {options.out / 'stream.png'}")
+
+
+if __name__ == "__main__":
+    main()

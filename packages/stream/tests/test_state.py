@@ -169,7 +169,7 @@ def test_other_data_is_refused_by_fingerprint(folder: str, tmp_path: Path) -> No
     "spoil",
     [
         lambda state: state.pop("tail"),
-        lambda state: state.update(version=2),
+        lambda state: state.update(version=1),
         lambda state: state.update(extra=1),
         lambda state: state.update(batch=7),
         lambda state: state.update(batch=-1),

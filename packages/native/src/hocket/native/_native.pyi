@@ -191,7 +191,7 @@ class ShardIndex:
 
 @final
 class StreamMix:
-    """Streams, and the samples an epoch takes of each. Immutable and without locks, so safe in forked children.
+    """Streams, and the samples an epoch takes of each. Immutable, without locks, safe in forked children.
 
     Args:
         indexes: The streams.
@@ -231,7 +231,8 @@ class StreamMix:
         """Take an order planned elsewhere: batch `k` is `ids[edges[k]:edges[k + 1]]`, both contiguous uint64.
 
         Raises:
-            ConfigError: A sample that the streams do not have, or edges that do not ascend to the number of ids.
+            ConfigError: A sample that the streams do not have, or edges that do not ascend to the number of
+                ids.
             BufferError: Other than contiguous uint64.
         """
 
@@ -322,7 +323,6 @@ class BatchReader:
         prefetch_batches: int,
         fetch_threads: int,
     ) -> BatchReader: ...
-
     def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
         """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 

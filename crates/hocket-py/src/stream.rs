@@ -12,22 +12,22 @@ use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::files;
 use hocket_stream::hash;
 use hocket_stream::index::{FileInfo, Index};
-use hocket_stream::order::{Order, OrderSpec, Tail};
 use hocket_stream::reader::{Reader, ReaderOptions};
 use hocket_stream::remote::Remote;
+use hocket_stream::sources::Sources;
 use hocket_stream::writer::{SealOptions, seal};
-use pyo3::exceptions::PyIndexError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyMemoryView;
 
 use crate::errors::stream_error;
+use crate::order::EpochOrder;
 
 /// How long one wait may last before Python's signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
+pub(crate) fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
     result.map_err(|error| stream_error(py, &error))
 }
 
@@ -94,7 +94,7 @@ impl ByteBlock {
 /// A data set's index: immutable, without locks, safe in forked children.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ShardIndex {
-    index: Arc<Index>,
+    pub(crate) index: Arc<Index>,
 }
 
 #[pymethods]
@@ -128,88 +128,6 @@ impl ShardIndex {
         columns
             .map(|column| (column.name.clone(), column.encoding.clone(), column.width))
             .collect()
-    }
-
-    #[pyo3(signature = (*, epoch, global_batch_size, num_canonical_nodes, shuffle, shuffle_seed, shuffle_block_size, tail))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
-    fn order(
-        &self,
-        py: Python<'_>,
-        epoch: u64,
-        global_batch_size: u64,
-        num_canonical_nodes: u64,
-        shuffle: bool,
-        shuffle_seed: u64,
-        shuffle_block_size: u64,
-        tail: &str,
-    ) -> PyResult<EpochOrder> {
-        let spec = OrderSpec {
-            global_batch: global_batch_size,
-            lanes: num_canonical_nodes,
-            shuffle,
-            seed: shuffle_seed,
-            block: shuffle_block_size,
-            tail: raise(py, Tail::parse(tail))?,
-        };
-        let order = py.detach(|| Order::new(spec, self.index.starts().clone(), epoch));
-        Ok(EpochOrder {
-            order: Arc::new(raise(py, order)?),
-        })
-    }
-}
-
-/// The order of one epoch.
-#[pyclass(frozen, module = "hocket.native._native")]
-pub struct EpochOrder {
-    order: Arc<Order>,
-}
-
-impl EpochOrder {
-    fn check(&self, batch: u64) -> PyResult<()> {
-        let count = self.order.num_batches();
-        if batch < count {
-            return Ok(());
-        }
-        Err(PyIndexError::new_err(format!(
-            "batch {batch}: expected a number below {count}"
-        )))
-    }
-}
-
-#[pymethods]
-impl EpochOrder {
-    #[getter]
-    fn num_batches(&self) -> u64 {
-        self.order.num_batches()
-    }
-
-    #[getter]
-    fn num_dropped(&self) -> u64 {
-        self.order.num_dropped()
-    }
-
-    #[getter]
-    fn num_repeated(&self) -> u64 {
-        self.order.num_repeated()
-    }
-
-    fn share(&self, batch: u64, rank: u64, world_size: u64) -> PyResult<(u64, u64)> {
-        self.check(batch)?;
-        let share = self.order.share(batch, rank, world_size);
-        Ok((share.local, share.global))
-    }
-
-    fn sample_ids(&self, py: Python<'_>, batch: u64) -> PyResult<Vec<u64>> {
-        self.check(batch)?;
-        Ok(py.detach(|| {
-            let mut places = Vec::new();
-            self.order
-                .locate(batch, 0..self.order.batch_len(batch), &mut places);
-            places
-                .into_iter()
-                .map(|place| self.order.storage_id(place))
-                .collect()
-        }))
     }
 }
 
@@ -250,35 +168,6 @@ impl ShardCache {
     fn take_notices(&self) -> Vec<String> {
         self.cache.take_notices()
     }
-
-    #[pyo3(signature = (order, *, rank, world_size, first, stride, prefetch_bytes, prefetch_batches, fetch_threads))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
-    fn read(
-        &self,
-        py: Python<'_>,
-        order: &EpochOrder,
-        rank: u64,
-        world_size: u64,
-        first: u64,
-        stride: u64,
-        prefetch_bytes: u64,
-        prefetch_batches: usize,
-        fetch_threads: usize,
-    ) -> PyResult<BatchReader> {
-        let options = ReaderOptions {
-            rank,
-            world: world_size,
-            first,
-            stride,
-            prefetch_bytes,
-            prefetch_batches,
-            fetch_threads,
-        };
-        let reader = Reader::start(self.cache.clone(), order.order.clone(), options);
-        Ok(BatchReader {
-            reader: Mutex::new(Some(raise(py, reader)?)),
-        })
-    }
 }
 
 /// A rank's part of a batch: its number, the samples that count here and over all ranks, the columns.
@@ -295,6 +184,38 @@ pub struct BatchReader {
 
 #[pymethods]
 impl BatchReader {
+    #[new]
+    #[pyo3(signature = (caches, order, *, rank, world_size, first, stride, prefetch_bytes, prefetch_batches, fetch_threads))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    fn new(
+        py: Python<'_>,
+        caches: Vec<PyRef<'_, ShardCache>>,
+        order: &EpochOrder,
+        rank: u64,
+        world_size: u64,
+        first: u64,
+        stride: u64,
+        prefetch_bytes: u64,
+        prefetch_batches: usize,
+        fetch_threads: usize,
+    ) -> PyResult<Self> {
+        let options = ReaderOptions {
+            rank,
+            world: world_size,
+            first,
+            stride,
+            prefetch_bytes,
+            prefetch_batches,
+            fetch_threads,
+        };
+        let caches = caches.iter().map(|cache| cache.cache.clone()).collect();
+        let reader = Sources::new(caches)
+            .and_then(|sources| Reader::start(Arc::new(sources), order.order.clone(), options));
+        Ok(Self {
+            reader: Mutex::new(Some(raise(py, reader)?)),
+        })
+    }
+
     fn next(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         loop {
             let answer = py.detach(|| {
@@ -414,7 +335,6 @@ fn describe(file: FileInfo) -> PyFile {
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardIndex>()?;
-    module.add_class::<EpochOrder>()?;
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;

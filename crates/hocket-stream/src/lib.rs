@@ -18,6 +18,7 @@ pub mod reader;
 pub mod remote;
 pub mod schema;
 pub mod shard;
+pub mod sources;
 mod window;
 pub mod writer;
 

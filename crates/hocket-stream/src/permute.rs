@@ -83,7 +83,7 @@ fn add(x: u64, y: u64, m: u64) -> u64 {
 }
 
 /// The upper bits of `h · m`: `h` spread evenly over `[0, m)` without a division.
-fn scale(h: u64, m: u64) -> u64 {
+pub(crate) fn scale(h: u64, m: u64) -> u64 {
     ((u128::from(h) * u128::from(m)) >> 64) as u64
 }
 

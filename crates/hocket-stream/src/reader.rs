@@ -14,9 +14,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::batch::{Batch, gather};
-use crate::cache::Cache;
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
+use crate::sources::Sources;
 use crate::window::Window;
 
 /// The planner never walks further ahead than this many of the rank's samples: beyond, shards would be
@@ -57,7 +57,7 @@ impl Reader {
     /// # Errors
     /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] where no
     /// thread can be started.
-    pub fn start(cache: Arc<Cache>, order: Arc<Order>, options: ReaderOptions) -> Result<Self> {
+    pub fn start(sources: Arc<Sources>, order: Arc<Order>, options: ReaderOptions) -> Result<Self> {
         if options.rank >= options.world || options.stride == 0 {
             return Err(StreamError::config(format!(
                 "rank {} of {} with a stride of {}: expected a rank below the world size and a stride of at least 1",
@@ -75,18 +75,18 @@ impl Reader {
             is_done: false,
         };
         for number in 0..options.fetch_threads.max(1) {
-            let (cache, window, requests) = (cache.clone(), window.clone(), requests.clone());
+            let (sources, window, requests) = (sources.clone(), window.clone(), requests.clone());
             reader.spawn(format!("hocket-fetch-{number}"), move || {
-                fetch(&cache, &window, &requests)
+                fetch(&sources, &window, &requests)
             })?;
         }
         let sequence = Sequence { order, options };
-        let (for_plan, index, shared) = (sequence.clone(), cache.clone(), window.clone());
+        let (for_plan, planned, shared) = (sequence.clone(), sources.clone(), window.clone());
         reader.spawn("hocket-plan".into(), move || {
-            plan(&for_plan, &index, &shared)
+            plan(&for_plan, &planned, &shared)
         })?;
         reader.spawn("hocket-batch".into(), move || {
-            assemble(&sequence, &cache, &window, &finished)
+            assemble(&sequence, &sources, &window, &finished)
         })?;
         Ok(reader)
     }
@@ -191,8 +191,7 @@ impl Sequence {
     }
 }
 
-fn plan(sequence: &Sequence, cache: &Cache, window: &Window) {
-    let shards = cache.index().shards();
+fn plan(sequence: &Sequence, sources: &Sources, window: &Window) {
     for turn in 0.. {
         let Some((_, share)) = sequence.at(turn) else {
             return;
@@ -202,9 +201,7 @@ fn plan(sequence: &Sequence, cache: &Cache, window: &Window) {
             return;
         }
         for number in sequence.locate(&share).1 {
-            let bytes = shards
-                .get(number as usize)
-                .map_or(0, |shard| shard.raw.bytes);
+            let bytes = sources.shard_bytes(number);
             if window.ask_ahead(number, bytes, turn).is_err() {
                 return;
             }
@@ -212,19 +209,19 @@ fn plan(sequence: &Sequence, cache: &Cache, window: &Window) {
     }
 }
 
-fn fetch(cache: &Cache, window: &Window, requests: &Receiver<u32>) {
+fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>) {
     // The requests end when the window is stopped.
     for number in requests {
         if window.is_stopped() {
             return;
         }
-        window.put(number, cache.open(number, &window.stop));
+        window.put(number, sources.open(number, &window.stop));
     }
 }
 
 fn assemble(
     sequence: &Sequence,
-    cache: &Cache,
+    sources: &Sources,
     window: &Window,
     finished: &Sender<Result<Option<Batch>>>,
 ) {
@@ -235,7 +232,7 @@ fn assemble(
         };
         let (locations, numbers) = sequence.locate(&share);
         let batch = window.take(&numbers, turn).and_then(|shards| {
-            let columns = gather(cache.index().schema(), &locations, &shards)?;
+            let columns = gather(sources.schema(), &locations, &shards)?;
             Ok(Some(Batch {
                 number,
                 share,
@@ -255,9 +252,9 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
     use crate::batch::ColumnData;
-    use crate::cache::CacheOptions;
+    use crate::cache::{Cache, CacheOptions};
     use crate::index::Index;
-    use crate::order::{OrderSpec, Tail};
+    use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
     use crate::writer::{SealOptions, seal};
     use std::path::Path;
 
@@ -300,18 +297,22 @@ mod tests {
             seed: 1,
             block: 16,
             tail: Tail::Short,
+            batching: Batching::Random,
+            sampling: Sampling::Balanced,
+            granularity: 1,
         };
-        Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap())
+        Arc::new(Order::new(spec, &Mix::whole(index.starts().clone()), 0).unwrap())
     }
 
-    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<Cache> {
+    fn cache(folder: &Path, index: &Arc<Index>) -> Arc<Sources> {
         let options = CacheOptions {
             local: folder.into(),
             keep_zip: false,
             attempts: 1,
             validate_hash: None,
         };
-        Arc::new(Cache::new(index.clone(), None, options).unwrap())
+        let cache = Cache::new(index.clone(), None, options).unwrap();
+        Arc::new(Sources::new(vec![Arc::new(cache)]).unwrap())
     }
 
     fn options(first: u64, stride: u64, prefetch_bytes: u64) -> ReaderOptions {
@@ -401,8 +402,11 @@ mod tests {
             seed: 0,
             block: 16,
             tail: Tail::Short,
+            batching: Batching::Random,
+            sampling: Sampling::Balanced,
+            granularity: 1,
         };
-        let order = Arc::new(Order::new(spec, index.starts().clone(), 0).unwrap());
+        let order = Arc::new(Order::new(spec, &Mix::whole(index.starts().clone()), 0).unwrap());
         let mut reader =
             Reader::start(cache(folder.path(), &index), order, options(0, 1, 1 << 20)).unwrap();
         let mut seen = 0;

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     names: dict[str, object] = {}
     exec("\n".join(snippets), names)
     assert names["state"]["epoch"] == 1  # type: ignore[index]

@@ -98,18 +98,22 @@ def test_tails_do_what_they_say_and_say_it_once(
         assert first[2][4:] == first[0][:4]
 
 
-def test_replicas_read_the_same(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(50)
-    read = []
-    for rank in range(4):
+@pytest.mark.parametrize("replication", [2, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replicas_read_the_same_as_fewer_ranks_would(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, replication: int, workers: int
+) -> None:
+    folder = write(53)
+
+    def read(**options: Any) -> list[list[int]]:
+        dataset = StreamingDataset(local=folder, global_batch_size=12, shuffle=True, **options)
+        return [batch["id"].tolist() for batch in StreamingDataLoader(dataset, num_workers=workers)]
+
+    for rank in range(8) if workers == 0 else (1, 6):
         monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        dataset = StreamingDataset(local=folder, batch_size=5, replication=2)
-        assert dataset.data_parallel == (rank // 2, 2)
-        read.append([s["id"] for s in dataset])
-    assert read[0] == read[1]
-    assert read[2] == read[3]
-    assert read[0] != read[2]
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        groups = 8 // replication
+        assert read(replication=replication) == read(rank=rank // replication, world_size=groups)
 
 
 PLAN = """

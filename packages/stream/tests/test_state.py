@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
 from support.ranks import run_ranks
+from support.sampling import cases
 
 BATCH = 12
 
@@ -72,6 +73,44 @@ def test_two_successive_saves_change_nothing(
         pieces += batches
     assert pieces == uninterrupted
     assert state == last
+
+
+def run_turns(
+    folder: str, world_size: int, workers: int, place: tuple[int, int], steps: int
+) -> tuple[list[list[int]], tuple[int, int]]:
+    """So many steps from (epoch, batch), each rank's batches read in turns by workers, as a loader does."""
+    batches: list[list[int]] = []
+    epoch, first = place
+    while len(batches) < steps:
+        numbered: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            dataset = open_rank(folder, rank, world_size)
+            for worker in range(workers):
+                turns = dataset.read_batches(epoch=epoch, start=first, first=first + worker, stride=workers)
+                for batch in turns:
+                    numbered.setdefault(batch.number, []).extend(batch.columns["id"][: batch.local].tolist())
+        last = first + min(steps - len(batches), len(numbered))
+        assert sorted(numbered) == list(range(first, dataset.num_batches))
+        batches += [numbered[number] for number in range(first, last)]
+        epoch, first = (epoch, last) if last < dataset.num_batches else (epoch + 1, 0)
+    return batches, (epoch, first)
+
+
+@settings(max_examples=cases(full=60, sample=6), deadline=None)
+@given(
+    steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),
+    topologies=st.tuples(*[st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))] * 3),
+)
+def test_ranks_and_workers_change_together(
+    folder: str, steps: tuple[int, int, int], topologies: tuple[tuple[int, int], ...]
+) -> None:
+    uninterrupted, _ = run_job(folder, 1, None, sum(steps))
+    place = (0, 0)
+    pieces: list[list[int]] = []
+    for count, (world_size, workers) in zip(steps, topologies, strict=True):
+        batches, place = run_turns(folder, world_size, workers, place, count)
+        pieces += batches
+    assert pieces == uninterrupted
 
 
 def train(folder: str, state: dict[str, Any] | None, steps: int, workers: int) -> tuple[list[list[int]], Any]:
@@ -169,7 +208,7 @@ def test_other_data_is_refused_by_fingerprint(folder: str, tmp_path: Path) -> No
     "spoil",
     [
         lambda state: state.pop("tail"),
-        lambda state: state.update(version=2),
+        lambda state: state.update(version=1),
         lambda state: state.update(extra=1),
         lambda state: state.update(batch=7),
         lambda state: state.update(batch=-1),

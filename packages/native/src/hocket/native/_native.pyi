@@ -189,6 +189,23 @@ class ShardIndex:
     def columns(self) -> _list[tuple[str, str, int | None]]:
         """Name, encoding and bytes a value (or `None`) of each column, in a sample's order."""
 
+@final
+class StreamMix:
+    """Streams, and the samples an epoch takes of each. Immutable, without locks, safe in forked children.
+
+    Args:
+        indexes: The streams.
+        counts: Samples of an epoch by stream, more or fewer than it has.
+
+    Raises:
+        ConfigError: Samples of a stream that has none, or numbers that leave their types.
+    """
+
+    def __new__(cls, indexes: _list[ShardIndex], counts: _list[int]) -> StreamMix: ...
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+
     def order(
         self,
         *,
@@ -199,16 +216,29 @@ class ShardIndex:
         shuffle_seed: int,
         shuffle_block_size: int,
         tail: str,
+        batching_method: str,
+        sampling_method: str,
+        sampling_granularity: int,
     ) -> EpochOrder:
-        """Plan an epoch: one pass over the shards, none over the samples.
+        """Plan an epoch in the native order: one pass over the shards, none over the samples.
 
         Raises:
-            ConfigError: A size of 0, lanes that do not divide the batch, an unknown `tail`.
+            ConfigError: A size of 0, lanes that do not divide the batch, an unknown name, a stream without a
+                sample in a stratified batch, or one that repeats without measure.
+        """
+
+    def listed_order(self, ids: Buffer, edges: Buffer) -> EpochOrder:
+        """Take an order planned elsewhere: batch `k` is `ids[edges[k]:edges[k + 1]]`, both contiguous uint64.
+
+        Raises:
+            ConfigError: A sample that the streams do not have, or edges that do not ascend to the number of
+                ids.
+            BufferError: Other than contiguous uint64.
         """
 
 @final
 class EpochOrder:
-    """The native order of one epoch: which samples each batch holds, in which order."""
+    """The order of one epoch: which samples each batch holds, in which order."""
 
     @property
     def num_batches(self) -> int:
@@ -216,7 +246,7 @@ class EpochOrder:
 
     @property
     def num_dropped(self) -> int:
-        """Samples that `tail="drop"` leaves out."""
+        """Samples that the epoch leaves out."""
 
     @property
     def num_repeated(self) -> int:
@@ -224,6 +254,9 @@ class EpochOrder:
 
     def share(self, batch: int, rank: int, world_size: int) -> tuple[int, int]:
         """Return how many samples of a batch count on a rank, and over all ranks."""
+
+    def num_local_samples(self, rank: int, world_size: int) -> int:
+        """Return how many samples of all batches count on a rank."""
 
     def sample_ids(self, batch: int) -> _list[int]:
         """Return a batch's samples over all ranks, by their numbers in storage order."""
@@ -258,8 +291,28 @@ class ShardCache:
     def take_notices(self) -> _list[str]:
         """Return, once, what happened that a person may want to know."""
 
-    def read(
-        self,
+@final
+class BatchReader:
+    """A rank's part of batches `first`, `first + stride`, …, read ahead by threads named `hocket-*`.
+
+    Args:
+        caches: The streams' shards, in the order in which `order` numbers them.
+        order: Of the epoch.
+        rank: This rank.
+        world_size: How many ranks divide each batch.
+        first: The first batch.
+        stride: The distance to the next one.
+        prefetch_bytes: Bytes of shards that may be fetched ahead of their first use.
+        prefetch_batches: Finished batches that may wait.
+        fetch_threads: Shards fetched at once.
+
+    Raises:
+        ConfigError: The streams differ in columns, the rank is outside its world, or the stride is 0.
+    """
+
+    def __new__(
+        cls,
+        caches: _list[ShardCache],
         order: EpochOrder,
         *,
         rank: int,
@@ -269,13 +322,7 @@ class ShardCache:
         prefetch_bytes: int,
         prefetch_batches: int,
         fetch_threads: int,
-    ) -> BatchReader:
-        """Start reading a rank's part of batches `first`, `first + stride`, … ahead of the caller."""
-
-@final
-class BatchReader:
-    """Batches of one epoch, read ahead by threads named `hocket-*` that end with it."""
-
+    ) -> BatchReader: ...
     def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
         """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
+from hocket.stream.streams import Stream
 from hocket.stream.writer import MDSWriter
 
 if TYPE_CHECKING:
     from hocket.stream.torch import StreamingDataLoader
 
-__all__ = ["MDSWriter", "StreamingDataLoader", "StreamingDataset", "errors"]
+__all__ = ["MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset", "errors"]
 
 
 def __getattr__(name: str) -> object:

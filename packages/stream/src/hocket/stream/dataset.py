@@ -1,43 +1,63 @@
-"""Reading a data set, batch by batch, in an order that no topology changes."""
+"""Reading data sets, batch by batch, in an order that no topology changes."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
-from hocket.native import _native
-from hocket.stream.engine import Engine, RankBatch, ReadSettings
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
-from hocket.stream.location import resolve_location
+from hocket.stream.plan import NativePlan, Plan, describe_mixture
 from hocket.stream.position import Cursor, OrderSettings
-from hocket.stream.topology import resolve_data_parallel
+from hocket.stream.samples import SampleIterator
+from hocket.stream.streams import Stream, resolve_sources
+from hocket.stream.topology import offer_to_torch, resolve_data_parallel, resolve_worker
+from hocket.stream.weights import parse_count, resolve_counts
 
 logger = logging.getLogger("hocket.stream")
 
-_TAILS = ("short", "drop", "pad")
+_CHOICES = {
+    "tail": ("short", "drop", "pad"),
+    "batching_method": ("random", "stratified", "per_stream"),
+    "sampling_method": ("balanced", "fixed"),
+}
 _DEFAULT_BLOCK = 1 << 18
 _MOST_LANES = 64
 
 
 class StreamingDataset:
-    """A data set of MDS shards, in a store or on disk, as one stream of global batches.
+    """Data sets of MDS shards, in a store or on disk, as one stream of global batches.
 
     Global batch `k` of an epoch is the same list of samples in the same order on any number of ranks and
     workers; each rank reads its contiguous slice of it. A saved position goes on from there on any other
     number. Nothing is negotiated: no collective, no shared memory, no lock that outlives its process.
 
+    A plain torch `DataLoader` takes it as an `IterableDataset`, if torch was imported before it was made.
+
     Args:
+        streams: What to mix, in place of `remote`, `local` and `split`.
         remote: The data set's folder: a URI, or a path, which is read in place unless `local` differs.
         local: The cache folder, which may be shared by all processes of a machine; or, without `remote`, the
             data set itself. Compressed shards are unpacked into it.
         split: A folder within both.
+        epoch_size: Samples of an epoch, such as 100000 or `100k` (powers of 1,000); by default each sample
+            once, or what the streams' weights say.
         batch_size: Samples of a batch on each rank. This or `global_batch_size`.
         global_batch_size: Samples of a batch over all ranks; it need not be divisible by them.
+        batching_method: How streams come together. `random`: shuffled as one. `stratified`: all batches have
+            the same number of samples of each stream, by largest remainder; the epoch ends with the first
+            stream that ends. `per_stream`: each batch is of one stream, and the streams take turns.
+        sampling_method: Where an epoch has a part of a stream: `balanced` draws it anew each epoch if
+            shuffling, `fixed` is always the same part.
+        sampling_granularity: Samples drawn from one shard at a time: the more, the fewer shards to fetch.
         shuffle: Permute shards, and samples within blocks, anew each epoch. False: the order of storage.
-        shuffle_seed: Of the permutations, from 0 to below 2^64.
+        shuffle_seed: Of the permutations and draws, from 0 to below 2^64.
         shuffle_block_size: Samples of a block; 262,144 by default.
         num_canonical_nodes: Lanes that each batch is drawn from, a divisor of the batch: a machine reads only
             its own lanes' shards where the number of machines divides it. Default: gcd(batch, 64), and
@@ -71,11 +91,16 @@ class StreamingDataset:
     def __init__(
         self,
         *,
+        streams: Sequence[Stream] | None = None,
         remote: str | os.PathLike[str] | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        epoch_size: int | str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
+        batching_method: str = "random",
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
         shuffle: bool = False,
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
@@ -93,13 +118,13 @@ class StreamingDataset:
         prefetch_batches: int = 4,
         fetch_threads: int = 8,
     ) -> None:
-        if tail not in _TAILS:
-            raise ConfigError(f"`tail` is {tail!r}: expected one of {_TAILS}")
+        _check_choices(tail=tail, batching_method=batching_method, sampling_method=sampling_method)
         if not 0 <= shuffle_seed < 1 << 64:
             raise ConfigError(f"`shuffle_seed` is {shuffle_seed}: expected 0 to below 2^64")
         for name, value in [
             ("shuffle_block_size", shuffle_block_size),
             ("num_canonical_nodes", num_canonical_nodes),
+            ("sampling_granularity", sampling_granularity),
             ("download_retry", download_retry),
             ("prefetch_batches", prefetch_batches),
             ("fetch_threads", fetch_threads),
@@ -109,37 +134,53 @@ class StreamingDataset:
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
         self.cursor = Cursor()
-        """Where the iteration is; moved by `batches` and by the loader."""
-        self._shuffle = shuffle
-        self._shuffle_seed = shuffle_seed
-        self._shuffle_block_size = shuffle_block_size or _DEFAULT_BLOCK
+        """Where the iteration is; moved by `batches`, by iterating, and by the loader."""
+        self._order_options: dict[str, Any] = {
+            "shuffle": shuffle,
+            "shuffle_seed": shuffle_seed,
+            "shuffle_block_size": shuffle_block_size or _DEFAULT_BLOCK,
+            "tail": tail,
+            "batching_method": batching_method,
+            "sampling_method": sampling_method,
+            "sampling_granularity": sampling_granularity,
+        }
         self._num_canonical_nodes = num_canonical_nodes
-        self._tail = tail
         self._is_tail_reported = False
-        self._engine = Engine(
-            resolve_location(remote, local, split=split),
-            ReadSettings(
+        streams = _one_way(streams, remote, local, split)
+        size = None if epoch_size is None else parse_count("epoch_size", epoch_size)
+        sources = resolve_sources(
+            streams,
+            SourceSettings(
                 validate_hash=validate_hash,
                 keep_zip=keep_zip,
                 download_timeout=download_timeout,
                 download_retry=download_retry,
+            ),
+        )
+        self._engine = Engine(
+            sources,
+            ReadSettings(
                 prefetch_bytes=prefetch_bytes,
                 prefetch_batches=prefetch_batches,
                 fetch_threads=fetch_threads,
                 allow_unsafe_types=allow_unsafe_types,
             ),
+            weigh=lambda sizes: resolve_counts(streams, sizes, epoch_size=size),
         )
+        self._plan: Plan | None = None
         self._settings: OrderSettings | None = None
         self._check_size()
+        self._is_known_to_torch = offer_to_torch(type(self))
         if batch_size is not None or global_batch_size is not None:
             self.set_batch_size(batch_size, global_batch_size=global_batch_size)
 
     def _check_size(self) -> None:
         world_size = self.data_parallel[1]
-        if self.size < world_size:
+        if self.epoch_size < world_size:
             raise ConfigError(
-                f"the data set at `{self._engine.location.origin}` has {self.size} samples for {world_size} "
-                "data-parallel ranks: expected at least one for each; use fewer ranks or more data"
+                f"an epoch of the data set at `{self._engine.origin}` has {self.epoch_size} samples for "
+                f"{world_size} data-parallel ranks: expected at least one for each; use fewer ranks or "
+                "more data"
             )
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
@@ -151,7 +192,8 @@ class StreamingDataset:
 
         Raises:
             ConfigError: Both or neither are given, the batch is smaller than the number of ranks, the lanes
-                do not divide it, `drop` leaves nothing of the data, or another size was set before.
+                do not divide it, it has no room for a stream, `drop` leaves nothing of the data, or another
+                size was set before.
         """
         world_size = self.data_parallel[1]
         if (batch_size is None) == (global_batch_size is None):
@@ -165,74 +207,76 @@ class StreamingDataset:
                 f"the global batch is {size} samples for {world_size} data-parallel ranks: expected at least "
                 "one for each; make it larger or use fewer ranks"
             )
-        lanes = self._num_canonical_nodes or (math.gcd(size, _MOST_LANES) if self._shuffle else 1)
+        shuffle = self._order_options["shuffle"]
+        lanes = self._num_canonical_nodes or (math.gcd(size, _MOST_LANES) if shuffle else 1)
         settings = OrderSettings(
-            fingerprint=self._engine.index.fingerprint,
-            num_samples=self.size,
+            fingerprint=self._engine.fingerprint,
+            mixture=describe_mixture(self._engine),
+            epoch_size=self.epoch_size,
             global_batch_size=size,
             num_canonical_nodes=lanes,
-            shuffle=self._shuffle,
-            shuffle_seed=self._shuffle_seed,
-            shuffle_block_size=self._shuffle_block_size,
-            tail=self._tail,
+            **self._order_options,
         )
         if self._settings is not None and settings != self._settings:
             raise ConfigError(
                 f"the global batch is {size} samples, and was set to {self._settings.global_batch_size} "
                 "before: expected one size; give it to the data set or to the loader, not to both"
             )
-        if settings.num_batches == 0:
-            raise ConfigError(
-                f"`tail='drop'` leaves nothing of {self.size} samples in batches of {size}: make the batch "
-                "smaller, or use `tail='short'`"
-            )
-        if size % lanes:
-            raise ConfigError(
-                f"`num_canonical_nodes` is {lanes} and the global batch {size} samples: expected a divisor "
-                f"of it, such as {math.gcd(size, lanes)}"
-            )
+        self._plan = NativePlan(self._engine, settings, self.data_parallel)
         self._settings = settings
 
     @property
-    def settings(self) -> OrderSettings:
-        """Everything that the order depends on.
+    def plan(self) -> Plan:
+        """The order of samples.
 
         Raises:
             ConfigError: No batch size was set yet.
         """
-        if self._settings is None:
+        if self._plan is None:
             raise ConfigError("no batch size is set: give `batch_size` or `global_batch_size`")
-        return self._settings
+        return self._plan
 
     @property
     def size(self) -> int:
-        """Samples of the whole data set."""
-        return self._engine.index.num_samples
+        """Samples of all streams, whatever an epoch has of them."""
+        return sum(self._engine.sizes)
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples of an epoch."""
+        return sum(self._engine.counts)
+
+    @property
+    def stream_counts(self) -> list[int]:
+        """Samples that an epoch has of each stream."""
+        return list(self._engine.counts)
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return self.settings.num_batches
+        return self.plan.num_batches
 
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in an epoch."""
-        rank, world_size = self.data_parallel
-        order = self._order(self.cursor.epoch)
-        last = self.num_batches - 1
-        return last * order.share(0, rank, world_size)[0] + order.share(last, rank, world_size)[0]
+        whole = self.plan.passes(self.cursor.epoch, 0)
+        return whole.order.num_local_samples(whole.rank, whole.world_size)
 
     def sample_ids(self, batch: int, *, epoch: int | None = None) -> list[int]:
         """Return the samples of a global batch, in order, by their numbers in storage order.
 
-        Reads nothing. `epoch` is the current one by default.
+        Streams are numbered one after the other. Reads nothing. `epoch` is the current one by default.
 
         Raises:
             IndexError: The epoch has no such batch.
         """
-        return self._order(self.cursor.epoch if epoch is None else epoch).sample_ids(batch)
+        return self.plan.batch_ids(self.cursor.epoch if epoch is None else epoch, batch)
 
-    def read_batches(self, *, epoch: int, first: int = 0, stride: int = 1) -> Iterator[RankBatch]:
+    def read_batches(
+        self, *, epoch: int, first: int = 0, stride: int = 1, start: int | None = None
+    ) -> Iterator[RankBatch]:
         """Yield this rank's part of batches `first`, `first + stride`, … of an epoch; the cursor stays.
+
+        Several readers that share the batches of one iteration also say where that one starts.
 
         Raises:
             ShardNotFoundError: A shard is nowhere.
@@ -240,10 +284,13 @@ class StreamingDataset:
             StreamIOError: The cache folder refuses.
             StoreError: The store's own errors, as they come.
         """
-        rank, world_size = self.data_parallel
-        return self._engine.read(
-            self._order(epoch), rank=rank, world_size=world_size, first=first, stride=stride
+        way = self.plan.passes(epoch, first if start is None else start)
+        batches = self._engine.read(
+            way.order, rank=way.rank, world_size=way.world_size, first=first - way.start, stride=stride
         )
+        for batch in batches:
+            total = batch.total if way.totals is None else way.totals[batch.number]
+            yield RankBatch(batch.number + way.start, batch.local, total, batch.columns)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches from the cursor to the end of the epoch, then move to the next epoch.
@@ -254,22 +301,64 @@ class StreamingDataset:
         Raises:
             As `read_batches`.
         """
-        for batch in self._walk():
-            yield batch.columns
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield this rank's samples, each a value by column. Samples that do not count are left out.
-
-        The state stands after a batch once its last sample was yielded, and before it until then.
-        """
         token = self.cursor.begin()
         self.report_tail()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
-            for place, sample in enumerate(self.samples(batch)[: batch.local], start=1):
-                if place == batch.local:
-                    self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
-                yield sample
+            self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
+            yield batch.columns
         self.cursor.end_epoch(token)
+
+    def __iter__(self) -> SampleIterator:
+        """Return this rank's samples, each a value by column. Samples that do not count are left out.
+
+        In a torch DataLoader's worker: those of the worker's batches. The state stands after a batch once its
+        last sample was yielded, and before it until then.
+        """
+        self.report_tail()
+        return SampleIterator(self.read_batches, self.samples, self.cursor, resolve_worker())
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
+    def __getitem__(
+        self, at: int | slice | list[int] | NDArray[np.integer[Any]]
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return a sample, or a list of them, by number in storage order, the streams one after the other.
+
+        Negative numbers count from the end. No order, rank or cursor has a part in it.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardNotFoundError: And the others of `read_batches`.
+        """
+        numbers = range(self.size)[at] if isinstance(at, slice) else np.atleast_1d(np.asarray(at)).tolist()
+        for number in numbers:
+            if not -self.size <= number < self.size:
+                raise IndexError(f"sample {number}: expected a number from {-self.size} to {self.size - 1}")
+        found = self._read_samples([number % self.size for number in numbers])
+        return found[0] if isinstance(at, (int, np.integer)) else found
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Return samples as torch's map-style fetchers ask for them.
+
+        Raises:
+            ConfigError: torch was imported after this data set was made, and did not see what it is.
+        """
+        if not self._is_known_to_torch:
+            raise ConfigError(
+                "this data set was made before torch was imported, so a DataLoader takes it for one that "
+                "knows no ranks: expected torch first; import torch before making the data set"
+            )
+        return self[numbers]
+
+    def _read_samples(self, ids: list[int]) -> list[dict[str, Any]]:
+        if not ids:
+            return []
+        edges = np.array([0, len(ids)], np.uint64)
+        order = self._engine.mix.listed_order(np.array(ids, np.uint64).data, edges.data)
+        (batch,) = self._engine.read(order, rank=0, world_size=1, first=0, stride=1)
+        return self.samples(batch)
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
         """Return a batch's samples, each a value by column; one that does not count among them."""
@@ -283,9 +372,22 @@ class StreamingDataset:
         """Return how many samples of the batch just yielded count here, and over all ranks."""
         return self.cursor.share
 
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch.
+
+        A plain torch DataLoader with workers needs it before each epoch: its workers are copies that end with
+        the epoch, and this object hears nothing of it.
+
+        Raises:
+            ConfigError: `epoch` is below 0.
+        """
+        if epoch < 0:
+            raise ConfigError(f"`epoch` is {epoch}: expected 0 or more")
+        self.cursor.go(epoch, 0)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batch just yielded: JSON, below 1 KB, of no topology."""
-        return self.cursor.state(self.settings)
+        return self.plan.state(self.cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, on whatever number of ranks and workers.
@@ -294,45 +396,38 @@ class StreamingDataset:
             StateMismatchError: It is of other data, or of another order; the message names the field.
             ConfigError: It is no state of this kind.
         """
-        self.cursor.load(state, self.settings)
+        self.plan.load(state, self.cursor)
 
     def report_tail(self) -> None:
-        """Say once, on rank 0, what the tail policy does to this data set."""
+        """Say once, on rank 0, what the last batch does to this data."""
         if self._is_tail_reported or self.data_parallel[0] != 0:
             return
         self._is_tail_reported = True
-        rest = self.size % self.settings.global_batch_size
-        if not rest:
-            return
-        order = self._order(self.cursor.epoch)
-        size = self.settings.global_batch_size
-        if self._tail == "short":
-            logger.info(
-                "the last batch of each epoch has %d samples instead of %d (`tail='short'`)", rest, size
-            )
-        elif self._tail == "drop":
-            logger.warning(
-                "%d of %d samples are left out in each epoch (`tail='drop'`)", order.num_dropped, self.size
-            )
-        else:
-            logger.warning("%d samples come twice in each epoch (`tail='pad'`)", order.num_repeated)
+        for level, message in self.plan.notices():
+            logger.log(level, "%s", message)
 
-    def _walk(self) -> Iterator[RankBatch]:
-        token = self.cursor.begin()
-        self.report_tail()
-        for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
-            self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
-            yield batch
-        self.cursor.end_epoch(token)
 
-    def _order(self, epoch: int) -> _native.EpochOrder:
-        settings = self.settings
-        return self._engine.index.order(
-            epoch=epoch,
-            global_batch_size=settings.global_batch_size,
-            num_canonical_nodes=settings.num_canonical_nodes,
-            shuffle=settings.shuffle,
-            shuffle_seed=settings.shuffle_seed,
-            shuffle_block_size=settings.shuffle_block_size,
-            tail=settings.tail,
+def _check_choices(**given: str) -> None:
+    for name, value in given.items():
+        if value == "device_per_stream":
+            raise ConfigError(f"`{name}` is {value!r}, which comes later: expected one of {_CHOICES[name]}")
+        if value not in _CHOICES[name]:
+            raise ConfigError(f"`{name}` is {value!r}: expected one of {_CHOICES[name]}")
+
+
+def _one_way(
+    streams: Sequence[Stream] | None,
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+) -> Sequence[Stream]:
+    """The streams, given as such or as the one that the arguments describe."""
+    if streams is None:
+        return [Stream(remote=remote, local=local, split=split)]
+    given = {"remote": remote, "local": local, "split": split}
+    if any(value is not None for value in given.values()):
+        raise ConfigError(
+            f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
+            "expected one way to say where the data is; give each `Stream` its own"
         )
+    return streams

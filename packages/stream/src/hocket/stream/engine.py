@@ -1,10 +1,12 @@
-"""One data set's native parts in this process."""
+"""The native parts of a run's data in this process."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +14,15 @@ import numpy as np
 
 from hocket.native import _native
 from hocket.stream.encodings import Column, check_width, resolve_encoding
-from hocket.stream.errors import IndexCorruptError
+from hocket.stream.errors import ConfigError, IndexCorruptError
 from hocket.stream.location import Location
 
 logger = logging.getLogger("hocket.stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSettings:
-    """How shards are fetched and checked; none of it changes what is read."""
+class SourceSettings:
+    """How one stream's shards are fetched and checked; none of it changes what is read."""
 
     validate_hash: str | None = None
     """The digest to check; None for the quickest one that the index carries."""
@@ -33,6 +35,19 @@ class ReadSettings:
 
     download_retry: int = 3
     """Fetches of a shard before wrong bytes are final."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One stream."""
+
+    location: Location
+    settings: SourceSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadSettings:
+    """How far ahead of their use batches are made."""
 
     prefetch_bytes: int = 256 << 20
     """Bytes of shards that may be fetched ahead of their first use."""
@@ -65,54 +80,83 @@ class RankBatch:
 
 
 class Engine:
-    """The index, and the shards as this process sees them.
+    """The streams' indexes, and their shards as this process sees them.
 
-    The index is safe in a forked child; the cache is made anew there. Pickling keeps neither: the other
-    process opens the index again and refuses one that has changed meanwhile.
+    The indexes are safe in a forked child; the caches are made anew there. Pickling keeps neither: the other
+    process opens the indexes again and refuses one that has changed meanwhile.
     """
 
-    def __init__(self, location: Location, settings: ReadSettings) -> None:
-        self.location = location
+    def __init__(
+        self, sources: Sequence[Source], settings: ReadSettings, *, weigh: Callable[[list[int]], list[int]]
+    ) -> None:
+        self.sources = list(sources)
         self.settings = settings
         self._open()
+        self.sizes = [index.num_samples for index in self.indexes]
+        """Samples of each stream."""
+        self.counts = weigh(self.sizes)
+        """Samples that an epoch has of each stream."""
+        self.mix = _native.StreamMix(self.indexes, self.counts)
+        """Both, as orders are planned from."""
 
     def _open(self) -> None:
-        location = self.location
-        data = _native.load_shard_index(
-            location.local, location.remote, deadline_s=self.settings.download_timeout
-        )
-        origin = f"{location.origin.rstrip('/')}/index.json"
-        self.index = _native.ShardIndex.parse(data, origin)
+        self.indexes = [_load_index(source) for source in self.sources]
+        # The first stream with shards says what columns there are.
+        full = next((at for at, index in enumerate(self.indexes) if index.num_shards), 0)
+        origin = self.sources[full].location.origin
         unsafe = self.settings.allow_unsafe_types
         self.encodings = {
             name: resolve_encoding(encoding, allow_unsafe_types=unsafe)
-            for name, encoding, _ in self.index.columns
+            for name, encoding, _ in self.indexes[full].columns
         }
-        for name, _, width in self.index.columns:
-            check_width(name, self.encodings[name], width, origin)
-        self._cache = self._make_cache()
+        for name, _, width in self.indexes[full].columns:
+            check_width(name, self.encodings[name], width, f"{origin.rstrip('/')}/index.json")
+        for source, index in zip(self.sources, self.indexes, strict=True):
+            if index.num_shards and index.columns != self.indexes[full].columns:
+                raise ConfigError(
+                    f"`{source.location.origin}` has the columns {_describe(index)}, and `{origin}` "
+                    f"{_describe(self.indexes[full])}: expected the same in all streams of one run"
+                )
+        self._caches = self._make_caches()
         self._process = os.getpid()
 
-    def _make_cache(self) -> _native.ShardCache:
-        return _native.ShardCache(
-            self.index,
-            self.location.local,
-            self.location.remote,
-            deadline_s=self.settings.download_timeout,
-            keep_zip=self.settings.keep_zip,
-            attempts=self.settings.download_retry,
-            validate_hash=self.settings.validate_hash,
+    @property
+    def origin(self) -> str:
+        """What messages call the data."""
+        return ", ".join(source.location.origin for source in self.sources[:3]) + (
+            f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over all streams, in their order; one stream's is its own."""
+        fingerprints = [index.fingerprint for index in self.indexes]
+        return fingerprints[0] if len(fingerprints) == 1 else digest(fingerprints)
+
+    def _make_caches(self) -> list[_native.ShardCache]:
+        return [
+            _native.ShardCache(
+                index,
+                source.location.local,
+                source.location.remote,
+                deadline_s=source.settings.download_timeout,
+                keep_zip=source.settings.keep_zip,
+                attempts=source.settings.download_retry,
+                validate_hash=source.settings.validate_hash,
+            )
+            for index, source in zip(self.indexes, self.sources, strict=True)
+        ]
 
     def read(
         self, order: _native.EpochOrder, *, rank: int, world_size: int, first: int, stride: int
     ) -> Iterator[RankBatch]:
         """Yield a rank's part of batches `first`, `first + stride`, …, read ahead by native threads."""
         if self._process != os.getpid():
-            # The parent's cache may have been forked in the middle of something.
-            self._cache, self._process = self._make_cache(), os.getpid()
-        cache = self._cache
-        reader = cache.read(
+            # The parent's caches may have been forked in the middle of something.
+            self._caches, self._process = self._make_caches(), os.getpid()
+        caches = self._caches
+        reader = _native.BatchReader(
+            caches,
             order,
             rank=rank,
             world_size=world_size,
@@ -127,8 +171,9 @@ class Engine:
                 try:
                     batch = reader.next()
                 finally:
-                    for notice in cache.take_notices():
-                        logger.warning("%s", notice)
+                    for cache in caches:
+                        for notice in cache.take_notices():
+                            logger.warning("%s", notice)
                 if batch is None:
                     return
                 number, local, total, columns = batch
@@ -144,13 +189,41 @@ class Engine:
         return decoded
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"location": self.location, "settings": self.settings, "fingerprint": self.index.fingerprint}
+        fingerprints = [index.fingerprint for index in self.indexes]
+        return {
+            "sources": self.sources,
+            "settings": self.settings,
+            "counts": self.counts,
+            "fingerprints": fingerprints,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.location, self.settings = state["location"], state["settings"]
+        self.sources, self.settings = state["sources"], state["settings"]
         self._open()
-        if self.index.fingerprint != state["fingerprint"]:
-            raise IndexCorruptError(
-                f"the data set at `{self.location.origin}` has fingerprint {self.index.fingerprint}, and "
-                f"had {state['fingerprint']} when this run began: it was written anew; begin the run again"
-            )
+        for source, index, known in zip(self.sources, self.indexes, state["fingerprints"], strict=True):
+            if index.fingerprint != known:
+                raise IndexCorruptError(
+                    f"the data set at `{source.location.origin}` has fingerprint {index.fingerprint}, and "
+                    f"had {known} when this run began: it was written anew; begin the run again"
+                )
+        self.sizes = [index.num_samples for index in self.indexes]
+        self.counts = state["counts"]
+        self.mix = _native.StreamMix(self.indexes, self.counts)
+
+
+def digest(parts: Sequence[object]) -> str:
+    """Return 32 hexadecimal digits over numbers and texts."""
+    text = json.dumps(list(parts), separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _load_index(source: Source) -> _native.ShardIndex:
+    location = source.location
+    data = _native.load_shard_index(
+        location.local, location.remote, deadline_s=source.settings.download_timeout
+    )
+    return _native.ShardIndex.parse(data, f"{location.origin.rstrip('/')}/index.json")
+
+
+def _describe(index: _native.ShardIndex) -> str:
+    return ", ".join(f"`{name}: {encoding}`" for name, encoding, _ in index.columns)

@@ -6,20 +6,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hocket.native import _native
 from hocket.stream.errors import ConfigError, StateMismatchError
 
-_VERSION = 1
+_VERSION = 2
+
+#: The mixture of streams that are all taken once.
+WHOLE = "whole"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderSettings:
-    """Everything that the order of samples depends on, beside the epoch. Ranks and workers are not in it."""
+    """Everything that the order depends on, beside the epoch. Ranks and workers are not in it."""
 
     fingerprint: str
-    """Of the data set: columns, and samples, sizes and digests of its shards."""
+    """Of the data: columns, and samples, sizes and digests of all streams' shards."""
 
-    num_samples: int
-    """Of the data set."""
+    mixture: str
+    """`whole` where an epoch has each sample once, else a digest of the samples it takes of each stream."""
+
+    epoch_size: int
+    """Samples of an epoch."""
 
     global_batch_size: int
     """Samples of a batch over all ranks."""
@@ -31,7 +38,7 @@ class OrderSettings:
     """Whether shards and blocks are permuted."""
 
     shuffle_seed: int
-    """Of the permutations."""
+    """Of the permutations and of the draws."""
 
     shuffle_block_size: int
     """Samples of a block."""
@@ -39,11 +46,33 @@ class OrderSettings:
     tail: str
     """What becomes of the last batch: `short`, `drop` or `pad`."""
 
-    @property
-    def num_batches(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        whole, rest = divmod(self.num_samples, self.global_batch_size)
-        return whole + (rest > 0 and self.tail != "drop")
+    batching_method: str
+    """How streams come together: `random`, `stratified` or `per_stream`."""
+
+    sampling_method: str
+    """Whether a part of a stream is drawn anew in each epoch: `balanced` or `fixed`."""
+
+    sampling_granularity: int
+    """Samples drawn from one shard at a time where a part of a stream is taken."""
+
+    def order(self, mix: _native.StreamMix, epoch: int) -> _native.EpochOrder:
+        """Return the order of an epoch.
+
+        Raises:
+            ConfigError: Such an order there is none, as of stratified batches without room for a stream.
+        """
+        return mix.order(
+            epoch=epoch,
+            global_batch_size=self.global_batch_size,
+            num_canonical_nodes=self.num_canonical_nodes,
+            shuffle=self.shuffle,
+            shuffle_seed=self.shuffle_seed,
+            shuffle_block_size=self.shuffle_block_size,
+            tail=self.tail,
+            batching_method=self.batching_method,
+            sampling_method=self.sampling_method,
+            sampling_granularity=self.sampling_granularity,
+        )
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that would go on in other samples or in another order.
@@ -52,7 +81,7 @@ class OrderSettings:
             StateMismatchError: Naming the field, both values and the remedy.
         """
         for field in fields(self):
-            if not self.shuffle and field.name in ("shuffle_seed", "shuffle_block_size"):
+            if field.name in self._idle():
                 continue
             ours, saved = getattr(self, field.name), state[field.name]
             if ours != saved or type(ours) is not type(saved):
@@ -61,10 +90,21 @@ class OrderSettings:
                     f"the order of samples would not go on where it stopped; {_remedy(field.name, saved)}"
                 )
 
+    def _idle(self) -> set[str]:
+        """The settings that nothing depends on, the others being as they are."""
+        idle = set()
+        if self.mixture == WHOLE:
+            idle |= {"sampling_method", "sampling_granularity"}
+        if not self.shuffle:
+            idle |= {"shuffle_block_size"} | ({"shuffle_seed"} if self.mixture == WHOLE else set())
+        return idle
+
 
 def _remedy(field: str, saved: object) -> str:
-    if field in ("fingerprint", "num_samples"):
+    if field == "fingerprint":
         return "point `remote` or `local` at the data that the run began on, or begin without this state"
+    if field == "mixture":
+        return "give the streams the weights that the run began with, or begin without this state"
     return f"give `{field}={saved!r}`, or begin without this state"
 
 
@@ -92,7 +132,7 @@ class Cursor:
         Raises:
             ConfigError: Another iteration or a loaded state has taken over since.
         """
-        self._check(token)
+        self.check(token)
         self.batch = batch
         self.share = share
 
@@ -102,15 +142,19 @@ class Cursor:
         Raises:
             ConfigError: As for `move`.
         """
-        self._check(token)
-        self.epoch += 1
-        self.batch = 0
+        self.check(token)
+        self.go(self.epoch + 1, 0)
+
+    def go(self, epoch: int, batch: int) -> None:
+        """Stand elsewhere; an iteration that is under way has no right to move any more."""
+        self.begin()
+        self.epoch, self.batch = epoch, batch
 
     def state(self, settings: OrderSettings) -> dict[str, Any]:
         """Return the place and all that it depends on: JSON, below 1 KB whatever the size of the data."""
         return {"version": _VERSION, "epoch": self.epoch, "batch": self.batch} | asdict(settings)
 
-    def load(self, state: Mapping[str, Any], settings: OrderSettings) -> None:
+    def load(self, state: Mapping[str, Any], settings: OrderSettings, *, num_batches: int) -> None:
         """Go where `state` says.
 
         Raises:
@@ -125,20 +169,19 @@ class Cursor:
             )
         settings.check(state)
         epoch, batch = state["epoch"], state["batch"]
-        if (
-            type(epoch) is not int
-            or type(batch) is not int
-            or epoch < 0
-            or not 0 <= batch <= settings.num_batches
-        ):
+        if type(epoch) is not int or type(batch) is not int or epoch < 0 or not 0 <= batch <= num_batches:
             raise ConfigError(
                 f"the state is at epoch {epoch!r}, batch {batch!r}: expected integers, the batch from 0 to "
-                f"{settings.num_batches}"
+                f"{num_batches}"
             )
-        self.begin()
-        self.epoch, self.batch = epoch, batch
+        self.go(epoch, batch)
 
-    def _check(self, token: int) -> None:
+    def check(self, token: int) -> None:
+        """Refuse an iteration that has no right to move any more.
+
+        Raises:
+            ConfigError: As for `move`.
+        """
         if token != self._turn:
             raise ConfigError(
                 "this iteration is over: another was started, or a state loaded, since; go on with the newest"

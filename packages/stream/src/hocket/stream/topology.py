@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 from hocket.stream.errors import ConfigError
 
@@ -53,3 +55,22 @@ def _from_environment(group: int) -> tuple[int, int]:
     if world_size % group:
         raise ConfigError(f"`replication` is {group} and `WORLD_SIZE` {world_size}: expected a divisor of it")
     return rank // group, world_size // group
+
+
+def resolve_worker() -> tuple[int, int]:
+    """Return this process's number among a torch DataLoader's workers, and theirs; outside of one (0, 1).
+
+    Loads no torch: a worker has it.
+    """
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    info = None if torch_data is None else torch_data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def offer_to_torch(kind: type) -> bool:
+    """Make `kind` pass for torch's `IterableDataset` where torch is loaded; return whether it is."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    if torch_data is None:
+        return False
+    torch_data.IterableDataset.register(kind)
+    return True

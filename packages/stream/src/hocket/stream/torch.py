@@ -145,7 +145,9 @@ class _WorkerBatches(IterableDataset[tuple[int, int, int, Any]]):
     def __iter__(self) -> Iterator[tuple[int, int, int, Any]]:
         info = get_worker_info()
         worker, count = (0, 1) if info is None else (info.id, info.num_workers)
-        batches = self._dataset.read_batches(epoch=self._epoch, first=self._first + worker, stride=count)
+        batches = self._dataset.read_batches(
+            epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
+        )
         return map(self._collate, batches)
 
 

@@ -1,0 +1,153 @@
+//! The order of samples as Python sees it.
+
+use std::sync::Arc;
+
+use hocket_stream::order::{Batching, Mix, Order, OrderSpec, Sampling, Tail};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+
+use crate::stream::{ShardIndex, raise};
+
+/// Streams, and the samples an epoch takes of each: immutable, without locks, safe in forked children.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct StreamMix {
+    mix: Mix,
+}
+
+#[pymethods]
+impl StreamMix {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        indexes: Vec<PyRef<'_, ShardIndex>>,
+        counts: Vec<u64>,
+    ) -> PyResult<Self> {
+        let storages: Vec<_> = indexes
+            .iter()
+            .map(|index| index.index.starts().clone())
+            .collect();
+        let mix = py.detach(|| Mix::new(&storages, &counts));
+        Ok(Self {
+            mix: raise(py, mix)?,
+        })
+    }
+
+    #[getter]
+    fn num_samples(&self) -> u64 {
+        self.mix.num_samples()
+    }
+
+    #[pyo3(signature = (*, epoch, global_batch_size, num_canonical_nodes, shuffle, shuffle_seed, shuffle_block_size, tail, batching_method, sampling_method, sampling_granularity))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    fn order(
+        &self,
+        py: Python<'_>,
+        epoch: u64,
+        global_batch_size: u64,
+        num_canonical_nodes: u64,
+        shuffle: bool,
+        shuffle_seed: u64,
+        shuffle_block_size: u64,
+        tail: &str,
+        batching_method: &str,
+        sampling_method: &str,
+        sampling_granularity: u64,
+    ) -> PyResult<EpochOrder> {
+        let spec = OrderSpec {
+            global_batch: global_batch_size,
+            lanes: num_canonical_nodes,
+            shuffle,
+            seed: shuffle_seed,
+            block: shuffle_block_size,
+            tail: raise(py, Tail::parse(tail))?,
+            batching: raise(py, Batching::parse(batching_method))?,
+            sampling: raise(py, Sampling::parse(sampling_method))?,
+            granularity: sampling_granularity,
+        };
+        let order = py.detach(|| Order::new(spec, &self.mix, epoch));
+        wrap(py, order)
+    }
+
+    fn listed_order(
+        &self,
+        py: Python<'_>,
+        ids: PyBuffer<u64>,
+        edges: PyBuffer<u64>,
+    ) -> PyResult<EpochOrder> {
+        let (ids, edges) = (ids.to_vec(py)?, edges.to_vec(py)?);
+        let order = py.detach(|| Order::listed(&self.mix, ids, edges));
+        wrap(py, order)
+    }
+}
+
+fn wrap(py: Python<'_>, order: hocket_stream::Result<Order>) -> PyResult<EpochOrder> {
+    Ok(EpochOrder {
+        order: Arc::new(raise(py, order)?),
+    })
+}
+
+/// The order of one epoch.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct EpochOrder {
+    pub(crate) order: Arc<Order>,
+}
+
+impl EpochOrder {
+    fn check(&self, batch: u64) -> PyResult<()> {
+        let count = self.order.num_batches();
+        if batch < count {
+            return Ok(());
+        }
+        Err(PyIndexError::new_err(format!(
+            "batch {batch}: expected a number below {count}"
+        )))
+    }
+}
+
+#[pymethods]
+impl EpochOrder {
+    #[getter]
+    fn num_batches(&self) -> u64 {
+        self.order.num_batches()
+    }
+
+    #[getter]
+    fn num_dropped(&self) -> u64 {
+        self.order.num_dropped()
+    }
+
+    #[getter]
+    fn num_repeated(&self) -> u64 {
+        self.order.num_repeated()
+    }
+
+    fn share(&self, batch: u64, rank: u64, world_size: u64) -> PyResult<(u64, u64)> {
+        self.check(batch)?;
+        let share = self.order.share(batch, rank, world_size);
+        Ok((share.local, share.global))
+    }
+
+    fn num_local_samples(&self, py: Python<'_>, rank: u64, world_size: u64) -> u64 {
+        py.detach(|| self.order.num_local_samples(rank, world_size))
+    }
+
+    fn sample_ids(&self, py: Python<'_>, batch: u64) -> PyResult<Vec<u64>> {
+        self.check(batch)?;
+        Ok(py.detach(|| {
+            let mut places = Vec::new();
+            self.order
+                .locate(batch, 0..self.order.batch_len(batch), &mut places);
+            places
+                .into_iter()
+                .map(|place| self.order.storage_id(place))
+                .collect()
+        }))
+    }
+}
+
+/// Adds this module's classes to the extension.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<StreamMix>()?;
+    module.add_class::<EpochOrder>()
+}

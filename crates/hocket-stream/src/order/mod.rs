@@ -1,0 +1,437 @@
+//! The native order: which samples batch `k` of an epoch holds, and in which order.
+//!
+//! Let `B` be the global batch in samples, `C` the number of lanes (canonical nodes; `C` divides `B`).
+//!
+//! 1. Shards are permuted by a keyed bijection of (seed, epoch).
+//! 2. Their samples, `N` in that order, are cut into `C` lanes at `⌊iN/C⌋`.
+//! 3. Each lane is cut into blocks of `block` samples, each permuted by a keyed bijection of
+//!    (seed, epoch, lane, block).
+//! 4. Global batch `k` is lane 0's next `B/C` samples, then lane 1's, and so on; of `M` samples, rank
+//!    `r` of `W` takes `⌊rM/W⌋ .. ⌊(r+1)M/W⌋`.
+//!
+//! Lanes differ by at most one sample, so every batch but the last is full and the last holds `N mod B`
+//! samples. Without shuffling, steps 1 and 3 are the identity, in every epoch.
+//!
+//! An epoch may take a stream several times, or a part of it: [`units`] says which shards, and which samples
+//! of them, take the place of the shards in step 1. Several streams ([`mix`]) come together in three ways.
+//! *Random*: their units are one pool, dealt out as above. *Stratified*: each stream is a pool of its own that
+//! gives the same number of samples to each batch, by largest remainder; within the batch the streams take
+//! [`turns`], so that a rank's slice has their proportions too. The epoch ends with the first stream that
+//! cannot fill its part: the last batch has what each has left of its part, and what is left beyond is left
+//! out. *Per stream*: each stream is a pool and a sequence of batches, and the streams take turns by batches;
+//! the last batch of each may be short.
+//!
+//! An epoch costs one pass over the shards, a position `O(log shards)` and at most one step for each stream;
+//! nothing is `O(samples)`. The numbers of ranks and workers appear nowhere but in the slice of step 4.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Result, StreamError};
+use crate::permute::derive_key;
+
+mod mix;
+mod pool;
+mod spec;
+mod turns;
+mod units;
+
+pub use mix::Mix;
+pub use spec::{Batching, OrderSpec, Sampling, Tail};
+
+use mix::Stream;
+use pool::{Block, Pool, PoolSpec};
+use turns::{Turns, apportion};
+use units::Draw;
+
+/// One sample: a shard by its number over all streams, and the sample's number in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Location {
+    /// The shard's number in storage order, the streams one after the other.
+    pub shard: u32,
+    /// The sample's number in the shard.
+    pub sample: u32,
+}
+
+/// A rank's part of one batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The batch to read from and the positions in it. Never empty: see `local`.
+    pub from: u64,
+    /// Positions in batch `from`.
+    pub range: Range<u64>,
+    /// How many of them count. 0 for a rank without a share of a short batch: it reads one sample, to
+    /// make its step with, that weighs nothing.
+    pub local: u64,
+    /// How many count over all ranks.
+    pub global: u64,
+}
+
+/// The order of one epoch.
+#[derive(Clone, Debug)]
+pub struct Order {
+    global_batch: u64,
+    tail: Tail,
+    num_samples: u64,
+    num_batches: u64,
+    /// Different samples that the batches hold.
+    num_used: u64,
+    storage: Arc<[u64]>,
+    pools: Vec<Pool>,
+    deal: Deal,
+}
+
+/// How batches are dealt out of pools.
+#[derive(Clone, Debug)]
+enum Deal {
+    /// Every batch out of every pool.
+    Together {
+        full_batches: u64,
+        /// Turns within a full batch, and within the last one.
+        full: Turns,
+        rest: Turns,
+    },
+    /// Each batch out of one pool.
+    Alternate(Turns),
+    /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by numbers in storage order.
+    Listed { ids: Vec<u64>, edges: Vec<u64> },
+}
+
+impl Order {
+    /// Plans an epoch.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] for a batch, lane or block size that is 0, lanes that do not divide the batch, a
+    /// stream that has no sample in a stratified batch, or one that repeats without measure.
+    pub fn new(spec: OrderSpec, mix: &Mix, epoch: u64) -> Result<Self> {
+        spec.check()?;
+        let pools = match spec.batching {
+            Batching::Random => vec![pool(&spec, mix, &mix.streams, epoch, None)?],
+            Batching::Stratified | Batching::PerStream => {
+                let parts = if spec.batching == Batching::Stratified {
+                    stratify(&spec, mix)?
+                } else {
+                    vec![spec.global_batch; mix.streams.len()]
+                };
+                let numbered = mix.streams.chunks(1).zip(parts).enumerate();
+                numbered
+                    .map(|(number, (stream, part))| {
+                        pool(&spec, mix, stream, epoch, Some((number as u64, part)))
+                    })
+                    .collect::<Result<_>>()?
+            }
+        };
+        let is_tail_used = spec.tail != Tail::Drop;
+        let (deal, num_batches, num_used) = if spec.batching == Batching::PerStream {
+            alternate(&pools, spec.global_batch, is_tail_used)
+        } else {
+            together(&pools, is_tail_used)
+        };
+        Ok(Self {
+            global_batch: spec.global_batch,
+            tail: spec.tail,
+            num_samples: mix.num_samples(),
+            num_batches,
+            num_used,
+            storage: mix.storage.clone(),
+            pools,
+            deal,
+        })
+    }
+
+    /// An order that somebody else has planned: batch `k` is `ids[edges[k]..edges[k + 1]]`, by the samples'
+    /// numbers in storage order, the streams one after the other.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] for a sample that `mix` does not have, or edges that are no ascending way from 0
+    /// to the number of ids.
+    pub fn listed(mix: &Mix, ids: Vec<u64>, edges: Vec<u64>) -> Result<Self> {
+        let held = mix.storage.last().copied().unwrap_or(0);
+        if let Some(id) = ids.iter().find(|&&id| id >= held) {
+            return Err(StreamError::config(format!(
+                "sample {id} is listed: expected a number below {held}"
+            )));
+        }
+        let ends = (edges.first().copied(), edges.last().copied());
+        if ends != (Some(0), Some(ids.len() as u64)) || !edges.is_sorted_by(|a, b| a < b) {
+            return Err(StreamError::config(format!(
+                "the batches of {} listed samples begin at {:?} and end at {:?}: expected ascending edges from 0 to their number",
+                ids.len(),
+                ends.0,
+                ends.1
+            )));
+        }
+        Ok(Self {
+            global_batch: 0,
+            tail: Tail::Short,
+            num_samples: ids.len() as u64,
+            num_batches: edges.len() as u64 - 1,
+            num_used: ids.len() as u64,
+            storage: mix.storage.clone(),
+            pools: Vec::new(),
+            deal: Deal::Listed { ids, edges },
+        })
+    }
+
+    /// How many batches the epoch has, the same for every rank.
+    pub fn num_batches(&self) -> u64 {
+        self.num_batches
+    }
+
+    /// How many samples batch `k` holds over all ranks, repeated ones included.
+    pub fn batch_len(&self, k: u64) -> u64 {
+        match &self.deal {
+            _ if self.tail == Tail::Pad => self.global_batch,
+            Deal::Together {
+                full_batches,
+                full,
+                rest,
+            } => match k.cmp(full_batches) {
+                std::cmp::Ordering::Less => full.total(),
+                std::cmp::Ordering::Equal => rest.total(),
+                std::cmp::Ordering::Greater => 0,
+            },
+            Deal::Alternate(turns) => {
+                let (stream, number) = turns.at(k);
+                self.pools
+                    .get(stream)
+                    .map_or(0, |pool| pool.own_len(number))
+            }
+            Deal::Listed { edges, .. } => match edges.get(k as usize..k as usize + 2) {
+                Some(&[start, end]) => end - start,
+                _ => 0,
+            },
+        }
+    }
+
+    /// How many samples of all batches count on rank `rank` of `world`.
+    pub fn num_local_samples(&self, rank: u64, world: u64) -> u64 {
+        let of = |len| {
+            let range = slice(len, rank, world);
+            range.end - range.start
+        };
+        match &self.deal {
+            _ if self.tail == Tail::Pad => self.num_batches * of(self.global_batch),
+            Deal::Together {
+                full_batches, full, ..
+            } => {
+                let last = (*full_batches..self.num_batches).map(|k| of(self.batch_len(k)));
+                full_batches * of(full.total()) + last.sum::<u64>()
+            }
+            Deal::Alternate(_) => {
+                let rest = |pool: &Pool| match self.tail {
+                    Tail::Drop => 0,
+                    _ => of(pool.own_len(pool.full_batches())),
+                };
+                let each = self.pools.iter();
+                each.map(|pool| pool.full_batches() * of(self.global_batch) + rest(pool))
+                    .sum()
+            }
+            Deal::Listed { edges, .. } => edges.windows(2).map(|ends| of(ends[1] - ends[0])).sum(),
+        }
+    }
+
+    /// Samples that the epoch leaves out: of its last batch under [`Tail::Drop`], of streams that would last
+    /// longer than the others in stratified batches.
+    pub fn num_dropped(&self) -> u64 {
+        self.num_samples - self.num_used
+    }
+
+    /// Samples that the epoch repeats (under [`Tail::Pad`]).
+    pub fn num_repeated(&self) -> u64 {
+        match self.tail {
+            Tail::Pad => self.num_batches * self.global_batch - self.num_used,
+            Tail::Short | Tail::Drop => 0,
+        }
+    }
+
+    /// The part of batch `k` that rank `rank` of `world` reads. `k` must be below
+    /// [`num_batches`](Self::num_batches) and `rank` below `world`.
+    pub fn share(&self, k: u64, rank: u64, world: u64) -> Share {
+        let global = self.batch_len(k);
+        let range = slice(global, rank, world);
+        if !range.is_empty() {
+            return Share {
+                from: k,
+                local: range.end - range.start,
+                range,
+                global,
+            };
+        }
+        // A sample that this rank has read just before needs no shard that it would not open anyway.
+        let from = k.saturating_sub(1);
+        let len = self.batch_len(from);
+        let first = slice(len, rank, world).start.min(len.saturating_sub(1));
+        Share {
+            from,
+            range: first..first + 1,
+            local: 0,
+            global,
+        }
+    }
+
+    /// Appends where positions `range` of batch `k` lie to `out`.
+    pub fn locate(&self, k: u64, range: Range<u64>, out: &mut Vec<Location>) {
+        let mut blocks: Vec<Option<Block>> = self.pools.iter().map(|_| None).collect();
+        for place in range {
+            let (stream, batch, place) = match &self.deal {
+                Deal::Together {
+                    full_batches,
+                    full,
+                    rest,
+                } => {
+                    let is_full = k < *full_batches || self.tail == Tail::Pad;
+                    let (stream, place) = if is_full { full } else { rest }.at(place);
+                    (stream, k, place)
+                }
+                Deal::Alternate(turns) => {
+                    let (stream, batch) = turns.at(k);
+                    (stream, batch, place)
+                }
+                Deal::Listed { ids, edges } => {
+                    let start = edges.get(k as usize).copied().unwrap_or(0);
+                    let id = ids.get((start + place) as usize).copied().unwrap_or(0);
+                    out.push(self.find(id));
+                    continue;
+                }
+            };
+            if let (Some(pool), Some(block)) = (self.pools.get(stream), blocks.get_mut(stream)) {
+                out.push(pool.locate(batch, place, block));
+            }
+        }
+    }
+
+    /// Where the sample with a number in storage order lies.
+    pub fn find(&self, id: u64) -> Location {
+        let shard = self.storage.partition_point(|&start| start <= id);
+        let shard = shard.saturating_sub(1);
+        Location {
+            shard: shard as u32,
+            sample: (id - self.storage.get(shard).copied().unwrap_or(0)) as u32,
+        }
+    }
+
+    /// The number of a sample in storage order, the same in every epoch; the streams one after the other.
+    pub fn storage_id(&self, location: Location) -> u64 {
+        self.storage
+            .get(location.shard as usize)
+            .copied()
+            .unwrap_or(0)
+            + u64::from(location.sample)
+    }
+}
+
+/// The pool of some streams: of all of them, or of stream `number`, which gives `part` samples to a batch.
+fn pool(
+    spec: &OrderSpec,
+    mix: &Mix,
+    streams: &[Stream],
+    epoch: u64,
+    own: Option<(u64, u64)>,
+) -> Result<Pool> {
+    let draw = Draw {
+        seed: spec.seed,
+        epoch: match spec.sampling {
+            Sampling::Balanced if spec.shuffle => epoch,
+            Sampling::Balanced | Sampling::Fixed => 0,
+        },
+        granularity: spec.granularity,
+        shuffle: spec.shuffle,
+    };
+    let mut units = Vec::new();
+    for stream in streams {
+        draw.units(
+            &mix.storage,
+            stream.shards.clone(),
+            stream.wanted,
+            &mut units,
+        )?;
+    }
+    let (batch, seed, block) = match own {
+        None => (spec.global_batch, spec.seed, spec.block),
+        Some((number, part)) => {
+            // A stream's block lasts as many batches as one of all streams together would.
+            let wanted: u64 = streams.iter().map(|stream| stream.wanted).sum();
+            let (share, all) = match spec.batching {
+                Batching::Stratified => (part, spec.global_batch),
+                Batching::Random | Batching::PerStream => (wanted, mix.num_samples()),
+            };
+            let block = u128::from(spec.block) * u128::from(share) / u128::from(all.max(1));
+            let seed = derive_key(b"hkt-strm", &[spec.seed, number]);
+            (part, seed, (block as u64).max(1))
+        }
+    };
+    let pool_spec = PoolSpec {
+        batch,
+        lanes: gcd(batch, spec.lanes),
+        block,
+        shuffle: spec.shuffle,
+        seed,
+        epoch,
+    };
+    Ok(Pool::new(pool_spec, draw, mix.storage.clone(), units))
+}
+
+/// How many samples of each stream a stratified batch holds.
+fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
+    let wanted: Vec<u64> = mix.streams.iter().map(|stream| stream.wanted).collect();
+    let parts = apportion(spec.global_batch, &wanted);
+    match parts.iter().position(|&part| part == 0) {
+        Some(number) => Err(StreamError::config(format!(
+            "stream {number} has {} of an epoch's {} samples, which is none of a stratified batch of {}: expected at least one of each stream; make the batch larger, give the stream more weight, or use `batching_method='random'`",
+            wanted[number],
+            mix.num_samples(),
+            spec.global_batch
+        ))),
+        None => Ok(parts),
+    }
+}
+
+/// Batches that hold a part of each pool: the deal, their number, the different samples in them.
+fn together(pools: &[Pool], is_tail_used: bool) -> (Deal, u64, u64) {
+    let full_batches = pools.iter().map(Pool::full_batches).min().unwrap_or(0);
+    let at = |k: u64| Turns::new(pools.iter().map(|pool| pool.own_len(k)).collect());
+    let full = Turns::new(pools.iter().map(Pool::batch).collect());
+    let rest = at(full_batches);
+    let last = if is_tail_used { rest.total() } else { 0 };
+    let used = full_batches * full.total() + last;
+    let num_batches = full_batches + u64::from(last > 0);
+    let deal = Deal::Together {
+        full_batches,
+        full,
+        rest,
+    };
+    (deal, num_batches, used)
+}
+
+/// Batches that each hold one pool's samples: the deal, their number, the different samples in them.
+fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64) {
+    let num = |pool: &Pool| {
+        if is_tail_used {
+            pool.num_samples().div_ceil(batch)
+        } else {
+            pool.full_batches()
+        }
+    };
+    let turns = Turns::new(pools.iter().map(num).collect());
+    let used = pools
+        .iter()
+        .map(|pool| (num(pool) * batch).min(pool.num_samples()))
+        .sum();
+    let num_batches = turns.total();
+    (Deal::Alternate(turns), num_batches, used)
+}
+
+/// Rank `rank`'s contiguous part of `len` places.
+pub fn slice(len: u64, rank: u64, world: u64) -> Range<u64> {
+    let cut = |r: u64| (u128::from(r) * u128::from(len) / u128::from(world.max(1))) as u64;
+    cut(rank)..cut(rank + 1)
+}
+
+/// The greatest common divisor; the default number of lanes is `gcd(global batch, 64)`.
+pub fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests;

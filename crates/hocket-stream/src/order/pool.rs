@@ -1,0 +1,202 @@
+//! One sequence of samples: units in a keyed order, cut into lanes and blocks, dealt out batch by batch.
+
+use std::sync::Arc;
+
+use crate::order::Location;
+use crate::order::units::{Draw, Unit};
+use crate::permute::{Permutation, derive_key};
+
+/// What a pool's order depends on.
+#[derive(Clone, Debug)]
+pub(super) struct PoolSpec {
+    /// Samples that it gives to each batch.
+    pub(super) batch: u64,
+    /// A divisor of `batch`.
+    pub(super) lanes: u64,
+    /// Samples of a block.
+    pub(super) block: u64,
+    pub(super) shuffle: bool,
+    pub(super) seed: u64,
+    pub(super) epoch: u64,
+}
+
+/// Samples that are shuffled together.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    spec: PoolSpec,
+    draw: Draw,
+    num_samples: u64,
+    full_batches: u64,
+    /// Samples before each shard, over all streams.
+    storage: Arc<[u64]>,
+    units: Vec<Unit>,
+    order: Permutation,
+    /// Samples before each unit in the epoch's order of units; one more entry than units.
+    starts: Vec<u64>,
+}
+
+/// The block that was asked for last: neighbours in a batch mostly share it.
+#[derive(Debug)]
+pub(super) struct Block {
+    lane: u64,
+    number: u64,
+    first: u64,
+    permutation: Permutation,
+}
+
+impl Pool {
+    pub(super) fn new(spec: PoolSpec, draw: Draw, storage: Arc<[u64]>, units: Vec<Unit>) -> Self {
+        let key = derive_key(b"hkt-shrd", &[spec.seed, spec.epoch]);
+        let order = Permutation::new(units.len() as u64, key);
+        let mut starts = Vec::with_capacity(units.len() + 1);
+        let mut total = 0;
+        starts.push(total);
+        for place in 0..units.len() as u64 {
+            let number = if spec.shuffle {
+                order.apply(place)
+            } else {
+                place
+            };
+            total += u64::from(units[number as usize].take);
+            starts.push(total);
+        }
+        Self {
+            full_batches: total / spec.batch,
+            num_samples: total,
+            spec,
+            draw,
+            storage,
+            units,
+            order,
+            starts,
+        }
+    }
+
+    /// Samples that it gives to a full batch.
+    pub(super) fn batch(&self) -> u64 {
+        self.spec.batch
+    }
+
+    pub(super) fn num_samples(&self) -> u64 {
+        self.num_samples
+    }
+
+    pub(super) fn full_batches(&self) -> u64 {
+        self.full_batches
+    }
+
+    /// How many different samples it gives to batch `k`.
+    pub(super) fn own_len(&self, k: u64) -> u64 {
+        let batch = self.spec.batch;
+        self.num_samples
+            .saturating_sub(k.saturating_mul(batch))
+            .min(batch)
+    }
+
+    /// Place `place` of what it gives to batch `k`. Beyond [`own_len`](Self::own_len) the pool begins again.
+    pub(super) fn locate(&self, k: u64, place: u64, block: &mut Option<Block>) -> Location {
+        let own = self.own_len(k);
+        if place < own {
+            return self.location(self.position(k, place, block));
+        }
+        let again = (place - own) % self.num_samples.max(1);
+        self.location(self.position(again / self.spec.batch, again % self.spec.batch, block))
+    }
+
+    /// Where, in the order of units, place `place` of batch `k` lies.
+    fn position(&self, k: u64, place: u64, block: &mut Option<Block>) -> u64 {
+        let per_lane = self.spec.batch / self.spec.lanes;
+        let (lane, offset) = if k < self.full_batches {
+            (place / per_lane, k * per_lane + place % per_lane)
+        } else {
+            let taken = self.full_batches * per_lane;
+            let lane = self.lane_of_rest(place, taken);
+            (lane, taken + place - self.rest_before(lane, taken))
+        };
+        self.shuffled(lane, offset, block)
+    }
+
+    /// Where lane `lane` begins.
+    fn lane_start(&self, lane: u64) -> u64 {
+        (u128::from(lane) * u128::from(self.num_samples) / u128::from(self.spec.lanes)) as u64
+    }
+
+    /// Samples that the lanes before `lane` have left when each has given `taken`.
+    fn rest_before(&self, lane: u64, taken: u64) -> u64 {
+        self.lane_start(lane) - lane * taken
+    }
+
+    /// The lane that holds place `place` of the last, short batch.
+    fn lane_of_rest(&self, place: u64, taken: u64) -> u64 {
+        let (mut low, mut high) = (0, self.spec.lanes);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if self.rest_before(middle, taken) <= place {
+                low = middle
+            } else {
+                high = middle
+            }
+        }
+        low
+    }
+
+    /// Sample `offset` of lane `lane` after its block was permuted.
+    fn shuffled(&self, lane: u64, offset: u64, block: &mut Option<Block>) -> u64 {
+        let start = self.lane_start(lane);
+        if !self.spec.shuffle {
+            return start + offset;
+        }
+        let number = offset / self.spec.block;
+        let known = match block.take() {
+            Some(known) if known.lane == lane && known.number == number => known,
+            _ => self.block(lane, number),
+        };
+        let position = start + known.first + known.permutation.apply(offset - known.first);
+        *block = Some(known);
+        position
+    }
+
+    fn block(&self, lane: u64, number: u64) -> Block {
+        let spec = &self.spec;
+        let first = number * spec.block;
+        let len = self.lane_start(lane + 1) - self.lane_start(lane) - first;
+        let key = derive_key(b"hkt-blok", &[spec.seed, spec.epoch, lane, number]);
+        Block {
+            lane,
+            number,
+            first,
+            permutation: Permutation::new(len.min(spec.block), key),
+        }
+    }
+
+    fn location(&self, position: u64) -> Location {
+        // Empty units begin where the next one does: the last that begins here holds the sample.
+        let place = self
+            .starts
+            .partition_point(|&start| start <= position)
+            .saturating_sub(1);
+        let offset = position - self.starts.get(place).copied().unwrap_or(0);
+        let number = if self.spec.shuffle {
+            self.order.apply(place as u64) as usize
+        } else {
+            place
+        };
+        let unit = self
+            .units
+            .get(number)
+            .copied()
+            .unwrap_or(Unit { shard: 0, take: 0 });
+        let size = self.shard_size(unit.shard as usize);
+        Location {
+            shard: unit.shard,
+            sample: self.draw.sample(unit, size, offset) as u32,
+        }
+    }
+
+    fn shard_size(&self, shard: usize) -> u64 {
+        match self.storage.get(shard..=shard + 1) {
+            Some(&[start, end]) => end - start,
+            _ => 0,
+        }
+    }
+}

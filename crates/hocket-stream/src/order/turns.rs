@@ -1,0 +1,106 @@
+//! Several sequences woven into one, evenly, so that any stretch of it has nearly their proportions.
+//!
+//! The first sequence takes its `n₀` of `n` turns at equal distances (Bresenham's line), the second its turns
+//! of those that are left, and so on. A turn's owner, and how many turns the owner had before, follow in one
+//! pass over the sequences, without a look at any other turn.
+
+/// Sequences by their lengths.
+#[derive(Clone, Debug)]
+pub(super) struct Turns {
+    counts: Vec<u64>,
+    total: u64,
+}
+
+impl Turns {
+    pub(super) fn new(counts: Vec<u64>) -> Self {
+        let total = counts.iter().sum();
+        Self { counts, total }
+    }
+
+    /// All turns.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whose turn number `turn` is, and which of its own. `turn` must be below the total.
+    pub(super) fn at(&self, mut turn: u64) -> (usize, u64) {
+        let mut left = self.total;
+        for (owner, &count) in self.counts.iter().enumerate() {
+            if count == left {
+                return (owner, turn);
+            }
+            let taken = |turns: u64| {
+                (u128::from(turns) * u128::from(count) / u128::from(left.max(1))) as u64
+            };
+            let before = taken(turn);
+            if taken(turn + 1) > before {
+                return (owner, before);
+            }
+            turn -= before;
+            left -= count;
+        }
+        (0, turn)
+    }
+}
+
+/// `total` things in whole numbers in proportion to `weights`, those of the largest remainders rounded up.
+pub(super) fn apportion(total: u64, weights: &[u64]) -> Vec<u64> {
+    let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
+    let all = all.max(1);
+    let exact = |weight: u64| u128::from(total) * u128::from(weight);
+    let mut counts: Vec<u64> = weights.iter().map(|&w| (exact(w) / all) as u64).collect();
+    let mut by_rest: Vec<usize> = (0..weights.len()).collect();
+    by_rest.sort_by_key(|&place| std::cmp::Reverse(exact(weights[place]) % all));
+    let short = total.saturating_sub(counts.iter().sum()) as usize;
+    for &place in by_rest.iter().take(short) {
+        counts[place] += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn weaves_evenly() {
+        let turns = Turns::new(vec![2, 4, 0, 1]);
+        let owners: Vec<usize> = (0..7).map(|turn| turns.at(turn).0).collect();
+        assert_eq!(owners, [3, 1, 1, 0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn the_largest_remainders_are_rounded_up() {
+        assert_eq!(apportion(10, &[945, 55]), [9, 1]);
+        assert_eq!(apportion(10, &[955, 45]), [10, 0]);
+        assert_eq!(apportion(8, &[1, 1, 1]), [3, 3, 2]);
+        assert_eq!(apportion(8, &[]), [0u64; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn each_turn_has_one_owner_and_owners_go_on_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
+            let turns = Turns::new(counts.clone());
+            let mut had = vec![0u64; counts.len()];
+            for turn in 0..turns.total() {
+                let (owner, number) = turns.at(turn);
+                prop_assert_eq!(number, had[owner]);
+                had[owner] += 1;
+            }
+            prop_assert_eq!(had, counts);
+        }
+
+        #[test]
+        fn parts_add_up_and_lie_within_one(total in 0u64..10_000, weights in prop::collection::vec(1u64..1000, 1..8)) {
+            let counts = apportion(total, &weights);
+            prop_assert_eq!(counts.iter().sum::<u64>(), total);
+            let all: u64 = weights.iter().sum();
+            for (count, weight) in counts.iter().zip(&weights) {
+                let exact = total as f64 * *weight as f64 / all as f64;
+                prop_assert!((*count as f64 - exact).abs() < 1.0);
+            }
+        }
+    }
+}

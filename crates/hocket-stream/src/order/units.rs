@@ -1,0 +1,240 @@
+//! What an epoch takes of a stream: whole shards, as often as need be, and parts of shards for the rest.
+//!
+//! Of `S` samples, `n = qS + r` are wanted: each shard `q` times whole, and `r` samples spread over the shards
+//! in proportion to their sizes. The spread is systematic: along the shards in a keyed order, each adds its
+//! share `r·s/S` to a credit that starts at a keyed fraction of a grain, and gives as many whole samples (as many whole
+//! grains, where the granularity is greater) as the credit holds. So every sample is equally likely, the sum
+//! is exact, and one pass over the shards does it. Which samples of a shard: the first so many of a keyed
+//! bijection; without shuffling, evenly spaced ones, so that they stay in the order of storage.
+
+use std::ops::Range;
+
+use crate::error::{Result, StreamError};
+use crate::permute::{Permutation, derive_key, scale};
+
+/// More units than this are refused: a plan holds 16 bytes of each.
+const MOST_UNITS: u64 = 1 << 26;
+
+/// A shard, or a part of it, as often as the epoch holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    /// The shard's number over all streams.
+    pub(super) shard: u32,
+    /// How many of its samples.
+    pub(super) take: u32,
+}
+
+/// How parts are drawn.
+#[derive(Clone, Debug)]
+pub(super) struct Draw {
+    /// The run's seed.
+    pub(super) seed: u64,
+    /// The epoch, or 0 where every epoch has the same part.
+    pub(super) epoch: u64,
+    /// Samples from one shard at a time.
+    pub(super) granularity: u64,
+    /// Whether the samples of a part may come in any order.
+    pub(super) shuffle: bool,
+}
+
+impl Draw {
+    /// Appends what an epoch takes of the stream that has `shards`, `wanted` samples in all.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] where the stream repeats so often that the plan would not be small.
+    pub(super) fn units(
+        &self,
+        storage: &[u64],
+        shards: Range<usize>,
+        wanted: u64,
+        out: &mut Vec<Unit>,
+    ) -> Result<()> {
+        let sizes: Vec<u64> = storage[shards.start..=shards.end]
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .collect();
+        let held: u64 = sizes.iter().sum();
+        let (times, part) = (wanted / held.max(1), wanted % held.max(1));
+        let planned = times.saturating_mul(sizes.len() as u64);
+        if planned.saturating_add(out.len() as u64) > MOST_UNITS {
+            return Err(StreamError::config(format!(
+                "{wanted} samples are wanted of a stream of {held} in {} shards: expected fewer than {MOST_UNITS} repeated shards; write the stream again in larger shards, or take less of it",
+                sizes.len()
+            )));
+        }
+        let unit = |place: usize, take: u64| Unit {
+            shard: (shards.start + place) as u32,
+            take: take as u32,
+        };
+        for _ in 0..times {
+            out.extend(
+                sizes
+                    .iter()
+                    .enumerate()
+                    .map(|(place, &size)| unit(place, size)),
+            );
+        }
+        if part > 0 {
+            let takes = self.spread(&sizes, held, part, shards.start as u64);
+            let some = takes.iter().enumerate().filter(|&(_, &take)| take > 0);
+            out.extend(some.map(|(place, &take)| unit(place, take)));
+        }
+        Ok(())
+    }
+
+    /// How many of `part` samples each shard gives; `part` is below `held`, the sum of `sizes`.
+    fn spread(&self, sizes: &[u64], held: u64, part: u64, first: u64) -> Vec<u64> {
+        let key = derive_key(b"hkt-part", &[self.seed, self.epoch, first]);
+        let order = Permutation::new(sizes.len() as u64, key);
+        let mut takes = vec![0; sizes.len()];
+        let mut left = part;
+        // Counted in samples times `held`, so that nothing is ever rounded.
+        let held_wide = u128::from(held);
+        let fraction = scale(derive_key(b"hkt-frac", &[key]), held);
+        let mut credit = u128::from(self.granularity) * u128::from(fraction);
+        for turn in 0..sizes.len() as u64 {
+            let place = order.apply(turn) as usize;
+            credit += u128::from(part) * u128::from(sizes[place]);
+            let whole = (credit / held_wide) as u64;
+            let take = (whole - whole % self.granularity)
+                .min(sizes[place])
+                .min(left);
+            credit -= u128::from(take) * held_wide;
+            takes[place] = take;
+            left -= take;
+        }
+        // What no shard could give in whole grains.
+        for turn in 0..sizes.len() as u64 {
+            let place = order.apply(turn) as usize;
+            let more = left.min(sizes[place] - takes[place]);
+            takes[place] += more;
+            left -= more;
+        }
+        takes
+    }
+
+    /// Which sample of a shard of `size` samples place `offset` of `unit` holds.
+    pub(super) fn sample(&self, unit: Unit, size: u64, offset: u64) -> u64 {
+        let take = u64::from(unit.take);
+        if take == size {
+            return offset;
+        }
+        if !self.shuffle {
+            let middle = (2 * u128::from(offset) + 1) * u128::from(size);
+            return (middle / (2 * u128::from(take.max(1)))) as u64;
+        }
+        let shard = u64::from(unit.shard);
+        let key = derive_key(b"hkt-draw", &[self.seed, self.epoch, shard]);
+        Permutation::new(size, key).apply(offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use proptest::prelude::*;
+
+    fn draw(epoch: u64, granularity: u64, shuffle: bool) -> Draw {
+        Draw {
+            seed: 5,
+            epoch,
+            granularity,
+            shuffle,
+        }
+    }
+
+    fn storage(sizes: &[u64]) -> Vec<u64> {
+        let mut starts = vec![0];
+        for size in sizes {
+            starts.push(starts.last().unwrap() + size);
+        }
+        starts
+    }
+
+    fn units(draw: &Draw, sizes: &[u64], wanted: u64) -> Vec<Unit> {
+        let mut out = Vec::new();
+        draw.units(&storage(sizes), 0..sizes.len(), wanted, &mut out)
+            .unwrap();
+        out
+    }
+
+    #[test]
+    fn repeats_are_units_of_their_own_and_the_rest_is_a_part() {
+        let all = units(&draw(0, 1, true), &[4, 0, 6], 25);
+        let whole = [(0, 4), (1, 0), (2, 6), (0, 4), (1, 0), (2, 6)];
+        let expected: Vec<Unit> = whole.map(|(shard, take)| Unit { shard, take }).into();
+        assert_eq!(all[..6], expected);
+        assert_eq!(
+            all[6..],
+            [Unit { shard: 0, take: 2 }, Unit { shard: 2, take: 3 }]
+        );
+    }
+
+    #[test]
+    fn grains_come_from_few_shards() {
+        let some = units(&draw(0, 32, true), &[32; 100], 320);
+        assert!(some.iter().all(|unit| unit.take == 32), "{some:?}");
+        let single = units(&draw(0, 1, true), &[32; 100], 320);
+        assert!(
+            single.iter().all(|unit| (3..=4).contains(&unit.take)),
+            "{single:?}"
+        );
+    }
+
+    #[test]
+    fn a_stream_that_repeats_without_measure_is_refused() {
+        let error = draw(0, 1, true)
+            .units(&[0, 1], 0..1, 1 << 40, &mut Vec::new())
+            .unwrap_err();
+        assert!(error.to_string().contains("larger shards"), "{error}");
+    }
+
+    #[test]
+    fn every_sample_is_equally_likely() {
+        let sizes = [3u64, 17, 1, 0, 9];
+        let mut counts = vec![0u32; 30];
+        for epoch in 0..6000 {
+            let draw = draw(epoch, 1, true);
+            for unit in units(&draw, &sizes, 10) {
+                let size = sizes[unit.shard as usize];
+                let before: u64 = sizes[..unit.shard as usize].iter().sum();
+                for offset in 0..u64::from(unit.take) {
+                    counts[(before + draw.sample(unit, size, offset)) as usize] += 1;
+                }
+            }
+        }
+        // 2,000 expected of each, standard deviation 37.
+        assert!(
+            counts.iter().all(|&count| (1830..2170).contains(&count)),
+            "{counts:?}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_is_exact_and_without_repetition(
+            sizes in prop::collection::vec(0u64..50, 1..20),
+            part in 0.0f64..1.0,
+            granularity in 1u64..40,
+            epoch in 0u64..5,
+            shuffle: bool,
+        ) {
+            let held: u64 = sizes.iter().sum();
+            let wanted = (held as f64 * part) as u64;
+            let draw = draw(epoch, granularity, shuffle);
+            let mut seen = Vec::new();
+            for unit in units(&draw, &sizes, wanted).into_iter().filter(|_| wanted < held) {
+                let size = sizes[unit.shard as usize];
+                let picked: Vec<u64> = (0..u64::from(unit.take)).map(|o| draw.sample(unit, size, o)).collect();
+                prop_assert!(shuffle || picked.is_sorted());
+                prop_assert!(picked.iter().all(|&sample| sample < size));
+                seen.extend(picked.into_iter().map(|sample| (unit.shard, sample)));
+            }
+            prop_assert_eq!(seen.len() as u64, if wanted < held { wanted } else { 0 });
+            seen.sort_unstable();
+            seen.dedup();
+            prop_assert_eq!(seen.len() as u64, if wanted < held { wanted } else { 0 });
+        }
+    }
+}

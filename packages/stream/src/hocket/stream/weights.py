@@ -1,0 +1,108 @@
+"""How many samples of each stream an epoch has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Protocol
+
+from hocket.stream.errors import ConfigError
+
+_POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+class Weighted(Protocol):
+    """What a stream says of its share."""
+
+    @property
+    def proportion(self) -> float | None:
+        """Relative to the other streams'."""
+
+    @property
+    def repeat(self) -> float | None:
+        """Times its size."""
+
+    @property
+    def choose(self) -> int | None:
+        """Samples."""
+
+
+def parse_count(name: str, value: int | str) -> int:
+    """Return a number of samples given as an integer, or as a text such as `100k`, `64M`, `2b` or `1.5t`.
+
+    Suffixes are powers of 1,000.
+
+    Raises:
+        ConfigError: It is neither, is not whole, or is below 1.
+    """
+    count: Fraction | int = 0
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt]?)", value.strip().lower().replace(",", ""))
+        if found:
+            count = Fraction(found[1]) * _POWERS[found[2]]
+    elif type(value) is int:
+        count = value
+    if count < 1 or count != int(count):
+        raise ConfigError(
+            f"`{name}` is {value!r}: expected a whole number of samples from 1, such as 100000 or '100k'"
+        )
+    return int(count)
+
+
+def resolve_counts(
+    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None = None
+) -> list[int]:
+    """Return how many samples of each stream an epoch has: exact for `repeat` and `choose`, else within one.
+
+    With proportions the epoch has `epoch_size` samples, or as many as the streams together; without weights
+    and with an `epoch_size` the streams' sizes are the proportions; without either, each stream once.
+
+    Args:
+        weights: Of the streams.
+        sizes: Their samples.
+        epoch_size: Of all streams together.
+
+    Raises:
+        ConfigError: Some streams have a proportion and others none, all proportions are 0, or `epoch_size`
+            stands beside `repeat` or `choose`.
+    """
+    is_relative = [weight.proportion is not None for weight in weights]
+    is_absolute = any(weight.repeat is not None or weight.choose is not None for weight in weights)
+    if any(is_relative):
+        if not all(is_relative):
+            raise ConfigError(
+                f"stream {is_relative.index(False)} has no `proportion` and stream {is_relative.index(True)} "
+                "has one: expected one for all streams or for none"
+            )
+        shares = [Fraction(weight.proportion or 0) for weight in weights]
+        return _apportion(sum(sizes) if epoch_size is None else epoch_size, shares)
+    if epoch_size is not None:
+        if is_absolute:
+            raise ConfigError(
+                f"`epoch_size` is {epoch_size} beside `repeat` or `choose`, which give the epoch its size: "
+                "expected one of them; use `proportion` to divide an `epoch_size`"
+            )
+        return _apportion(epoch_size, [Fraction(size) for size in sizes])
+    return [_count(weight, size) for weight, size in zip(weights, sizes, strict=True)]
+
+
+def _count(weight: Weighted, size: int) -> int:
+    if weight.choose is not None:
+        return int(weight.choose)
+    return size if weight.repeat is None else int(Fraction(weight.repeat) * size)
+
+
+def _apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
+    """Divide `total` in proportion to `shares`, by largest remainder; equal ones go to the first stream."""
+    whole = sum(shares)
+    if not whole:
+        raise ConfigError(
+            "the streams' shares add up to 0: expected at least one above 0, of a stream with samples"
+        )
+    exact = [total * share / whole for share in shares]
+    counts = [int(value) for value in exact]
+    by_rest = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
+    for place in by_rest[: total - sum(counts)]:
+        counts[place] += 1
+    return counts

@@ -1,0 +1,237 @@
+"""Several streams in one run: exact shares, three ways to batch them, and states that know them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.stream import MDSWriter, Stream, StreamingDataset
+from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.weights import parse_count, resolve_counts
+
+SIZES = (60, 25, 11)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three data sets whose samples are numbered on from one to the next, as `sample_ids` numbers them."""
+    root = tmp_path_factory.mktemp("streams")
+    first = 0
+    for number, size in enumerate(SIZES):
+        with MDSWriter(columns={"id": "int"}, out=root / str(number), size_limit=300) as writer:
+            for place in range(first, first + size):
+                writer.write({"id": place})
+        first += size
+    return [str(root / str(number)) for number in range(len(SIZES))]
+
+
+def open_streams(folders: list[str], weights: list[dict[str, Any]], **options: Any) -> StreamingDataset:
+    streams = [Stream(local=folder, **weight) for folder, weight in zip(folders, weights, strict=True)]
+    options = {"global_batch_size": 12, "shuffle": True, "shuffle_block_size": 20} | options
+    return StreamingDataset(streams=streams, **options)
+
+
+def stream_of(sample: int) -> int:
+    return next(number for number in range(3) if sample < sum(SIZES[: number + 1]))
+
+
+def by_stream(samples: list[int]) -> list[int]:
+    counts = Counter(map(stream_of, samples))
+    return [counts[number] for number in range(3)]
+
+
+def read_all(dataset: StreamingDataset) -> list[list[int]]:
+    """An epoch's batches as they are read, checked against the plan."""
+    planned = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
+    read = [batch["id"].tolist() for batch in dataset.batches()]
+    assert read == planned
+    return read
+
+
+NONE: list[dict[str, Any]] = [{}, {}, {}]
+PROPORTIONS = [{"proportion": 1}, {"proportion": 2}, {"proportion": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "expected"),
+    [
+        (NONE, {}, [60, 25, 11]),
+        (PROPORTIONS, {}, [27, 55, 14]),
+        (PROPORTIONS, {"epoch_size": "1k"}, [286, 571, 143]),
+        (NONE, {"epoch_size": 48}, [30, 13, 5]),
+        ([{"repeat": 0.5}, {"choose": 70}, {}], {}, [30, 70, 11]),
+    ],
+)
+def test_an_epoch_has_what_the_weights_say(
+    folders: list[str], weights: list[dict[str, Any]], options: dict[str, Any], expected: list[int]
+) -> None:
+    dataset = open_streams(folders, weights, **options)
+    samples = list(chain.from_iterable(read_all(dataset)))
+    assert by_stream(samples) == dataset.stream_counts == expected
+    # A stream that is taken again gives every sample as often as any other, within one.
+    counts = Counter(samples)
+    for number, (size, wanted) in enumerate(zip(SIZES, expected, strict=True)):
+        often = [count for sample, count in counts.items() if stream_of(sample) == number]
+        assert set(often) <= {wanted // size, wanted // size + 1}
+
+
+@pytest.mark.parametrize("tail", ["short", "drop", "pad"])
+def test_stratified_batches_have_the_same_counts(folders: list[str], tail: str) -> None:
+    dataset = open_streams(folders, PROPORTIONS, batching_method="stratified", epoch_size=100, tail=tail)
+    batches = read_all(dataset)
+    # Of 12: 3.43, 6.86 and 1.71.
+    full = [batch for batch in batches if len(batch) == 12]
+    assert len(full) >= 7
+    assert {tuple(by_stream(batch)) for batch in full} == {(3, 7, 2)}
+    assert len(batches) - len(full) == (tail == "short")
+
+
+def test_a_ranks_slice_of_a_stratified_batch_has_every_stream(folders: list[str]) -> None:
+    options = {"batching_method": "stratified", "global_batch_size": 14, "world_size": 2}
+    for rank in (0, 1):
+        dataset = open_streams(folders, PROPORTIONS, rank=rank, **options)
+        batch = next(dataset.batches())
+        assert by_stream(batch["id"].tolist()) == [2, 4, 1]
+
+
+def test_batches_of_one_stream_each_take_turns(folders: list[str]) -> None:
+    batches = read_all(open_streams(folders, NONE, batching_method="per_stream"))
+    owners = [{stream_of(sample) for sample in batch} for batch in batches]
+    assert all(len(owner) == 1 for owner in owners)
+    assert [len(batch) for batch in batches].count(12) == 5 + 2
+    assert sorted(chain.from_iterable(batches)) == list(range(sum(SIZES)))
+    assert owners[:5].count({0}) in (2, 3)
+
+
+def test_a_fixed_part_stays_and_a_balanced_one_changes(folders: list[str]) -> None:
+    for method, distinct in (("fixed", 1), ("balanced", 3)):
+        dataset = open_streams(folders, [{"choose": 10}, {}, {}], sampling_method=method)
+        parts = {frozenset(s["id"] for s in dataset if s["id"] < SIZES[0]) for _ in range(3)}
+        assert len(parts) == distinct
+        assert {len(part) for part in parts} == {10}
+
+
+def test_without_shuffling_streams_follow_each_other_in_storage_order(folders: list[str]) -> None:
+    dataset = open_streams(folders, [{"choose": 10}, {}, {"repeat": 2}], shuffle=False)
+    for _ in range(2):
+        samples = [sample["id"] for sample in dataset]
+        assert samples[:10] == sorted(samples[:10])
+        assert samples[10:] == [*range(60, 85), *range(85, 96), *range(85, 96)]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    method=st.sampled_from(["random", "stratified", "per_stream"]),
+    steps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    worlds=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 3),
+    shuffle=st.booleans(),
+)
+def test_mixed_runs_go_on_anywhere(
+    folders: list[str], method: str, steps: tuple[int, int], worlds: tuple[int, int, int], shuffle: bool
+) -> None:
+    options = {"batching_method": method, "shuffle": shuffle}
+
+    def run(world_size: int, state: Any, count: int) -> tuple[list[list[int]], Any]:
+        batches: list[list[int]] = [[] for _ in range(count)]
+        for rank in range(world_size):
+            dataset = open_streams(folders, PROPORTIONS, rank=rank, world_size=world_size, **options)
+            if state is not None:
+                dataset.load_state_dict(json.loads(json.dumps(state)))
+            step = 0
+            while step < count:
+                for batch in dataset.batches():
+                    batches[step] += batch["id"][: dataset.batch_share()[0]].tolist()
+                    step += 1
+                    if step == count:
+                        break
+            after = dataset.state_dict()
+        return batches, after
+
+    whole, _ = run(1, None, sum(steps) + 4)
+    pieces, state = [], None
+    for count, world_size in zip((*steps, 4), worlds, strict=True):
+        batches, state = run(world_size, state, count)
+        pieces += batches
+    assert pieces == whole
+
+
+def test_the_state_is_small_and_names_what_differs(folders: list[str]) -> None:
+    dataset = open_streams(folders * 30, [{"repeat": 0.9}] * 90)
+    assert len(json.dumps(dataset.state_dict())) < 1024
+    state = open_streams(folders, PROPORTIONS).state_dict()
+    changes: list[tuple[str, list[str], list[dict[str, Any]], dict[str, Any]]] = [
+        ("fingerprint", folders[::-1], PROPORTIONS, {}),
+        ("mixture", folders, PROPORTIONS[::-1], {}),
+        ("mixture", folders, PROPORTIONS, {"epoch_size": 97}),
+        ("batching_method", folders, PROPORTIONS, {"batching_method": "per_stream"}),
+        ("sampling_method", folders, PROPORTIONS, {"sampling_method": "fixed"}),
+        ("sampling_granularity", folders, PROPORTIONS, {"sampling_granularity": 2}),
+    ]
+    for field, where, weights, options in changes:
+        with pytest.raises(StateMismatchError, match=f"^`{field}` is "):
+            open_streams(where, weights, **options).load_state_dict(state)
+
+
+def test_access_by_number_reads_across_streams(folders: list[str]) -> None:
+    dataset = open_streams(folders, NONE)
+    assert dataset[61] == {"id": 61}
+    assert [sample["id"] for sample in dataset[58:90:4]] == list(range(58, 90, 4))
+    assert [sample["id"] for sample in dataset[[-1, 3, 3]]] == [95, 3, 3]
+    assert dataset[5:5] == []
+    with pytest.raises(IndexError, match="sample 96: expected a number from -96 to 95"):
+        dataset[96]
+
+
+def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
+    def fail(match: str, weights: list[dict[str, Any]], **options: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            open_streams(folders, weights, **options)
+
+    fail("stream 1 has no `proportion`", [{"proportion": 1}, {}, {"proportion": 1}])
+    fail("at most one kind", [{"proportion": 1, "repeat": 2}, {}, {}])
+    fail("beside `repeat`", [{"repeat": 2}, {}, {}], epoch_size=10)
+    fail("expected a number from 0", [{"repeat": -1}, {}, {}])
+    fail("come later", [{"proportion": [1, 2]}, {}, {}])
+    fail("comes later", NONE, batching_method="device_per_stream")
+    fail("none of a stratified batch", PROPORTIONS, batching_method="stratified", global_batch_size=3)
+    fail("add up to 0", [{"proportion": 0}] * 3)
+    fail("`epoch_size` is '1x'", NONE, epoch_size="1x")
+    fail("one way to say", NONE, remote="s3://b/p")
+    with MDSWriter(columns={"id": "str"}, out=tmp_path / "text") as writer:
+        writer.write({"id": "a"})
+    with pytest.raises(ConfigError, match=r"`id: str`, and .* `id: int`"):
+        StreamingDataset(streams=[Stream(local=folders[0]), Stream(local=tmp_path / "text")])
+    cache = tmp_path / "cache"
+    with pytest.raises(ConfigError, match="both kept in"):
+        StreamingDataset(streams=[Stream(remote=folder, local=cache) for folder in folders])
+
+
+@given(
+    shares=st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(lambda shares: sum(shares) > 0),
+    total=st.integers(1, 10**12),
+)
+def test_shares_are_exact_within_one(shares: list[float], total: int) -> None:
+    counts = resolve_counts(
+        [Stream(proportion=share) for share in shares], [7] * len(shares), epoch_size=total
+    )
+    assert sum(counts) == total
+    assert all(
+        abs(count - total * share / sum(shares)) <= 1 + 1e-12 * total
+        for count, share in zip(counts, shares, strict=True)
+    )
+
+
+def test_sizes_are_read_as_they_are_written() -> None:
+    assert [parse_count("n", text) for text in ("7", "100k", "64M", "2b", "1t", "1.5k")] == [
+        7, 100_000, 64_000_000, 2 * 10**9, 10**12, 1500,
+    ]  # fmt: skip
+    for bad in ("", "k", "-1", "0", "0.5", "1.0001k", "1kb"):
+        with pytest.raises(ConfigError, match="expected a whole number"):
+            parse_count("n", bad)

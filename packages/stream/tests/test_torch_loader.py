@@ -1,0 +1,118 @@
+"""torch's own DataLoader, and torchdata's stateful one, take the data set as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from hocket.stream import StreamingDataset
+from hocket.stream.errors import ConfigError
+
+
+def collate_ids(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["id"] for sample in samples]
+
+
+def open_data(folder: str, **options: Any) -> StreamingDataset:
+    return StreamingDataset(local=folder, shuffle=True, shuffle_block_size=16, **{"batch_size": 8} | options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_its_batches_are_the_orders(write: Callable[..., str], workers: int) -> None:
+    dataset = open_data(write(83))
+    assert isinstance(dataset, IterableDataset)
+    loader = DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=collate_ids)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert list(loader) == [dataset.sample_ids(number, epoch=epoch) for number in range(11)]
+
+
+def test_another_batch_size_still_gives_each_sample_once(write: Callable[..., str]) -> None:
+    folder = write(83)
+    seen: list[int] = []
+    for rank in (0, 1):
+        dataset = open_data(folder, batch_size=4, rank=rank, world_size=2)
+        loader = DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=collate_ids)
+        mine = [number for batch in loader for number in batch]
+        assert len(mine) == len(dataset)
+        seen += mine
+    assert sorted(seen) == list(range(83))
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.slow
+def test_workers_start_any_way(write: Callable[..., str], context: str) -> None:
+    dataset = open_data(write(40))
+    loader = DataLoader(
+        dataset,
+        batch_size=8,
+        num_workers=1,
+        collate_fn=collate_ids,
+        multiprocessing_context=context,
+        timeout=90,
+    )
+    assert list(loader) == [dataset.sample_ids(number) for number in range(5)]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own call
+@pytest.mark.parametrize(("workers", "size"), [(0, 8), (0, 5), (2, 8), (2, 5)])
+def test_a_stateful_loader_resumes_exactly(write: Callable[..., str], workers: int, size: int) -> None:
+    folder = write(83)
+
+    def make() -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            open_data(folder), batch_size=size, num_workers=workers, collate_fn=collate_ids
+        )
+
+    whole = list(make())
+    assert sorted(number for batch in whole for number in batch) == list(range(83))
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(4)]
+    state = loader.state_dict()
+    del iterator, loader
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    second_iterator = iter(resumed)
+    second = [next(second_iterator) for _ in range(3)]
+    state = resumed.state_dict()
+    del second_iterator, resumed
+    last = make()
+    last.load_state_dict(state)
+    assert first + second + list(last) == whole
+
+
+def test_an_iterators_state_is_of_its_worker(write: Callable[..., str]) -> None:
+    dataset = open_data(write(20))
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.state_dict()
+    with pytest.raises(ConfigError, match="of worker \\[1, 2\\]"):
+        iter(dataset).load_state_dict(state | {"worker": [1, 2]})
+    with pytest.raises(ConfigError, match="expected the keys"):
+        iter(dataset).load_state_dict({"version": 1})
+
+
+LATE = """
+import sys
+from hocket.stream import StreamingDataset
+dataset = StreamingDataset(local=sys.argv[1], batch_size=8)
+assert "torch" not in sys.modules
+from torch.utils.data import DataLoader
+next(iter(DataLoader(dataset, batch_size=8)))
+"""
+
+
+@pytest.mark.slow
+def test_torch_that_comes_late_is_said(write: Callable[..., str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, write(20)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "import torch before making the data set" in done.stderr

@@ -7,6 +7,7 @@ mod ckpt;
 mod errors;
 mod store;
 mod stream;
+mod stream_writer;
 mod wait;
 
 #[pymodule]
@@ -14,6 +15,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     store::register(module)?;
     stream::register(module)?;
+    stream_writer::register(module)?;
     ckpt::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.
     module.dict().del_item("__all__")

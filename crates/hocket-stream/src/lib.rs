@@ -8,6 +8,8 @@
 
 pub mod batch;
 pub mod cache;
+pub mod codec;
+mod entry;
 pub mod error;
 pub mod files;
 pub mod hash;
@@ -18,6 +20,7 @@ pub mod reader;
 pub mod remote;
 pub mod schema;
 pub mod shard;
+mod text;
 mod window;
 pub mod writer;
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hocket.native import _native
-from hocket.stream.encodings import Column, check_width, resolve_encoding
+from hocket.stream.columns import ColumnSet
+from hocket.stream.encodings import Column
 from hocket.stream.errors import IndexCorruptError
 from hocket.stream.location import Location
 
@@ -84,12 +83,8 @@ class Engine:
         origin = f"{location.origin.rstrip('/')}/index.json"
         self.index = _native.ShardIndex.parse(data, origin)
         unsafe = self.settings.allow_unsafe_types
-        self.encodings = {
-            name: resolve_encoding(encoding, allow_unsafe_types=unsafe)
-            for name, encoding, _ in self.index.columns
-        }
-        for name, _, width in self.index.columns:
-            check_width(name, self.encodings[name], width, origin)
+        self._columns = ColumnSet(self.index, origin=origin, allow_unsafe_types=unsafe)
+        self.encodings = self._columns.encodings
         self._cache = self._make_cache()
         self._process = os.getpid()
 
@@ -132,16 +127,9 @@ class Engine:
                 if batch is None:
                     return
                 number, local, total, columns = batch
-                yield RankBatch(number, local, total, self._decode(columns))
+                yield RankBatch(number, local, total, self._columns.decode(columns, max(local, 1)))
         finally:
             reader.close()
-
-    def _decode(self, columns: list[tuple[memoryview, memoryview | None]]) -> dict[str, Column]:
-        decoded: dict[str, Column] = {}
-        for (name, encoding), (data, offsets) in zip(self.encodings.items(), columns, strict=True):
-            edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
-            decoded[name] = encoding.decode(data, edges)
-        return decoded
 
     def __getstate__(self) -> dict[str, Any]:
         return {"location": self.location, "settings": self.settings, "fingerprint": self.index.fingerprint}

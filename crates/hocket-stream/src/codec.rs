@@ -32,8 +32,11 @@ pub enum Codec {
     Zstd,
 }
 
-/// Name (which is the file's extension too), codec, levels, and the level where none is given.
-const CODECS: [(&str, Codec, Option<(u32, u32, u32)>); 5] = [
+/// The least level, the greatest, and the one where none is given.
+type Levels = (u32, u32, u32);
+
+/// Name (which is the file's extension too), codec, and levels.
+const CODECS: [(&str, Codec, Option<Levels>); 5] = [
     ("br", Codec::Brotli, Some((0, 11, 11))),
     ("bz2", Codec::Bzip2, Some((1, 9, 9))),
     ("gz", Codec::Gzip, Some((0, 9, 9))),

@@ -62,9 +62,9 @@ class Output:
             if old is None and (side is self.store or side.list_dirs() == ([], [])):
                 continue
             if not exist_ok:
-                found = "holds a data set, so it is not empty" if old is not None else "is not empty"
+                found = "holds a data set and is not empty" if old is not None else "is not empty"
                 raise DatasetExistsError(
-                    f"`{side.uri}` {found}: choose another place, or give `exist_ok=True` to replace what is there"
+                    f"`{side.uri}` {found}: choose another place, or give `exist_ok=True` to replace it"
                 )
             side.delete(INDEX_NAME)
             for name in _own_files(old):

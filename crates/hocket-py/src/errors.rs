@@ -49,6 +49,7 @@ pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
         StreamError::ShardNotFound { .. } => "ShardNotFoundError",
         StreamError::ShardCorrupt { .. } => "ShardCorruptError",
         StreamError::Config { .. } => "ConfigError",
+        StreamError::Exists { .. } => "DatasetExistsError",
         StreamError::Io { .. } => "StreamIOError",
         _ => "StreamError",
     };

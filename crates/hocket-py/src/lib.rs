@@ -8,6 +8,7 @@ mod errors;
 mod order;
 mod store;
 mod stream;
+mod stream_writer;
 mod wait;
 
 #[pymodule]
@@ -16,6 +17,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     store::register(module)?;
     stream::register(module)?;
     order::register(module)?;
+    stream_writer::register(module)?;
     ckpt::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.
     module.dict().del_item("__all__")

@@ -93,6 +93,13 @@ pub struct Store {
     inner: hocket_store::Store,
 }
 
+impl Store {
+    /// The store itself, for other verbs of this extension.
+    pub(crate) fn handle(&self) -> hocket_store::Store {
+        self.inner.clone()
+    }
+}
+
 #[pymethods]
 impl Store {
     #[new]

@@ -1,21 +1,19 @@
 //! hocket-stream as Python sees it.
 
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hocket_store::StoreOptions;
-use hocket_stream::batch::ColumnData;
+use hocket_stream::batch::{BatchColumn, ColumnData};
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::files;
 use hocket_stream::hash;
-use hocket_stream::index::{FileInfo, Index};
+use hocket_stream::index::Index;
 use hocket_stream::reader::{Reader, ReaderOptions};
 use hocket_stream::remote::Remote;
 use hocket_stream::sources::Sources;
-use hocket_stream::writer::{SealOptions, seal};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -129,6 +127,11 @@ impl ShardIndex {
             .map(|column| (column.name.clone(), column.encoding.clone(), column.width))
             .collect()
     }
+
+    #[getter]
+    fn mixed_columns(&self) -> Vec<&str> {
+        self.index.mixed_columns().collect()
+    }
 }
 
 /// A data set's shards on this machine; of this process, so a forked child makes its own.
@@ -173,8 +176,13 @@ impl ShardCache {
 /// A rank's part of a batch: its number, the samples that count here and over all ranks, the columns.
 type PyBatch = (u64, u64, u64, Vec<PyColumn>);
 
-/// A column: its bytes, and the offsets of its values (`uint64`, one more than values) where they differ in size.
-type PyColumn = (Py<PyMemoryView>, Option<Py<PyMemoryView>>);
+/// A column: its bytes; the offsets of its values (`uint64`, one more than values) where they differ in size; the
+/// samples that have one (`uint64`) where not all do.
+type PyColumn = (
+    Py<PyMemoryView>,
+    Option<Py<PyMemoryView>>,
+    Option<Py<PyMemoryView>>,
+);
 
 /// Batches of one epoch, read ahead by threads that end with it.
 #[pyclass(frozen, module = "hocket.native._native")]
@@ -254,18 +262,25 @@ impl BatchReader {
     }
 }
 
-fn wrap(py: Python<'_>, column: ColumnData) -> PyResult<PyColumn> {
+fn wrap(py: Python<'_>, column: BatchColumn) -> PyResult<PyColumn> {
     let view = |bytes| -> PyResult<Py<PyMemoryView>> {
         let block = Bound::new(py, ByteBlock { bytes })?;
         Ok(PyMemoryView::from(block.as_any())?.unbind())
     };
-    Ok(match column {
-        ColumnData::Fixed(data) => (view(Storage::Bytes(data))?, None),
-        ColumnData::Ragged { data, offsets } => (
-            view(Storage::Bytes(data))?,
-            Some(view(Storage::Words(offsets))?),
-        ),
-    })
+    let (data, offsets) = match column.data {
+        ColumnData::Fixed(data) => (data, None),
+        ColumnData::Ragged { data, offsets } => (data, Some(offsets)),
+    };
+    Ok((
+        view(Storage::Bytes(data))?,
+        offsets
+            .map(|words| view(Storage::Words(words)))
+            .transpose()?,
+        column
+            .rows
+            .map(|words| view(Storage::Words(words)))
+            .transpose()?,
+    ))
 }
 
 #[pyfunction]
@@ -308,30 +323,6 @@ fn write_whole(py: Python<'_>, path: PathBuf, data: PyBackedBytes) -> PyResult<(
     raise(py, written)
 }
 
-/// What an index says of a file: base name, size, digests by name.
-type PyFile = (String, u64, BTreeMap<String, String>);
-
-#[pyfunction]
-#[pyo3(signature = (folder, basename, config, samples, *, zstd_level, hashes))]
-fn seal_shard(
-    py: Python<'_>,
-    folder: PathBuf,
-    basename: &str,
-    config: PyBackedBytes,
-    samples: Vec<PyBackedBytes>,
-    zstd_level: Option<i32>,
-    hashes: Vec<String>,
-) -> PyResult<(PyFile, Option<PyFile>)> {
-    let options = SealOptions { zstd_level, hashes };
-    let sealed = py.detach(|| seal(&folder, basename, &config, &samples, &options));
-    let (raw, zip) = raise(py, sealed)?;
-    Ok((describe(raw), zip.map(describe)))
-}
-
-fn describe(file: FileInfo) -> PyFile {
-    (file.basename, file.bytes, file.hashes.into_iter().collect())
-}
-
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardIndex>()?;
@@ -339,6 +330,5 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(hash_names, module)?)?;
-    module.add_function(wrap_pyfunction!(seal_shard, module)?)?;
     module.add_function(wrap_pyfunction!(write_whole, module)?)
 }

@@ -11,9 +11,9 @@ use memmap2::Mmap;
 use crate::error::{Result, StreamError};
 use crate::files::{Part, write_whole};
 use crate::hash::{Algorithm, NAMES};
-use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo};
+use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo, StoredFile};
 use crate::remote::Remote;
-use crate::shard::Shard;
+use crate::shard::{Shard, ShardBytes, check_table};
 
 /// How a cache behaves.
 #[derive(Clone, Debug)]
@@ -82,9 +82,10 @@ impl Cache {
             let lacking = index
                 .shards()
                 .iter()
-                .find(|shard| !shard.raw.hashes.iter().any(|(known, _)| known == name));
-            if let Some(shard) = lacking {
-                let known: Vec<&str> = shard
+                .flat_map(ShardInfo::files)
+                .find(|file| !file.raw.hashes.iter().any(|(known, _)| known == name));
+            if let Some(file) = lacking {
+                let known: Vec<&str> = file
                     .raw
                     .hashes
                     .iter()
@@ -92,7 +93,7 @@ impl Cache {
                     .collect();
                 return Err(StreamError::config(format!(
                     "`validate_hash` is `{name}`, and shard `{}` carries {known:?}: expected one of those; write the data set with `hashes=[\"{name}\"]` or leave `validate_hash` out",
-                    shard.raw.basename
+                    file.raw.basename
                 )));
             }
         }
@@ -127,22 +128,19 @@ impl Cache {
                 self.index.shards().len()
             ))
         })?;
-        let path = self.options.local.join(&shard.raw.basename);
         let is_checked = self
             .checked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .contains(&number);
-        let found = map(&path)?.map(|bytes| self.view(shard, &path, bytes, !is_checked));
-        let opened = match found {
-            Some(Ok(opened)) => opened,
-            Some(Err(error)) if !self.can_refetch(shard) => return Err(error),
-            Some(Err(error)) => {
-                self.note(format!("{error}; it is fetched again"));
-                self.admit(shard, &path, stop)?
+        let (data, origin) = self.bring(shard, &shard.data, is_checked, stop)?;
+        let meta = match &shard.meta {
+            Some(file) => {
+                Some(Box::new(self.bring(shard, file, is_checked, stop)?.0) as ShardBytes)
             }
-            None => self.admit(shard, &path, stop)?,
+            None => None,
         };
+        let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
         self.checked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -150,24 +148,57 @@ impl Cache {
         Ok(opened)
     }
 
-    /// Makes the raw file of a shard, or waits for the process that does.
-    fn admit(&self, shard: &ShardInfo, path: &Path, stop: &AtomicBool) -> Result<Shard> {
-        if !self.can_refetch(shard) {
-            return Err(StreamError::ShardNotFound {
-                shard: shard.raw.basename.clone(),
-                uri: path.display().to_string(),
-            });
+    /// A raw file's bytes, brought here first where they are not, and its path.
+    fn bring(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        is_checked: bool,
+        stop: &AtomicBool,
+    ) -> Result<(Mapped, String)> {
+        let path = self.options.local.join(&file.raw.basename);
+        let origin = path.display().to_string();
+        if let Some(bytes) = map(&path)? {
+            if is_checked {
+                return Ok((bytes, origin));
+            }
+            match self.check_raw(shard, file, &origin, &bytes) {
+                Ok(()) => return Ok((bytes, origin)),
+                Err(error) if !self.can_refetch(file) => return Err(error),
+                Err(error) => self.note(format!("{error}; it is fetched again")),
+            }
+        }
+        let bytes = self.admit(shard, file, &path, stop)?;
+        Ok((bytes, origin))
+    }
+
+    /// Makes a raw file, or waits for the process that does.
+    fn admit(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        path: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Mapped> {
+        let missing = || StreamError::ShardNotFound {
+            shard: file.raw.basename.clone(),
+            uri: path.display().to_string(),
+        };
+        if !self.can_refetch(file) {
+            return Err(missing());
         }
         let part = Part::lock(path, stop)?;
         // Another process may have admitted it while this one waited for the lock.
         if let Some(bytes) = map(path)?
-            && let Ok(opened) = self.view(shard, path, bytes, true)
+            && self
+                .check_raw(shard, file, &path.display().to_string(), &bytes)
+                .is_ok()
         {
-            return Ok(opened);
+            return Ok(bytes);
         }
         let mut attempt = 1;
         loop {
-            match self.make(shard, &part, stop) {
+            match self.make(shard, file, &part, stop) {
                 Ok(()) => break,
                 Err(error @ StreamError::ShardCorrupt { .. })
                     if attempt < self.options.attempts =>
@@ -182,24 +213,38 @@ impl Cache {
             }
         }
         part.commit()?;
-        let bytes = map(path)?.ok_or_else(|| StreamError::ShardNotFound {
-            shard: shard.raw.basename.clone(),
-            uri: path.display().to_string(),
-        })?;
-        self.view(shard, path, bytes, false)
+        map(path)?.ok_or_else(missing)
     }
 
-    /// One attempt: `part` holds the raw shard, checked, or the attempt failed.
-    fn make(&self, shard: &ShardInfo, part: &Part, stop: &AtomicBool) -> Result<()> {
-        let Some(zip) = &shard.zip else {
-            let origin = self.download(&shard.raw, part.path(), stop)?;
+    /// One attempt: `part` holds the raw file, checked, or the attempt failed.
+    fn make(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        part: &Part,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let (Some(zip), Some(compression)) = (&file.zip, shard.compression) else {
+            let origin = self.download(&file.raw, part.path(), stop)?;
             let bytes = map(part.path())?;
-            return self.check(&shard.raw, &origin, bytes.as_ref().map_or(&[], |b| b));
+            return self.check_raw(shard, file, &origin, bytes.as_ref().map_or(&[], |b| b));
+        };
+        let unpack = |origin: &str, packed: &[u8]| {
+            self.check(zip, origin, packed)?;
+            let raw = compression
+                .unpack(packed, file.raw.bytes)
+                .map_err(|actual| StreamError::ShardCorrupt {
+                    shard: zip.basename.clone(),
+                    object: origin.into(),
+                    expected: format!("{} bytes packed as {compression}", file.raw.bytes),
+                    actual,
+                })?;
+            self.check_raw(shard, file, origin, &raw)?;
+            fs::write(part.path(), &raw).map_err(|e| StreamError::io(part.path(), "write", &e))
         };
         let path = self.options.local.join(&zip.basename);
         if let Some(bytes) = map(&path)? {
-            let here = self.unpack(shard, zip, &path.display().to_string(), &bytes, part);
-            match here {
+            match unpack(&path.display().to_string(), &bytes) {
                 Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
                     self.note(format!("{error}; it is fetched again"));
                 }
@@ -209,7 +254,7 @@ impl Cache {
         let packed = Part::lock(&path, stop)?;
         let origin = self.download(zip, packed.path(), stop)?;
         let bytes = map(packed.path())?;
-        self.unpack(shard, zip, &origin, bytes.as_ref().map_or(&[], |b| b), part)?;
+        unpack(&origin, bytes.as_ref().map_or(&[], |b| b))?;
         if self.options.keep_zip {
             packed.commit()
         } else {
@@ -239,26 +284,19 @@ impl Cache {
         }
     }
 
-    fn unpack(
+    /// Whether `bytes` are a shard's raw file: size and digest, and the table of offsets if it has it.
+    fn check_raw(
         &self,
         shard: &ShardInfo,
-        zip: &FileInfo,
+        file: &StoredFile,
         origin: &str,
-        packed: &[u8],
-        part: &Part,
+        bytes: &[u8],
     ) -> Result<()> {
-        self.check(zip, origin, packed)?;
-        // The index bounds the size: a file that would unpack to more is refused, not followed.
-        let raw = zstd::bulk::decompress(packed, shard.raw.bytes as usize).map_err(|error| {
-            StreamError::ShardCorrupt {
-                shard: zip.basename.clone(),
-                object: origin.into(),
-                expected: format!("a zstd frame of {} bytes", shard.raw.bytes),
-                actual: format!("bytes that do not unpack ({error})"),
-            }
-        })?;
-        self.check(&shard.raw, origin, &raw)?;
-        fs::write(part.path(), &raw).map_err(|e| StreamError::io(part.path(), "write", &e))
+        self.check(&file.raw, origin, bytes)?;
+        if file.holds_offsets {
+            check_table(shard, origin, bytes, shard.data.raw.bytes as usize)?;
+        }
+        Ok(())
     }
 
     /// Compares bytes with what the index says of the file: size, then digest.
@@ -297,24 +335,10 @@ impl Cache {
         }
     }
 
-    fn view(&self, shard: &ShardInfo, path: &Path, bytes: Mapped, check: bool) -> Result<Shard> {
-        let origin = path.display().to_string();
-        if check {
-            self.check(&shard.raw, &origin, &bytes)?;
-        }
-        Shard::open(
-            &shard.raw.basename,
-            &origin,
-            Box::new(bytes),
-            self.index.schema().clone(),
-            shard.samples,
-        )
-    }
-
     /// Whether the raw file can be made anew: from a remote, or from the compressed file beside it.
-    fn can_refetch(&self, shard: &ShardInfo) -> bool {
+    fn can_refetch(&self, file: &StoredFile) -> bool {
         self.remote.is_some()
-            || shard
+            || file
                 .zip
                 .as_ref()
                 .is_some_and(|zip| self.options.local.join(&zip.basename).exists())
@@ -374,7 +398,8 @@ fn map(path: &Path) -> Result<Option<Mapped>> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::writer::{SealOptions, seal};
+    use crate::codec::Compression;
+    use crate::writer::{RawFile, WriterOptions, assemble, write};
     use hocket_store::StoreOptions;
     use serde_json::{Value, json};
     use tempfile::TempDir;
@@ -387,23 +412,32 @@ mod tests {
     }
 
     impl Fixture {
-        fn new(zstd_level: Option<i32>, hash: &str) -> Self {
+        fn new(compression: Option<&str>, hash: &str) -> Self {
             let remote = tempfile::tempdir().unwrap();
             let samples: Vec<[u8; 4]> = (0u32..10).map(u32::to_le_bytes).collect();
-            let options = SealOptions {
-                zstd_level,
-                hashes: vec![hash.into()],
+            let options = WriterOptions {
+                local: Some(remote.path().into()),
+                remote: None,
+                compression: compression.map(|text| Compression::parse(text).unwrap()),
+                hashes: vec![(hash.into(), Algorithm::parse(hash).unwrap())],
+                only_new: true,
+                threads: 1,
             };
-            let (raw, zip) = seal(remote.path(), "s.mds", b"{}", &samples, &options).unwrap();
+            let contents = assemble(b"{}", &samples).unwrap();
+            let file = RawFile {
+                basename: "s.mds".into(),
+                contents,
+            };
+            let written = write(&options, file, &AtomicBool::new(false)).unwrap();
             let file = |file: &FileInfo| {
                 let hashes: std::collections::HashMap<_, _> = file.hashes.iter().cloned().collect();
                 json!({"basename": file.basename, "bytes": file.bytes, "hashes": hashes})
             };
             let shard = json!({
                 "column_encodings": ["uint32"], "column_names": ["a"], "column_sizes": [4],
-                "compression": zstd_level.map(|_| "zstd"), "format": "mds", "hashes": [hash], "samples": 10,
-                "size_limit": null, "version": 2, "raw_data": file(&raw),
-                "zip_data": zip.as_ref().map_or(Value::Null, file),
+                "compression": compression, "format": "mds", "hashes": [hash], "samples": 10,
+                "size_limit": null, "version": 2, "raw_data": file(&written.raw),
+                "zip_data": written.zip.as_ref().map_or(Value::Null, file),
             });
             let text = json!({"version": 2, "shards": [shard]}).to_string();
             fs::write(remote.path().join(INDEX_NAME), &text).unwrap();
@@ -465,8 +499,12 @@ mod tests {
     fn brings_raw_and_compressed_shards_and_nothing_else() {
         for (level, keep_zip, expected) in [
             (None, false, vec!["s.mds"]),
-            (Some(3), false, vec!["s.mds"]),
-            (Some(3), true, vec!["s.mds", "s.mds.zstd"]),
+            (Some("zstd"), false, vec!["s.mds"]),
+            (Some("zstd:7"), true, vec!["s.mds", "s.mds.zstd"]),
+            (Some("br:1"), true, vec!["s.mds", "s.mds.br"]),
+            (Some("bz2"), false, vec!["s.mds"]),
+            (Some("gz"), true, vec!["s.mds", "s.mds.gz"]),
+            (Some("snappy"), true, vec!["s.mds", "s.mds.snappy"]),
         ] {
             let fixture = Fixture::new(level, "xxh3_64");
             assert_eq!(
@@ -479,7 +517,7 @@ mod tests {
 
     #[test]
     fn reads_in_place_without_a_remote() {
-        for level in [None, Some(3)] {
+        for level in [None, Some("zstd:3")] {
             let fixture = Fixture::new(level, "sha1");
             let cache = fixture.cache_at(fixture.remote.path(), None, false);
             assert_eq!(third(&open(&cache).unwrap()), [3, 0, 0, 0]);
@@ -500,7 +538,7 @@ mod tests {
 
     #[test]
     fn an_altered_remote_is_tried_and_then_named() {
-        for (level, name) in [(None, "s.mds"), (Some(3), "s.mds.zstd")] {
+        for (level, name) in [(None, "s.mds"), (Some("zstd"), "s.mds.zstd")] {
             let fixture = Fixture::new(level, "xxh64");
             let object = fixture.remote.path().join(name);
             flip(&object);

@@ -59,6 +59,14 @@ pub enum StreamError {
         /// The value, what was expected and the remedy.
         message: String,
     },
+    /// A file that was to be new is there.
+    #[error(
+        "`{path}` is there already: another writer appends to this data set; let one end before the next begins"
+    )]
+    Exists {
+        /// The path of the file.
+        path: String,
+    },
     /// The local file system refused.
     #[error("`{path}`: {reason}")]
     Io {

@@ -105,6 +105,22 @@ pub fn write_whole(target: &Path, contents: &[u8]) -> Result<()> {
     part.commit()
 }
 
+/// Writes `contents` to `target`, whole or not at all, unless there is a file of that name.
+///
+/// # Errors
+/// [`StreamError::Exists`]; [`StreamError::Io`] where the disk refuses.
+pub fn write_new(target: &Path, contents: &[u8]) -> Result<()> {
+    let part = Part::lock(target, &AtomicBool::new(false))?;
+    // Looked at under the lock that every writer of this target takes.
+    if target.exists() {
+        return Err(StreamError::Exists {
+            path: target.display().to_string(),
+        });
+    }
+    fs::write(part.path(), contents).map_err(|e| StreamError::io(part.path(), "write", &e))?;
+    part.commit()
+}
+
 fn part_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.part"))
@@ -169,6 +185,8 @@ mod tests {
         assert!(names(folder.path()).is_empty());
         write_whole(&target, b"one").unwrap();
         write_whole(&target, b"two").unwrap();
+        let taken = write_new(&target, b"three").unwrap_err();
+        assert!(matches!(taken, StreamError::Exists { .. }));
         assert_eq!(names(folder.path()), ["a.bin"]);
         assert_eq!(fs::read(&target).unwrap(), b"two");
     }

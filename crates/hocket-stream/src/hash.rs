@@ -1,8 +1,10 @@
 //! The digests that an index may carry, by the names it gives them.
 
+use blake2::{Blake2b512, Blake2s256};
 use md5::Md5;
 use sha1::Sha1;
 use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
+use sha3::{Sha3_224, Sha3_256, Sha3_384, Sha3_512};
 use xxhash_rust::{xxh3, xxh32, xxh64};
 
 use crate::error::{Result, StreamError};
@@ -30,10 +32,22 @@ pub enum Algorithm {
     Sha384,
     /// SHA-512.
     Sha512,
+    /// SHA3-224.
+    Sha3_224,
+    /// SHA3-256.
+    Sha3_256,
+    /// SHA3-384.
+    Sha3_384,
+    /// SHA3-512.
+    Sha3_512,
+    /// BLAKE2b, 512 bits.
+    Blake2b,
+    /// BLAKE2s, 256 bits.
+    Blake2s,
 }
 
 /// Every name known here, the quickest to compute first: the order in which a reader chooses.
-pub const NAMES: [(&str, Algorithm); 11] = [
+pub const NAMES: [(&str, Algorithm); 17] = [
     ("xxh3_64", Algorithm::Xxh3_64),
     ("xxh3_128", Algorithm::Xxh3_128),
     ("xxh128", Algorithm::Xxh3_128),
@@ -42,9 +56,15 @@ pub const NAMES: [(&str, Algorithm); 11] = [
     ("sha1", Algorithm::Sha1),
     ("sha256", Algorithm::Sha256),
     ("sha224", Algorithm::Sha224),
+    ("blake2b", Algorithm::Blake2b),
     ("sha512", Algorithm::Sha512),
     ("sha384", Algorithm::Sha384),
     ("md5", Algorithm::Md5),
+    ("blake2s", Algorithm::Blake2s),
+    ("sha3_224", Algorithm::Sha3_224),
+    ("sha3_256", Algorithm::Sha3_256),
+    ("sha3_384", Algorithm::Sha3_384),
+    ("sha3_512", Algorithm::Sha3_512),
 ];
 
 impl Algorithm {
@@ -82,6 +102,12 @@ impl Algorithm {
             Self::Sha256 => digest::<Sha256>(bytes),
             Self::Sha384 => digest::<Sha384>(bytes),
             Self::Sha512 => digest::<Sha512>(bytes),
+            Self::Sha3_224 => digest::<Sha3_224>(bytes),
+            Self::Sha3_256 => digest::<Sha3_256>(bytes),
+            Self::Sha3_384 => digest::<Sha3_384>(bytes),
+            Self::Sha3_512 => digest::<Sha3_512>(bytes),
+            Self::Blake2b => digest::<Blake2b512>(bytes),
+            Self::Blake2s => digest::<Blake2s256>(bytes),
         }
     }
 }

@@ -1,14 +1,14 @@
 //! `index.json`, schema version 2: what a data set consists of, checked before anything is opened.
 
-use std::collections::HashMap;
-use std::path::{Component, Path};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::error::{Result, StreamError};
-use crate::schema::{Column, Schema};
+use crate::codec::Compression;
+use crate::entry::{self, Parts};
+use crate::error::Result;
+use crate::schema::{Column, Format, Layout, Schema};
 
 /// The file's name in a data set's folder.
 pub const INDEX_NAME: &str = "index.json";
@@ -16,7 +16,7 @@ pub const INDEX_NAME: &str = "index.json";
 /// One file of a shard, raw or compressed.
 #[derive(Clone, Debug)]
 pub struct FileInfo {
-    /// Relative to the data set; at most one folder deep, never outside it.
+    /// Relative to the data set, never outside it; with folders in a merged index.
     pub basename: String,
     /// Its size.
     pub bytes: u64,
@@ -24,15 +24,37 @@ pub struct FileInfo {
     pub hashes: Vec<(String, String)>,
 }
 
+/// A file as it is read, and as it is stored where that differs.
+#[derive(Clone, Debug)]
+pub struct StoredFile {
+    /// The uncompressed file; stored as such only where `zip` is `None`.
+    pub raw: FileInfo,
+    /// The compressed file, where there is one.
+    pub zip: Option<FileInfo>,
+    /// Whether it is this file that holds the offsets of the shard's samples.
+    pub holds_offsets: bool,
+}
+
 /// One shard.
 #[derive(Clone, Debug)]
 pub struct ShardInfo {
-    /// The uncompressed file; stored as such only where `zip` is `None`.
-    pub raw: FileInfo,
-    /// The compressed file, where there is one; only `zstd` is read so far.
-    pub zip: Option<FileInfo>,
+    /// The samples.
+    pub data: StoredFile,
+    /// The offsets of a text shard's samples.
+    pub meta: Option<StoredFile>,
+    /// How its files are compressed, if they are.
+    pub compression: Option<Compression>,
+    /// Format and columns; shards alike share one.
+    pub layout: Arc<Layout>,
     /// How many samples it holds; a shard may be empty.
     pub samples: u32,
+}
+
+impl ShardInfo {
+    /// Its files.
+    pub fn files(&self) -> impl Iterator<Item = &StoredFile> {
+        [Some(&self.data), self.meta.as_ref()].into_iter().flatten()
+    }
 }
 
 /// A parsed and checked index. Immutable and without locks, so safe to share and to fork.
@@ -40,100 +62,96 @@ pub struct ShardInfo {
 pub struct Index {
     shards: Vec<ShardInfo>,
     schema: Arc<Schema>,
+    /// Places of the columns that all shards have.
+    shared: HashSet<usize>,
     /// `starts[i]` samples lie before shard `i` in storage order; one more entry than shards.
     starts: Arc<[u64]>,
     fingerprint: String,
 }
 
-#[derive(Deserialize)]
-struct RawIndex {
-    version: u64,
-    shards: Vec<RawShard>,
+/// The kinds of shards met so far, and their columns together.
+#[derive(Default)]
+struct Layouts {
+    known: HashMap<(Format, Schema), Arc<Layout>>,
+    places: HashMap<Column, usize>,
+    columns: Vec<Column>,
 }
 
-#[derive(Deserialize)]
-struct RawShard {
-    format: String,
-    version: u64,
-    #[serde(default)]
-    column_names: Vec<String>,
-    #[serde(default)]
-    column_encodings: Vec<String>,
-    #[serde(default)]
-    column_sizes: Vec<Option<u32>>,
-    #[serde(default)]
-    compression: Option<String>,
-    samples: u64,
-    #[serde(default)]
-    raw_data: Option<RawFile>,
-    #[serde(default)]
-    zip_data: Option<RawFile>,
-}
-
-#[derive(Deserialize)]
-struct RawFile {
-    basename: String,
-    bytes: u64,
-    #[serde(default)]
-    hashes: HashMap<String, String>,
+impl Layouts {
+    fn of(&mut self, format: Format, schema: Schema) -> Arc<Layout> {
+        let key = (format, schema);
+        if let Some(layout) = self.known.get(&key) {
+            return layout.clone();
+        }
+        let columns = key.1.columns.iter();
+        let places = columns
+            .map(|column| {
+                *self.places.entry(column.clone()).or_insert_with(|| {
+                    self.columns.push(column.clone());
+                    self.columns.len() - 1
+                })
+            })
+            .collect();
+        let layout = Arc::new(Layout {
+            format: key.0.clone(),
+            schema: key.1.clone(),
+            places,
+        });
+        self.known.insert(key, layout.clone());
+        layout
+    }
 }
 
 impl Index {
     /// Reads an index. `origin` is its URI or path, for messages.
     ///
     /// # Errors
-    /// [`StreamError::IndexCorrupt`] for bytes that are no valid index, among them base names that
-    /// would leave the data set's folder; [`StreamError::Config`] for valid ones that use what is not
-    /// supported (another shard format, another compression, shards that differ in columns).
+    /// [`StreamError::IndexCorrupt`](crate::StreamError::IndexCorrupt) for bytes that are no valid index,
+    /// among them base names that would leave the data set's folder;
+    /// [`StreamError::Config`](crate::StreamError::Config) for valid ones that use what is not known here
+    /// (another shard format, another compression).
     pub fn parse(data: &[u8], origin: &str) -> Result<Self> {
-        let corrupt = |reason: String| StreamError::IndexCorrupt {
-            origin: origin.into(),
-            reason,
-        };
-        let raw: RawIndex =
-            serde_json::from_slice(data).map_err(|error| corrupt(error.to_string()))?;
-        if raw.version != 2 {
-            return Err(corrupt(format!(
-                "its version is {}, expected 2",
-                raw.version
-            )));
-        }
-        let mut shards = Vec::with_capacity(raw.shards.len());
-        let mut starts = Vec::with_capacity(raw.shards.len() + 1);
-        let mut schema: Option<Arc<Schema>> = None;
+        let entries = entry::parse(data, origin)?;
+        let mut shards = Vec::with_capacity(entries.len());
+        let mut starts = Vec::with_capacity(entries.len() + 1);
+        let mut layouts = Layouts::default();
         let mut total = 0u64;
         starts.push(0);
-        for (number, shard) in raw.shards.into_iter().enumerate() {
-            let shard_schema = check_columns(&shard, number).map_err(|e| e.at(origin))?;
-            match &schema {
-                None => schema = Some(Arc::new(shard_schema)),
-                Some(first) if **first != shard_schema => {
-                    return Err(StreamError::config(format!(
-                        "shard {number} of `{origin}` has other columns than shard 0: expected the same names, encodings and sizes in all shards of one data set; read the parts as data sets of their own"
-                    )));
-                }
-                Some(_) => {}
-            }
-            let info = check_shard(shard, number).map_err(|e| e.at(origin))?;
-            total += u64::from(info.samples);
+        for (number, entry) in entries.into_iter().enumerate() {
+            let parts = entry.check(number).map_err(|finding| finding.at(origin))?;
+            let Parts {
+                format,
+                schema,
+                samples,
+                compression,
+                data,
+                meta,
+            } = parts;
+            let layout = layouts.of(format, schema);
+            total += u64::from(samples);
             starts.push(total);
-            shards.push(info);
+            shards.push(ShardInfo {
+                data,
+                meta,
+                compression,
+                layout,
+                samples,
+            });
         }
-        if u32::try_from(shards.len()).is_err() {
-            return Err(corrupt(format!(
-                "it lists {} shards, expected fewer than 2^32",
-                shards.len()
-            )));
+        let schema = Schema {
+            columns: layouts.columns,
+        };
+        let mut shared: HashSet<usize> = (0..schema.columns.len()).collect();
+        for layout in layouts.known.values() {
+            let has: HashSet<&usize> = layout.places.iter().collect();
+            shared.retain(|place| has.contains(place));
         }
-        let schema = schema.unwrap_or_else(|| {
-            Arc::new(Schema {
-                columns: Vec::new(),
-            })
-        });
-        let fingerprint = fingerprint(&schema, &shards);
+        let is_mixed = shared.len() < schema.columns.len();
+        let fingerprint = fingerprint(&schema, &shards, is_mixed);
         Ok(Self {
             shards,
-            schema,
+            schema: Arc::new(schema),
+            shared,
             starts: starts.into(),
             fingerprint,
         })
@@ -144,9 +162,23 @@ impl Index {
         &self.shards
     }
 
-    /// The columns, the same for every shard.
+    /// Every column that any shard has, in the order in which they are met. Of one name there are several
+    /// where shards differ in its encoding.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
+    }
+
+    /// Whether some shard lacks one of these columns.
+    pub fn is_mixed(&self) -> bool {
+        self.shared.len() < self.schema.columns.len()
+    }
+
+    /// The names of columns that some shard lacks, or has in another encoding; some come twice.
+    pub fn mixed_columns(&self) -> impl Iterator<Item = &str> {
+        let columns = self.schema.columns.iter().enumerate();
+        columns
+            .filter(|(place, _)| !self.shared.contains(place))
+            .map(|(_, column)| column.name.as_str())
     }
 
     /// How many samples lie before each shard, and after the last, in storage order.
@@ -166,147 +198,7 @@ impl Index {
     }
 }
 
-/// A finding about one shard, before it is known which index it belongs to.
-enum Finding {
-    Corrupt(String),
-    Unsupported(String),
-}
-
-impl Finding {
-    fn at(self, origin: &str) -> StreamError {
-        match self {
-            Self::Corrupt(reason) => StreamError::IndexCorrupt {
-                origin: origin.into(),
-                reason,
-            },
-            Self::Unsupported(what) => StreamError::config(format!("`{origin}`: {what}")),
-        }
-    }
-}
-
-fn check_columns(shard: &RawShard, number: usize) -> std::result::Result<Schema, Finding> {
-    if shard.format != "mds" {
-        return Err(Finding::Unsupported(format!(
-            "shard {number} has format `{}`: expected `mds`; convert it with MDSWriter",
-            shard.format
-        )));
-    }
-    let (names, encodings, sizes) = (
-        &shard.column_names,
-        &shard.column_encodings,
-        &shard.column_sizes,
-    );
-    if names.len() != encodings.len() || names.len() != sizes.len() || names.is_empty() {
-        return Err(Finding::Corrupt(format!(
-            "shard {number} has {} `column_names`, {} `column_encodings` and {} `column_sizes`, expected as many of each and at least one",
-            names.len(),
-            encodings.len(),
-            sizes.len()
-        )));
-    }
-    let columns: Vec<Column> = names
-        .iter()
-        .zip(encodings)
-        .zip(sizes)
-        // A size of 0 means "no fixed size" to the format's own reader.
-        .map(|((name, encoding), width)| Column {
-            name: name.clone(),
-            encoding: encoding.clone(),
-            width: width.filter(|&width| width > 0),
-        })
-        .collect();
-    for (place, column) in columns.iter().enumerate() {
-        if columns[..place]
-            .iter()
-            .any(|other| other.name == column.name)
-        {
-            return Err(Finding::Corrupt(format!(
-                "shard {number} has two columns named `{}`",
-                column.name
-            )));
-        }
-    }
-    Ok(Schema { columns })
-}
-
-fn check_shard(shard: RawShard, number: usize) -> std::result::Result<ShardInfo, Finding> {
-    if shard.version != 2 {
-        return Err(Finding::Corrupt(format!(
-            "shard {number} has version {}, expected 2",
-            shard.version
-        )));
-    }
-    let samples = u32::try_from(shard.samples)
-        .ok()
-        .filter(|&samples| samples < u32::MAX)
-        .ok_or_else(|| {
-            Finding::Corrupt(format!(
-                "shard {number} has {} samples, expected fewer than 2^32 - 1",
-                shard.samples
-            ))
-        })?;
-    let raw = shard
-        .raw_data
-        .ok_or_else(|| Finding::Corrupt(format!("shard {number} has no `raw_data`")))?;
-    let raw = check_file(raw, number)?;
-    if raw.bytes > u64::from(u32::MAX) {
-        return Err(Finding::Corrupt(format!(
-            "shard {number} (`{}`) has {} bytes, expected fewer than 2^32: its offsets cannot reach further",
-            raw.basename, raw.bytes
-        )));
-    }
-    let zip = match (shard.zip_data, shard.compression) {
-        (None, None) => None,
-        (Some(zip), Some(compression)) => {
-            let name = compression.split(':').next().unwrap_or_default();
-            if name != "zstd" {
-                return Err(Finding::Unsupported(format!(
-                    "shard {number} has compression `{compression}`: expected none or `zstd`; write the data set again with one of them"
-                )));
-            }
-            Some(check_file(zip, number)?)
-        }
-        (zip, compression) => {
-            return Err(Finding::Corrupt(format!(
-                "shard {number} has compression {compression:?} and {} `zip_data`, expected both or neither",
-                if zip.is_some() { "a" } else { "no" }
-            )));
-        }
-    };
-    Ok(ShardInfo { raw, zip, samples })
-}
-
-fn check_file(file: RawFile, number: usize) -> std::result::Result<FileInfo, Finding> {
-    if !is_inside(&file.basename) {
-        return Err(Finding::Corrupt(format!(
-            "shard {number} has the base name `{}`, expected a plain file name, at most one folder deep and inside the data set",
-            file.basename.escape_debug()
-        )));
-    }
-    let mut hashes: Vec<(String, String)> = file.hashes.into_iter().collect();
-    hashes.sort();
-    Ok(FileInfo {
-        basename: file.basename,
-        bytes: file.bytes,
-        hashes,
-    })
-}
-
-/// Whether a base name stays in the data set: one or two plain components, spelt one way only.
-/// Hidden names are refused too: they are those of files in the making.
-fn is_inside(basename: &str) -> bool {
-    let path = Path::new(basename);
-    let components: Vec<Component<'_>> = path.components().collect();
-    let plain = components.iter().all(|part| matches!(part, Component::Normal(name) if !name.as_encoded_bytes().starts_with(b".")));
-    let spelt: Vec<&str> = basename.split('/').collect();
-    plain
-        && (1..=2).contains(&components.len())
-        && spelt.len() == components.len()
-        && !basename.contains(['\\', '\0'])
-        && basename != INDEX_NAME
-}
-
-fn fingerprint(schema: &Schema, shards: &[ShardInfo]) -> String {
+fn fingerprint(schema: &Schema, shards: &[ShardInfo], is_mixed: bool) -> String {
     let mut hasher = Xxh3Default::new();
     let mut text = |value: &str| {
         hasher.update(&(value.len() as u64).to_le_bytes());
@@ -317,7 +209,14 @@ fn fingerprint(schema: &Schema, shards: &[ShardInfo]) -> String {
         text(&column.encoding);
     }
     for shard in shards {
-        for file in [Some(&shard.raw), shard.zip.as_ref()].into_iter().flatten() {
+        if is_mixed {
+            text(&format!("{:?}", shard.layout.places));
+        }
+        for file in shard
+            .files()
+            .flat_map(|file| [Some(&file.raw), file.zip.as_ref()])
+            .flatten()
+        {
             text(&format!("{} {}", shard.samples, file.bytes));
             for (name, digest) in &file.hashes {
                 text(name);
@@ -332,6 +231,7 @@ fn fingerprint(schema: &Schema, shards: &[ShardInfo]) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
+    use crate::error::StreamError;
     use proptest::prelude::*;
 
     fn shard(basename: &str, samples: u64, bytes: u64) -> serde_json::Value {
@@ -351,7 +251,7 @@ mod tests {
     fn counts_samples_and_takes_empty_and_merged_shards() {
         let index = parse(vec![
             shard("0/shard.00000.mds", 0, 100),
-            shard("1/shard.00000.mds", 7, 100),
+            shard("a/b/1/shard.00000.mds", 7, 100),
         ])
         .unwrap();
         assert_eq!(index.num_samples(), 7);
@@ -364,7 +264,7 @@ mod tests {
             "../x.mds",
             "/etc/passwd",
             "a/../b",
-            "a/b/c.mds",
+            "a/b/../../../c.mds",
             "",
             ".",
             "a//b",
@@ -373,6 +273,7 @@ mod tests {
             ".hidden",
             "a\\b",
             "index.json",
+            "x/index.json",
             "x/.y",
         ] {
             let error = parse(vec![shard(name, 1, 1)]).unwrap_err();
@@ -385,12 +286,19 @@ mod tests {
 
     #[test]
     fn names_what_is_wrong() {
-        let cases: [(&str, &str, &str); 5] = [
+        let cases: [(&str, &str, &str); 8] = [
             ("/version", "3", "version 3"),
-            ("/format", "\"json\"", "`json`"),
+            (
+                "/format",
+                "\"parquet\"",
+                "`parquet`: expected `mds`, `json`, `csv`",
+            ),
+            ("/format", "\"xsv\"", "no `separator`"),
+            ("/column_sizes", "[0, 0]", "2 `column_sizes`"),
             ("/samples", "4294967295", "4294967295 samples"),
             ("/column_names", "[]", "0 `column_names`"),
             ("/compression", "\"zstd\"", "no `zip_data`"),
+            ("/compression", "\"lz4\"", "`lz4`"),
         ];
         for (pointer, value, expected) in cases {
             let mut one = shard("a.mds", 1, 1);
@@ -405,6 +313,69 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(message.contains("4294967296"), "{message}");
+    }
+
+    #[test]
+    fn shards_may_differ_in_columns_and_compression() {
+        let mut other = shard("b.mds", 3, 100);
+        other["column_names"] = serde_json::json!(["b", "a"]);
+        other["column_encodings"] = serde_json::json!(["str", "int"]);
+        other["column_sizes"] = serde_json::json!([null, 8]);
+        other["compression"] = "gz:1".into();
+        other["zip_data"] = serde_json::json!({"basename": "b.mds.gz", "bytes": 50, "hashes": {}});
+        let index = parse(vec![shard("a.mds", 2, 100), other, shard("c.mds", 2, 100)]).unwrap();
+        let names: Vec<&str> = index
+            .schema()
+            .columns
+            .iter()
+            .map(|c| c.name.as_str())
+            .collect();
+        assert_eq!(names, ["a", "b"]);
+        assert!(index.is_mixed());
+        let [first, second, third] = index.shards() else {
+            panic!()
+        };
+        assert_eq!(second.layout.places, [1, 0]);
+        assert!(Arc::ptr_eq(&first.layout, &third.layout));
+        assert!(first.compression.is_none() && second.compression.is_some());
+    }
+
+    #[test]
+    fn text_shards_have_a_second_file_and_columns_of_three_types() {
+        let file = |name: &str| serde_json::json!({"basename": name, "bytes": 10, "hashes": {}});
+        let json = serde_json::json!({
+            "columns": {"x": "int", "y": "str", "z": "float"}, "compression": null, "format": "json", "hashes": [],
+            "newline": "\n", "raw_data": file("s.json"), "raw_meta": file("s.json.meta"), "samples": 1,
+            "size_limit": 1, "version": 2, "zip_data": null, "zip_meta": null,
+        });
+        let index = parse(vec![json.clone()]).unwrap();
+        let columns: Vec<_> = index
+            .schema()
+            .columns
+            .iter()
+            .map(|c| (c.encoding.as_str(), c.width))
+            .collect();
+        assert_eq!(
+            columns,
+            [("int", Some(8)), ("str", None), ("float64", Some(8))]
+        );
+        assert!(index.shards()[0].meta.as_ref().unwrap().holds_offsets);
+        let mut bad = json.clone();
+        bad["columns"]["x"] = "ndarray".into();
+        assert!(
+            parse(vec![bad])
+                .unwrap_err()
+                .to_string()
+                .contains("`ndarray`")
+        );
+        let mut bad = json;
+        bad["raw_meta"] = serde_json::Value::Null;
+        assert!(
+            parse(vec![bad])
+                .unwrap_err()
+                .to_string()
+                .contains("no `raw_meta`")
+        );
     }
 
     #[test]

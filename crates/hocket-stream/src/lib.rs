@@ -8,6 +8,8 @@
 
 pub mod batch;
 pub mod cache;
+pub mod codec;
+mod entry;
 pub mod error;
 pub mod files;
 pub mod hash;
@@ -19,6 +21,7 @@ pub mod remote;
 pub mod schema;
 pub mod shard;
 pub mod sources;
+mod text;
 mod window;
 pub mod writer;
 

@@ -232,7 +232,7 @@ fn assemble(
         };
         let (locations, numbers) = sequence.locate(&share);
         let batch = window.take(&numbers, turn).and_then(|shards| {
-            let columns = gather(sources.schema(), &locations, &shards)?;
+            let columns = gather(sources.columns(), &locations, &shards)?;
             Ok(Some(Batch {
                 number,
                 share,
@@ -251,12 +251,14 @@ fn assemble(
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::batch::ColumnData;
+    use crate::batch::{BatchColumn, ColumnData};
     use crate::cache::{Cache, CacheOptions};
+    use crate::hash::Algorithm;
     use crate::index::Index;
     use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
-    use crate::writer::{SealOptions, seal};
+    use crate::writer::{RawFile, WriterOptions, assemble, write as write_file};
     use std::path::Path;
+    use std::sync::atomic::AtomicBool;
 
     /// Five shards of 20 samples, each its own number as `uint32` and as a text of that many letters.
     fn write(folder: &Path) -> Arc<Index> {
@@ -272,12 +274,21 @@ mod tests {
                     .concat()
                 })
                 .collect();
-            let options = SealOptions {
-                zstd_level: None,
-                hashes: vec!["xxh3_64".into()],
+            let options = WriterOptions {
+                local: Some(folder.into()),
+                remote: None,
+                compression: None,
+                hashes: vec![("xxh3_64".into(), Algorithm::Xxh3_64)],
+                only_new: true,
+                threads: 1,
             };
-            let (raw, _) =
-                seal(folder, &format!("{number}.mds"), b"{}", &samples, &options).unwrap();
+            let file = RawFile {
+                basename: format!("{number}.mds"),
+                contents: assemble(b"{}", &samples).unwrap(),
+            };
+            let raw = write_file(&options, file, &AtomicBool::new(false))
+                .unwrap()
+                .raw;
             shards.push(serde_json::json!({
                 "column_encodings": ["uint32", "str"], "column_names": ["id", "text"], "column_sizes": [4, null],
                 "compression": null, "format": "mds", "hashes": [], "samples": 20, "size_limit": null, "version": 2,
@@ -340,9 +351,16 @@ mod tests {
 
     /// The ids in a batch; that the texts belong to them is checked on the way.
     fn check(batch: &Batch) -> Vec<u64> {
-        let [ColumnData::Fixed(ids), ColumnData::Ragged { data, offsets }] = &batch.columns[..]
-        else {
-            panic!("{:?}", batch.columns)
+        let columns: Vec<&ColumnData> = batch
+            .columns
+            .iter()
+            .map(|BatchColumn { data, rows }| {
+                assert_eq!(rows, &None);
+                data
+            })
+            .collect();
+        let [ColumnData::Fixed(ids), ColumnData::Ragged { data, offsets }] = columns[..] else {
+            panic!("{columns:?}")
         };
         let ids: Vec<u64> = ids
             .chunks_exact(4)

@@ -1,26 +1,33 @@
-//! One MDS shard: where each sample and each column of it lies, with nothing taken on trust.
+//! One shard: where each sample and each column of it lies, with nothing taken on trust.
 //!
 //! ```text
 //! 0            u32 n
-//! 4            u32 offset[n + 1]     from the start of the file; the last is the file's size
-//! 4 + 4(n+1)   JSON that no reader needs, up to offset[0]
-//! offset[i]    u32 size of each variable column, then the columns' bytes in their order
+//! 4            u32 offset[n + 1]     of the samples; the last is the size of the file that holds them
+//! 4 + 4(n+1)   JSON that no reader needs
 //! ```
+//!
+//! An MDS shard begins with this table, and its samples follow up to the file's end: each the `u32` sizes of
+//! its variable columns, then the columns' bytes in their order. A text shard has the table in a file of its
+//! own.
 
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
-use crate::schema::Schema;
+use crate::index::ShardInfo;
+use crate::schema::{Format, Layout};
+use crate::text;
 
-/// The bytes of a shard, however they are held.
+/// The bytes of a file, however they are held.
 pub type ShardBytes = Box<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A shard whose table of offsets has been checked as a whole.
 pub struct Shard {
     name: String,
     origin: String,
-    bytes: ShardBytes,
-    schema: Arc<Schema>,
+    data: ShardBytes,
+    /// The file that holds the offsets, where it is another one.
+    meta: Option<ShardBytes>,
+    layout: Arc<Layout>,
     samples: u32,
 }
 
@@ -35,26 +42,27 @@ impl std::fmt::Debug for Shard {
 }
 
 impl Shard {
-    /// Takes the bytes of shard `name`, read from `origin`, and checks count and offsets.
+    /// Takes the bytes of a shard, read from `origin`, and checks count and offsets. `meta` are those of
+    /// the second file, which text shards have.
     ///
     /// # Errors
     /// [`StreamError::ShardCorrupt`] where the table does not fit the file or the index.
     pub fn open(
-        name: &str,
+        info: &ShardInfo,
         origin: &str,
-        bytes: ShardBytes,
-        schema: Arc<Schema>,
-        samples: u32,
+        data: ShardBytes,
+        meta: Option<ShardBytes>,
     ) -> Result<Self> {
-        let shard = Self {
-            name: name.into(),
+        let table = meta.as_ref().unwrap_or(&data);
+        check_table(info, origin, (**table).as_ref(), (*data).as_ref().len())?;
+        Ok(Self {
+            name: info.data.raw.basename.clone(),
             origin: origin.into(),
-            bytes,
-            schema,
-            samples,
-        };
-        shard.check()?;
-        Ok(shard)
+            data,
+            meta,
+            layout: info.layout.clone(),
+            samples: info.samples,
+        })
     }
 
     /// How many samples it holds.
@@ -62,17 +70,18 @@ impl Shard {
         self.samples
     }
 
-    /// Its columns.
-    pub fn schema(&self) -> &Arc<Schema> {
-        &self.schema
+    /// Its format and columns.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    /// Hands each column's bytes of sample `number` to `take(column number, bytes)`.
+    /// Hands each column's bytes of sample `number` to `take(column number, bytes)`, by the shard's own
+    /// numbers of columns. Those of a text shard are in the encodings of [`Layout::schema`].
     ///
     /// # Errors
-    /// [`StreamError::ShardCorrupt`] where the sizes do not add up to the sample's extent;
-    /// [`StreamError::Config`] for a number past the end.
-    pub fn sample<'a>(&'a self, number: u32, mut take: impl FnMut(usize, &'a [u8])) -> Result<()> {
+    /// [`StreamError::ShardCorrupt`] where the sizes do not add up to the sample's extent, or a text is
+    /// not of its columns' types; [`StreamError::Config`] for a number past the end.
+    pub fn sample(&self, number: u32, take: impl FnMut(usize, &[u8])) -> Result<()> {
         if number >= self.samples {
             return Err(StreamError::config(format!(
                 "sample {number} of shard `{}`: expected a number below {}",
@@ -82,97 +91,60 @@ impl Shard {
         let (Some(begin), Some(end)) = (self.offset(number), self.offset(number + 1)) else {
             return Err(self.corrupt("a whole table of offsets", "a shorter one"));
         };
-        let Some(sample) = self.bytes().get(begin..end) else {
+        let Some(sample) = (*self.data).as_ref().get(begin..end) else {
             return Err(self.corrupt(
                 &format!("sample {number} inside the file"),
                 &format!("{begin}..{end}"),
             ));
         };
-        let header = 4 * self.schema.num_variable();
-        let Some((mut sizes, mut rest)) = sample.split_at_checked(header) else {
-            return Err(self.sample_corrupt(number, sample.len()));
+        let columns = &self.layout.schema.columns;
+        let read = match &self.layout.format {
+            Format::Mds => {
+                return self.split(sample, take).ok_or_else(|| {
+                    self.corrupt(
+                        &format!("columns that fill sample {number}"),
+                        &format!("sizes that do not add up to its {} bytes", sample.len()),
+                    )
+                });
+            }
+            Format::Json { newline } => text::read_json(sample, columns, newline, take),
+            Format::Xsv { separator, newline } => {
+                text::read_xsv(sample, columns, separator, newline, take)
+            }
         };
-        for (place, column) in self.schema.columns.iter().enumerate() {
+        read.map_err(|found| {
+            self.corrupt(
+                &format!("sample {number} with {}", found.expected),
+                &found.actual,
+            )
+        })
+    }
+
+    /// The columns of an MDS sample, or `None` where sizes and extent differ.
+    fn split(&self, sample: &[u8], mut take: impl FnMut(usize, &[u8])) -> Option<()> {
+        let schema = &self.layout.schema;
+        let (mut sizes, mut rest) = sample.split_at_checked(4 * schema.num_variable())?;
+        for (place, column) in schema.columns.iter().enumerate() {
             let size = match column.width {
                 Some(width) => width as usize,
                 None => {
-                    let Some((size, others)) = sizes.split_first_chunk::<4>() else {
-                        return Err(self.sample_corrupt(number, sample.len()));
-                    };
+                    let (size, others) = sizes.split_first_chunk::<4>()?;
                     sizes = others;
                     u32::from_le_bytes(*size) as usize
                 }
             };
-            let Some((value, others)) = rest.split_at_checked(size) else {
-                return Err(self.sample_corrupt(number, sample.len()));
-            };
+            let (value, others) = rest.split_at_checked(size)?;
             rest = others;
             take(place, value);
         }
-        if rest.is_empty() {
-            Ok(())
-        } else {
-            Err(self.sample_corrupt(number, sample.len()))
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        (*self.bytes).as_ref()
+        rest.is_empty().then_some(())
     }
 
     fn offset(&self, number: u32) -> Option<usize> {
+        let table = self.meta.as_ref().unwrap_or(&self.data);
         let at = 4 + 4 * number as usize;
-        let word = self.bytes().get(at..at + 4)?;
+        let word = (**table).as_ref().get(at..at + 4)?;
         Some(u32::from_le_bytes(word.try_into().ok()?) as usize)
-    }
-
-    fn check(&self) -> Result<()> {
-        let bytes = self.bytes();
-        let Some((count, table)) = bytes.split_first_chunk::<4>() else {
-            return Err(self.corrupt("at least 4 bytes", &format!("{}", bytes.len())));
-        };
-        let count = u32::from_le_bytes(*count);
-        if count != self.samples {
-            return Err(self.corrupt(
-                &format!("{} samples", self.samples),
-                &format!("a count of {count}"),
-            ));
-        }
-        let words = count as usize + 1;
-        let Some(table) = table.get(..4 * words) else {
-            return Err(self.corrupt(
-                &format!("a table of {words} offsets"),
-                &format!("{} bytes in all", bytes.len()),
-            ));
-        };
-        let mut before = 4 + 4 * words;
-        for (number, word) in table.chunks_exact(4).enumerate() {
-            let offset = word
-                .iter()
-                .rev()
-                .fold(0usize, |value, &byte| (value << 8) | usize::from(byte));
-            if offset < before || offset > bytes.len() {
-                return Err(self.corrupt(
-                    &format!("offset {number} between {before} and {}", bytes.len()),
-                    &format!("{offset}"),
-                ));
-            }
-            before = offset;
-        }
-        if before != bytes.len() {
-            return Err(self.corrupt(
-                &format!("a last offset of {}", bytes.len()),
-                &format!("{before}"),
-            ));
-        }
-        Ok(())
-    }
-
-    fn sample_corrupt(&self, number: u32, extent: usize) -> StreamError {
-        self.corrupt(
-            &format!("columns that fill sample {number}"),
-            &format!("sizes that do not add up to its {extent} bytes"),
-        )
     }
 
     fn corrupt(&self, expected: &str, actual: &str) -> StreamError {
@@ -185,14 +157,85 @@ impl Shard {
     }
 }
 
+/// Checks the table of offsets in `table`, the file that `origin` names, against the size of the file that
+/// holds the samples.
+///
+/// # Errors
+/// [`StreamError::ShardCorrupt`] for another count than the index has, offsets that leave the file or go
+/// back, and samples for which there is no room.
+pub fn check_table(info: &ShardInfo, origin: &str, table: &[u8], data_bytes: usize) -> Result<()> {
+    let corrupt = |expected: String, actual: String| StreamError::ShardCorrupt {
+        shard: info.data.raw.basename.clone(),
+        object: origin.into(),
+        expected,
+        actual,
+    };
+    let Some((count, words)) = table.split_first_chunk::<4>() else {
+        return Err(corrupt(
+            "at least 4 bytes".into(),
+            format!("{}", table.len()),
+        ));
+    };
+    let count = u32::from_le_bytes(*count);
+    if count != info.samples {
+        return Err(corrupt(
+            format!("{} samples", info.samples),
+            format!("a count of {count}"),
+        ));
+    }
+    let num_words = count as usize + 1;
+    let Some(words) = words.get(..4 * num_words) else {
+        return Err(corrupt(
+            format!("a table of {num_words} offsets"),
+            format!("{} bytes in all", table.len()),
+        ));
+    };
+    let is_mds = info.layout.format == Format::Mds;
+    let first = if is_mds { 4 + 4 * num_words } else { 0 };
+    let mut before = first;
+    for (number, word) in words.chunks_exact(4).enumerate() {
+        let offset = word
+            .iter()
+            .rev()
+            .fold(0usize, |value, &byte| (value << 8) | usize::from(byte));
+        if offset < before || offset > data_bytes {
+            return Err(corrupt(
+                format!("offset {number} between {before} and {data_bytes}"),
+                format!("{offset}"),
+            ));
+        }
+        before = offset;
+    }
+    if before != data_bytes {
+        return Err(corrupt(
+            format!("a last offset of {data_bytes}"),
+            format!("{before}"),
+        ));
+    }
+    // Before anybody makes room for so many values.
+    let least = info
+        .layout
+        .schema
+        .least_bytes()
+        .saturating_mul(count.into());
+    if is_mds && least > (data_bytes - first) as u64 {
+        return Err(corrupt(
+            format!("at least {least} bytes for the fixed columns of {count} samples"),
+            format!("{} bytes in all", data_bytes),
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::schema::Column;
+    use crate::index::{FileInfo, StoredFile};
+    use crate::schema::{Column, Schema};
     use proptest::prelude::*;
 
-    fn schema(widths: &[Option<u32>]) -> Arc<Schema> {
+    fn schema(widths: &[Option<u32>]) -> Schema {
         let columns = widths
             .iter()
             .enumerate()
@@ -202,11 +245,33 @@ mod tests {
                 width,
             })
             .collect();
-        Arc::new(Schema { columns })
+        Schema { columns }
     }
 
-    fn read_all(bytes: Vec<u8>, schema: Arc<Schema>, samples: u32) -> Result<Vec<Vec<Vec<u8>>>> {
-        let shard = Shard::open("s.mds", "there/s.mds", Box::new(bytes), schema, samples)?;
+    fn read_all(bytes: Vec<u8>, schema: Schema, samples: u32) -> Result<Vec<Vec<Vec<u8>>>> {
+        let raw = FileInfo {
+            basename: "s.mds".into(),
+            bytes: bytes.len() as u64,
+            hashes: Vec::new(),
+        };
+        let places = (0..schema.columns.len()).collect();
+        let layout = Layout {
+            format: Format::Mds,
+            schema,
+            places,
+        };
+        let info = ShardInfo {
+            data: StoredFile {
+                raw,
+                zip: None,
+                holds_offsets: true,
+            },
+            meta: None,
+            compression: None,
+            layout: Arc::new(layout),
+            samples,
+        };
+        let shard = Shard::open(&info, "there/s.mds", Box::new(bytes), None)?;
         (0..samples)
             .map(|number| {
                 let mut columns = Vec::new();

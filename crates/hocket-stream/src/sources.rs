@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::batch::Columns;
 use crate::cache::Cache;
 use crate::error::{Result, StreamError};
 use crate::schema::Schema;
@@ -13,7 +14,7 @@ pub struct Sources {
     caches: Vec<Arc<Cache>>,
     /// The number of each cache's first shard.
     firsts: Vec<u32>,
-    schema: Arc<Schema>,
+    columns: Columns,
 }
 
 impl Sources {
@@ -48,20 +49,20 @@ impl Sources {
                 "the streams together have {total} shards: expected fewer than 2^32"
             )));
         }
-        let schema = schema.unwrap_or_else(|| {
-            let columns = Vec::new();
-            Arc::new(Schema { columns })
-        });
+        let columns = Columns {
+            schema: schema.unwrap_or_default(),
+            is_mixed: caches.iter().any(|cache| cache.index().is_mixed()),
+        };
         Ok(Self {
             caches,
             firsts,
-            schema,
+            columns,
         })
     }
 
     /// The columns, the same in every stream.
-    pub fn schema(&self) -> &Schema {
-        &self.schema
+    pub fn columns(&self) -> &Columns {
+        &self.columns
     }
 
     /// Bytes of a shard as it is read; 0 where there is no such shard.
@@ -69,7 +70,7 @@ impl Sources {
         let found = self.find(number);
         found
             .and_then(|(cache, number)| cache.index().shards().get(number as usize))
-            .map_or(0, |shard| shard.raw.bytes)
+            .map_or(0, |shard| shard.files().map(|file| file.raw.bytes).sum())
     }
 
     /// Opens a shard; as [`Cache::open`].

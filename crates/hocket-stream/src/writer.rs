@@ -1,99 +1,321 @@
-//! Shards written: assembled, digested, compressed, and put in place whole.
+//! Shards written: assembled in memory, then digested, compressed and put in place by threads.
+//!
+//! A [`ShardWriter`] has as many shards in hand as it has threads, and takes the next one when one of them
+//! is done: memory is bounded by that number, the one being submitted, and the packed form of each. Nothing
+//! appears under a final name before it is whole. The index is the caller's, and the last thing written.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
+use hocket_store::{PutMode, Store, StoreError, runtime};
+
+use crate::codec::Compression;
 use crate::error::{Result, StreamError};
-use crate::files::write_whole;
+use crate::files::{write_new, write_whole};
 use crate::hash::Algorithm;
 use crate::index::FileInfo;
 
-/// How shards of a data set are stored.
-#[derive(Clone, Debug)]
-pub struct SealOptions {
-    /// zstd level, or `None` for raw shards.
-    pub zstd_level: Option<i32>,
-    /// Names of the digests that the index is to carry.
-    pub hashes: Vec<String>,
+/// Where shards go, and how.
+#[derive(Clone)]
+pub struct WriterOptions {
+    /// The local folder, if there is one.
+    pub local: Option<PathBuf>,
+    /// The store, if there is one.
+    pub remote: Option<Store>,
+    /// How files are compressed, if they are.
+    pub compression: Option<Compression>,
+    /// The digests that the index is to carry, by name.
+    pub hashes: Vec<(String, Algorithm)>,
+    /// Whether a file of the same name is an error rather than replaced.
+    pub only_new: bool,
+    /// Shards worked on at once; at least 1.
+    pub threads: usize,
 }
 
-/// A shard's bytes: count, offsets, `config`, samples.
+/// One file of a shard in the making.
+#[derive(Debug)]
+pub struct RawFile {
+    /// Its name, uncompressed.
+    pub basename: String,
+    /// What is in it.
+    pub contents: Vec<u8>,
+}
+
+/// What the index is to say of a file that was written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    /// The uncompressed file.
+    pub raw: FileInfo,
+    /// The compressed one, if it is that which was written.
+    pub zip: Option<FileInfo>,
+}
+
+/// An MDS shard's bytes: count, offsets, `config`, samples.
 ///
 /// # Errors
 /// [`StreamError::Config`] where the shard would pass the 4 GiB that its offsets can reach.
 pub fn assemble<S: AsRef<[u8]>>(config: &[u8], samples: &[S]) -> Result<Vec<u8>> {
     let first = 4 + 4 * (samples.len() + 1) + config.len();
-    let total = first
-        + samples
-            .iter()
-            .map(|sample| sample.as_ref().len())
-            .sum::<usize>();
-    let (Ok(count), Ok(_)) = (u32::try_from(samples.len()), u32::try_from(total)) else {
-        return Err(StreamError::config(format!(
-            "a shard of {} samples would have {total} bytes: expected fewer than 2^32; set `size_limit` below 4 GiB",
-            samples.len()
-        )));
-    };
-    let mut shard = Vec::with_capacity(total);
-    shard.extend_from_slice(&count.to_le_bytes());
-    let mut offset = first as u32;
-    shard.extend_from_slice(&offset.to_le_bytes());
-    for sample in samples {
-        offset += sample.as_ref().len() as u32;
-        shard.extend_from_slice(&offset.to_le_bytes());
-    }
+    let total = first + total_bytes(samples);
+    let mut shard = table(first, samples, total)?;
     shard.extend_from_slice(config);
-    for sample in samples {
-        shard.extend_from_slice(sample.as_ref());
-    }
+    extend(&mut shard, samples);
     Ok(shard)
 }
 
-/// Writes one shard into `folder` as `basename`, or as `basename.zstd` where it is compressed, and says
-/// what the index is to say of it: the raw file and, if there is one, the compressed file.
+/// A text shard's two files: `header` and samples; count, offsets and `config`.
 ///
 /// # Errors
-/// [`StreamError::Config`] for an unknown hash, a bad level or too large a shard; [`StreamError::Io`]
-/// where the disk refuses. Nothing is then left under the final name.
-pub fn seal<S: AsRef<[u8]>>(
-    folder: &Path,
-    basename: &str,
+/// As [`assemble`].
+pub fn assemble_text<S: AsRef<[u8]>>(
     config: &[u8],
+    header: &[u8],
     samples: &[S],
-    options: &SealOptions,
-) -> Result<(FileInfo, Option<FileInfo>)> {
-    let shard = assemble(config, samples)?;
-    let raw = describe(basename, &shard, &options.hashes)?;
-    let Some(level) = options.zstd_level else {
-        write_whole(&folder.join(basename), &shard)?;
-        return Ok((raw, None));
-    };
-    let name = format!("{basename}.zstd");
-    let packed = zstd::bulk::compress(&shard, level).map_err(|error| {
-        StreamError::config(format!(
-            "zstd level {level} failed: {error}; expected a level of 1 to 22"
-        ))
-    })?;
-    let zip = describe(&name, &packed, &options.hashes)?;
-    write_whole(&folder.join(&name), &packed)?;
-    Ok((raw, Some(zip)))
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let mut meta = table(header.len(), samples, 0)?;
+    meta.extend_from_slice(config);
+    let mut data = Vec::with_capacity(header.len() + total_bytes(samples));
+    data.extend_from_slice(header);
+    extend(&mut data, samples);
+    Ok((data, meta))
 }
 
-fn describe(basename: &str, bytes: &[u8], hashes: &[String]) -> Result<FileInfo> {
-    let hashes = hashes
-        .iter()
-        .map(|name| Ok((name.clone(), Algorithm::parse(name)?.hex(bytes))))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(FileInfo {
-        basename: basename.into(),
-        bytes: bytes.len() as u64,
-        hashes,
+fn total_bytes<S: AsRef<[u8]>>(samples: &[S]) -> usize {
+    samples.iter().map(|sample| sample.as_ref().len()).sum()
+}
+
+fn extend<S: AsRef<[u8]>>(file: &mut Vec<u8>, samples: &[S]) {
+    for sample in samples {
+        file.extend_from_slice(sample.as_ref());
+    }
+}
+
+/// Count and offsets of samples that begin at `first`, with room for `capacity` bytes in all.
+fn table<S: AsRef<[u8]>>(first: usize, samples: &[S], capacity: usize) -> Result<Vec<u8>> {
+    let end = first + total_bytes(samples);
+    let (Ok(count), Ok(_)) = (u32::try_from(samples.len()), u32::try_from(end)) else {
+        return Err(StreamError::config(format!(
+            "a shard of {} samples would have {end} bytes: expected fewer than 2^32; set `size_limit` below 4 GiB",
+            samples.len()
+        )));
+    };
+    let mut table = Vec::with_capacity(capacity.max(8 + 4 * samples.len()));
+    table.extend_from_slice(&count.to_le_bytes());
+    let mut offset = first as u32;
+    table.extend_from_slice(&offset.to_le_bytes());
+    for sample in samples {
+        offset += sample.as_ref().len() as u32;
+        table.extend_from_slice(&offset.to_le_bytes());
+    }
+    Ok(table)
+}
+
+type Outcome = (usize, Result<Vec<Written>>);
+
+/// Writes shards side by side, in threads named `hocket-seal-*` that end with it.
+pub struct ShardWriter {
+    jobs: Option<Sender<(usize, Vec<RawFile>)>>,
+    outcomes: Receiver<Outcome>,
+    /// By the numbers of their submission.
+    written: Vec<Option<Vec<Written>>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    process: u32,
+}
+
+impl ShardWriter {
+    /// Starts the threads; writes nothing yet.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where no thread can be started.
+    pub fn start(options: WriterOptions) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        // Without room: a job is handed over when a thread is free to take it.
+        let (jobs, queue) = bounded(0);
+        let (report, outcomes) = unbounded();
+        let mut writer = Self {
+            jobs: Some(jobs),
+            outcomes,
+            written: Vec::new(),
+            stop: stop.clone(),
+            threads: Vec::new(),
+            process: std::process::id(),
+        };
+        for number in 0..options.threads.max(1) {
+            let (options, queue, report) = (options.clone(), queue.clone(), report.clone());
+            let stop = stop.clone();
+            let name = format!("hocket-seal-{number}");
+            let thread = std::thread::Builder::new()
+                .name(name.clone())
+                .spawn(move || work(&options, &queue, &report, &stop))
+                .map_err(|error| StreamError::io(name.as_ref(), "start the thread", &error))?;
+            writer.threads.push(thread);
+        }
+        Ok(writer)
+    }
+
+    /// Hands a shard over; gives it back where no thread was free within `patience`.
+    ///
+    /// # Errors
+    /// What an earlier shard met: the writer is then of no further use. [`StreamError::Closed`] after that
+    /// or after `finish`.
+    pub fn submit(
+        &mut self,
+        shard: Vec<RawFile>,
+        patience: Duration,
+    ) -> Result<Option<Vec<RawFile>>> {
+        while let Ok(outcome) = self.outcomes.try_recv() {
+            self.note(outcome)?;
+        }
+        let jobs = self.jobs.as_ref().ok_or(StreamError::Closed)?;
+        match jobs.send_timeout((self.written.len(), shard), patience) {
+            Ok(()) => {
+                self.written.push(None);
+                Ok(None)
+            }
+            Err(SendTimeoutError::Timeout((_, shard))) => Ok(Some(shard)),
+            Err(SendTimeoutError::Disconnected(_)) => Err(StreamError::Closed),
+        }
+    }
+
+    /// Waits until all shards are in place; what was written, in the order of submission, or `None` where
+    /// that is not so within `patience`.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<Written>>>> {
+        self.jobs = None;
+        while self.written.iter().any(Option::is_none) {
+            match self.outcomes.recv_timeout(patience) {
+                Ok(outcome) => self.note(outcome)?,
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return Err(StreamError::Closed),
+            }
+        }
+        let written = std::mem::take(&mut self.written);
+        Ok(Some(written.into_iter().flatten().collect()))
+    }
+
+    /// How many shards are in place.
+    pub fn num_written(&self) -> usize {
+        self.written.iter().flatten().count()
+    }
+
+    fn note(&mut self, (number, outcome): Outcome) -> Result<()> {
+        let written = outcome.inspect_err(|_| self.give_up())?;
+        if let Some(slot) = self.written.get_mut(number) {
+            *slot = Some(written);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.jobs = None;
+    }
+}
+
+impl Drop for ShardWriter {
+    fn drop(&mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        if self.process != std::process::id() {
+            // A forked child has the handles and not the threads: there is nobody to join.
+            threads.into_iter().for_each(std::mem::forget);
+            return;
+        }
+        self.give_up();
+        // Joined, so that no file appears after its writer is gone.
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(
+    options: &WriterOptions,
+    queue: &Receiver<(usize, Vec<RawFile>)>,
+    report: &Sender<Outcome>,
+    stop: &AtomicBool,
+) {
+    for (number, shard) in queue {
+        let written = shard.into_iter().map(|file| write(options, file, stop));
+        let written = written.collect::<Result<Vec<_>>>();
+        if report.send((number, written)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes one file to all its places, and says what the index is to say of it.
+///
+/// # Errors
+/// As [`ShardWriter::submit`].
+pub fn write(options: &WriterOptions, file: RawFile, stop: &AtomicBool) -> Result<Written> {
+    let raw = describe(file.basename, &file.contents, &options.hashes);
+    let Some(compression) = options.compression else {
+        put(options, &raw.basename, file.contents, stop)?;
+        return Ok(Written { raw, zip: None });
+    };
+    let packed = compression.pack(&file.contents, stop)?;
+    drop(file.contents);
+    let name = format!("{}.{}", raw.basename, compression.extension());
+    let zip = describe(name, &packed, &options.hashes);
+    put(options, &zip.basename, packed, stop)?;
+    Ok(Written {
+        raw,
+        zip: Some(zip),
     })
+}
+
+fn put(options: &WriterOptions, name: &str, contents: Vec<u8>, stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) {
+        return Err(StreamError::Closed);
+    }
+    if let Some(local) = &options.local {
+        let write = if options.only_new {
+            write_new
+        } else {
+            write_whole
+        };
+        write(&local.join(name), &contents)?;
+    }
+    let Some(remote) = options.remote.clone() else {
+        return Ok(());
+    };
+    let (key, contents) = (name.to_owned(), Bytes::from(contents));
+    let mode = match options.only_new {
+        true => PutMode::Create,
+        false => PutMode::Overwrite,
+    };
+    let sent = async move { remote.put(&key, contents, mode).await };
+    match runtime::wait(sent, &|| stop.load(Ordering::Relaxed)).and_then(|answer| answer) {
+        Ok(_) => Ok(()),
+        Err(StoreError::Interrupted) => Err(StreamError::Closed),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn describe(basename: String, contents: &[u8], hashes: &[(String, Algorithm)]) -> FileInfo {
+    let digest = |(name, algorithm): &(String, Algorithm)| (name.clone(), algorithm.hex(contents));
+    FileInfo {
+        basename,
+        bytes: contents.len() as u64,
+        hashes: hashes.iter().map(digest).collect(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
+    use hocket_store::StoreOptions;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
 
     /// Two samples of the columns `a: int`, `b: str`, `c: ndarray`, as the format's own writer lays them
     /// out: offsets 239, 267 and 290.
@@ -115,5 +337,81 @@ mod tests {
             "c7bf4d885a9acb8f883d43c4552ed7e9e7ba677e"
         );
         assert_eq!(Algorithm::Xxh3_64.hex(&shard), "d02a354e92e5a0d0");
+    }
+
+    /// One mebibyte 4,096 times: refused before any room is made for it.
+    #[test]
+    fn four_gib_are_refused() {
+        let long = vec![0u8; 1 << 20];
+        let samples: Vec<&[u8]> = vec![&long; 1 << 12];
+        for refused in [
+            assemble(b"{}", &samples).unwrap_err(),
+            assemble_text(b"{}", b"", &samples).unwrap_err(),
+        ] {
+            let message = refused.to_string();
+            assert!(
+                message.contains("2^32") && message.contains("size_limit"),
+                "{message}"
+            );
+        }
+    }
+
+    fn options(local: Option<PathBuf>, remote: Option<Store>, threads: usize) -> WriterOptions {
+        WriterOptions {
+            local,
+            remote,
+            compression: Some(Compression::parse("zstd:1").unwrap()),
+            hashes: vec![("xxh64".into(), Algorithm::Xxh64)],
+            only_new: false,
+            threads,
+        }
+    }
+
+    fn submit(writer: &mut ShardWriter, number: usize) -> Result<()> {
+        let mut shard = vec![RawFile {
+            basename: format!("{number}.bin"),
+            contents: vec![number as u8; 5000],
+        }];
+        loop {
+            match writer.submit(shard, Duration::from_millis(5))? {
+                None => return Ok(()),
+                Some(back) => shard = back,
+            }
+        }
+    }
+
+    #[test]
+    fn shards_come_out_in_the_order_in_which_they_went_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open("memory://order", StoreOptions::default()).unwrap();
+        let options = options(Some(folder.path().into()), Some(store.clone()), 3);
+        let mut writer = ShardWriter::start(options).unwrap();
+        for number in 0..20 {
+            submit(&mut writer, number).unwrap();
+        }
+        let written = writer.finish(PATIENCE).unwrap().unwrap();
+        assert_eq!(written.len(), 20);
+        for (number, files) in written.iter().enumerate() {
+            let zip = files[0].zip.as_ref().unwrap();
+            assert_eq!(zip.basename, format!("{number}.bin.zstd"));
+            let local = std::fs::read(folder.path().join(&zip.basename)).unwrap();
+            let (handle, key) = (store.clone(), zip.basename.clone());
+            let remote = runtime::wait(async move { handle.get(&key).await }, &|| false);
+            assert_eq!(remote.unwrap().unwrap(), local);
+            assert_eq!(Algorithm::Xxh64.hex(&local), zip.hashes[0].1);
+        }
+    }
+
+    #[test]
+    fn a_failure_surfaces_and_ends_the_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"in the way").unwrap();
+        let mut writer = ShardWriter::start(options(Some(file), None, 2)).unwrap();
+        let error = (0..100)
+            .find_map(|number| submit(&mut writer, number).err())
+            .or_else(|| writer.finish(PATIENCE).err());
+        assert!(matches!(error, Some(StreamError::Io { .. })), "{error:?}");
+        assert!(matches!(submit(&mut writer, 0), Err(StreamError::Closed)));
     }
 }

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,46 @@ def test_arrays(value: np.ndarray[Any, Any]) -> None:
         assert back.tobytes() == value.tobytes()
 
 
-@given(st.binary(max_size=40), st.sampled_from(["ndarray", "ndarray:int64", "ndarray:uint8"]))
-def test_no_bytes_of_an_array_do_worse_than_a_typed_error(data: bytes, encoding: str) -> None:
+@given(st.integers())
+def test_str_int(value: int) -> None:
+    assert round_trip("str_int", value) == value
+
+
+@given(st.floats(allow_nan=False))
+def test_str_float(value: float) -> None:
+    assert round_trip("str_float", value) == value
+
+
+@given(st.decimals(allow_nan=False))
+def test_str_decimal(value: Decimal) -> None:
+    back = round_trip("str_decimal", value)
+    assert str(back) == str(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+def test_json(value: Any) -> None:
+    assert round_trip("json", value) == value
+
+
+@given(json_values)
+def test_pickles_with_consent(value: Any) -> None:
+    way = resolve_encoding("pkl", allow_unsafe_types=True)
+    data = way.encode(value)
+    assert way.item(way.decode(memoryview(data), np.array([0, len(data)], np.uint64)), 0) == value
+
+
+TRIED = ["ndarray", "ndarray:int64", "ndarray:uint8", "str", "str_int", "str_float", "str_decimal", "json"]
+
+
+@given(st.binary(max_size=40), st.sampled_from(TRIED))
+def test_no_bytes_do_worse_than_a_typed_error(data: bytes, encoding: str) -> None:
     with contextlib.suppress(ShardCorruptError):
         decode_one(encoding, data)
 
@@ -86,6 +126,15 @@ def test_no_bytes_of_an_array_do_worse_than_a_typed_error(data: bytes, encoding:
         ("ndarray", np.zeros(2, bool)),
         ("ndarray:uint8", np.zeros(2, np.int8)),
         ("ndarray:uint8:2", np.zeros(3, np.uint8)),
+        ("str", "\ud800"),
+        ("str_int", 1.0),
+        ("str_float", 1),
+        ("str_decimal", 1.0),
+        ("json", {1, 2}),
+        ("json", [[]] * 3 + [object()]),
+        ("pkl", lambda: None),
+        ("jpeg", 5),
+        ("list[pil]", 5),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, encoding: str, value: object) -> None:
@@ -108,7 +157,17 @@ def test_bytes_are_taken_as_they_are_if_their_size_fits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "encoding", ["jpeg", "ndarray:bool", "ndarray:uint8:0", "ndarray:uint8:a", "nonsense"]
+    "encoding",
+    [
+        "avif",
+        "list[json]",
+        "list[]",
+        "list[jpeg",
+        "ndarray:bool",
+        "ndarray:uint8:0",
+        "ndarray:uint8:a",
+        "nonsense",
+    ],
 )
 def test_an_unknown_encoding_names_the_known(encoding: str) -> None:
     with pytest.raises(ConfigError, match=r"expected"):
@@ -118,5 +177,4 @@ def test_an_unknown_encoding_names_the_known(encoding: str) -> None:
 def test_pickle_needs_consent() -> None:
     with pytest.raises(ConfigError, match="allow_unsafe_types"):
         resolve_encoding("pkl")
-    with pytest.raises(ConfigError, match="not supported"):
-        resolve_encoding("pkl", allow_unsafe_types=True)
+    assert resolve_encoding("pkl", allow_unsafe_types=True).encode({1}) == pickle.dumps({1})

@@ -53,8 +53,8 @@ def test_an_index_that_cannot_be_trusted(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format", "json", "`json`: expected `mds`"),
-        ("column_encodings", ["int", "jpeg", "ndarray:uint16:8"], "`jpeg` is not supported: expected one of"),
+        ("format", "parquet", "`parquet`: expected `mds`"),
+        ("column_encodings", ["int", "avif", "ndarray:uint16:8"], "`avif` is not supported: expected one of"),
         ("column_encodings", ["int", "pkl", "ndarray:uint16:8"], "allow_unsafe_types"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +88,24 @@ def test_it_reads_back(golden: Path) -> None:
         ("ndarray", np.zeros(300, np.uint8), "08052c01" + "00" * 300),
         ("ndarray:int16", np.arange(6, dtype=np.int16).reshape(2, 3), "080203" + "000001000200030004000500"),
         ("ndarray:int16:2,3", np.arange(6, dtype=np.int16).reshape(2, 3), "000001000200030004000500"),
+        ("str_int", 10**20, b"100000000000000000000".hex()),
+        ("str_float", 0.1, b"0.1".hex()),
+        ("str_decimal", Decimal("1.10"), b"1.10".hex()),
+        ("json", {"b": [1, 2.5], "a": None}, b'{"b": [1, 2.5], "a": null}'.hex()),
+        ("json", np.arange(3), b"[0, 1, 2]".hex()),
+        ("jpeg_array", [b"one", b""], "02000000" + "03000000" + "00000000" + b"one".hex()),
+        ("list[png]", [b"one", b"x"], "00000000" + "02000000" + "03000000" + "01000000" + b"onex".hex()),
+        ("list[jpeg]", [], "00000000" + "00000000"),
     ],
 )
 def test_encodings(encoding: str, value: object, expected: str) -> None:
     assert resolve_encoding(encoding).encode(value).hex() == expected
+
+
+def test_raw_images() -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (2, 1), (1, 2, 3))
+    expected = "02000000" + "01000000" + "03000000" + b"RGB".hex() + "010203" * 2
+    assert resolve_encoding("pil").encode(image).hex() == expected
 
 
 def count_samples(folder: Path) -> list[tuple[int, int]]:

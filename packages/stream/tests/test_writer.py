@@ -15,7 +15,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "zstd:9"])
+@pytest.mark.parametrize("compression", [None, "zstd:9"])
 @pytest.mark.parametrize("hashes", [None, ["sha1", "md5", "xxh64"]])
 def test_what_is_written_reads_back(
     write: Callable[..., str], sample: Callable[[int], Any], compression: str | None, hashes: list[str] | None
@@ -46,11 +46,12 @@ def test_a_place_that_is_taken_is_refused_and_replaced_on_request(
     write: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = Path(write(200))
-    (folder / "notes.txt").write_text("of a person")
+    for name in ("notes.txt", "shard.99999.mds"):
+        (folder / name).write_text("of a person")
     with pytest.raises(DatasetExistsError, match="not empty"):
         write(5)
     write(5, exist_ok=True)
-    assert names(folder) == ["index.json", "notes.txt", "shard.00000.mds"]
+    assert names(folder) == ["index.json", "notes.txt", "shard.00000.mds", "shard.99999.mds"]
 
 
 def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:
 def test_upload_to_a_second_place(write: Callable[..., str], tmp_path: Path) -> None:
     local, remote = tmp_path / "local", tmp_path / "remote"
     write(60, out=(str(local), str(remote)))
-    assert names(local) == []
+    assert not local.exists()
     assert len(list(StreamingDataset(local=remote, batch_size=8))) == 60
     write(60, out=(str(local), str(remote)), keep_local=True, exist_ok=True)
     assert names(local) == names(remote)
@@ -70,9 +71,11 @@ def test_upload_to_a_second_place(write: Callable[..., str], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compression": "gz"}, "`zstd`"),
+        ({"compression": "lz4"}, "`lz4` is not supported.*`zstd:1` to `zstd:22`"),
         ({"compression": "zstd:23"}, "zstd:22"),
-        ({"hashes": ["crc32"]}, "`crc32`.*'xxh3_64'"),
+        ({"hashes": ["crc32"]}, "`crc32`.*`xxh3_64`"),
+        ({"max_workers": 0}, "`max_workers` is 0"),
+        ({"append": True, "exist_ok": True}, "`append` and `exist_ok`"),
         ({"hashes": ["sha1", "sha1"]}, "once"),
         ({"size_limit": 1 << 32}, r"2\^32"),
         ({"size_limit": "64 parsecs"}, "64mb"),
@@ -93,7 +96,6 @@ def test_sizes_may_be_words(tmp_path: Path) -> None:
 def test_a_folder_that_refuses_is_a_typed_error(tmp_path: Path) -> None:
     writer = MDSWriter(columns={"x": "int"}, out=tmp_path / "d")
     writer.write({"x": 1})
-    (tmp_path / "d").rmdir()
     (tmp_path / "d").write_text("a file in the way")
     with pytest.raises(StreamIOError, match="could not"):
         writer.finish()

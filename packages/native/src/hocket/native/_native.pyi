@@ -187,7 +187,14 @@ class ShardIndex:
 
     @property
     def columns(self) -> _list[tuple[str, str, int | None]]:
-        """Name, encoding and bytes a value (or `None`) of each column, in a sample's order."""
+        """Name, encoding and bytes a value (or `None`) of each column that any shard has.
+
+        A name comes more than once where shards differ in its encoding.
+        """
+
+    @property
+    def mixed_columns(self) -> _list[str]:
+        """Names of the columns that some shard lacks, or has in another encoding."""
 
 @final
 class StreamMix:
@@ -323,12 +330,14 @@ class BatchReader:
         prefetch_batches: int,
         fetch_threads: int,
     ) -> BatchReader: ...
-    def next(self) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None]]] | None:
+    def next(
+        self,
+    ) -> tuple[int, int, int, _list[tuple[memoryview, memoryview | None, memoryview | None]]] | None:
         """Return the next batch, or `None` after the last. Blocks; Ctrl-C ends the wait within 100 ms.
 
         The batch: its number, its samples that count on this rank and over all ranks, and for each column
-        the bytes of all values (writable, the caller's own) and, where they differ in size, their offsets
-        (uint64, one more than values).
+        the bytes of all values (writable, the caller's own); where they differ in size, their offsets
+        (uint64, one more than values); and where not every sample has one, which do (uint64).
 
         Raises:
             ShardNotFoundError: A shard of the index is nowhere.
@@ -340,6 +349,71 @@ class BatchReader:
     def close(self) -> None:
         """End the threads. The next `next` says `None`."""
 
+@final
+class ShardWriter:
+    """Puts shards in place side by side, in threads named `hocket-seal-*`; the index is the caller's.
+
+    It has as many shards in hand as threads, and one more in `submit`. Nothing appears under a final name
+    before it is whole. Of the process that made it.
+
+    Args:
+        local: A folder to write into, made as needed.
+        remote: A store to write into.
+        compression: Such as `zstd:7`; a compressed file's name ends with the codec's.
+        hashes: Digests to describe files with, by name.
+        only_new: Refuse to replace a file.
+        threads: Shards worked on at once.
+
+    Raises:
+        ConfigError: An unknown hash or compression.
+    """
+
+    def __new__(
+        cls,
+        *,
+        local: str | PathLike[str] | None,
+        remote: Store | None,
+        compression: str | None,
+        hashes: _list[str],
+        only_new: bool,
+        threads: int,
+    ) -> ShardWriter: ...
+    def submit(
+        self, basename: str, config: bytes, samples: _list[bytes], *, header: bytes | None = None
+    ) -> None:
+        """Hand over one shard, as soon as a thread is free for it.
+
+        Args:
+            basename: The raw file's name.
+            config: JSON that goes behind the offsets.
+            samples: Their bytes, in order.
+            header: Makes it a text shard: what stands before its samples. Offsets go to `<basename>.meta`.
+
+        Raises:
+            ConfigError: A shard of 4 GiB or more.
+            StreamIOError: The folder refused this shard or an earlier one.
+            DatasetExistsError: `only_new`, and a file is there.
+            StoreError: The store's own errors, as they come.
+        """
+
+    def finish(self) -> _list[_list[tuple[_File, _File | None]]]:
+        """Wait until all shards are in place, and end the threads.
+
+        Returns:
+            For each shard, in order, what the index is to say of its file, or of its data and meta file: base
+            name, size and digests of the raw form, and of the compressed one if there is one.
+
+        Raises:
+            As `submit`.
+        """
+
+    @property
+    def num_written(self) -> int:
+        """Shards that are in place, as far as was heard at the last `submit`."""
+
+    def close(self) -> None:
+        """End the threads; shards on their way are given up. It waits for files that are being written."""
+
 def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline_s: float) -> bytes:
     """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
 
@@ -349,25 +423,6 @@ def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline
 
 def hash_names() -> _list[str]:
     """Return the digests that shards may carry, the quickest to compute first."""
-
-def seal_shard(
-    folder: str | PathLike[str],
-    basename: str,
-    config: bytes,
-    samples: _list[bytes],
-    *,
-    zstd_level: int | None,
-    hashes: _list[str],
-) -> tuple[_File, _File | None]:
-    """Write one MDS shard, whole or not at all, and return what the index is to say of it.
-
-    Returns:
-        Base name, size and digests of the raw file, and of the compressed one if there is one.
-
-    Raises:
-        ConfigError: An unknown hash, a bad level, a shard of 4 GiB or more.
-        StreamIOError: The folder refuses.
-    """
 
 def write_whole(path: str | PathLike[str], data: bytes) -> None:
     """Write a file durably under a temporary name, then rename it into place.

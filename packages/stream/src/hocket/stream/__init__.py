@@ -4,13 +4,26 @@ from typing import TYPE_CHECKING
 
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
+from hocket.stream.merge import merge_index
 from hocket.stream.streams import Stream
+from hocket.stream.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from hocket.stream.writer import MDSWriter
 
 if TYPE_CHECKING:
     from hocket.stream.torch import StreamingDataLoader
 
-__all__ = ["MDSWriter", "Stream", "StreamingDataLoader", "StreamingDataset", "errors"]
+__all__ = [
+    "CSVWriter",
+    "JSONWriter",
+    "MDSWriter",
+    "Stream",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "TSVWriter",
+    "XSVWriter",
+    "errors",
+    "merge_index",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hocket.native import _native
-from hocket.stream.encodings import Column, check_width, resolve_encoding
+from hocket.stream.columns import ColumnSet
+from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError
 from hocket.stream.location import Location
 
@@ -105,18 +104,17 @@ class Engine:
         full = next((at for at, index in enumerate(self.indexes) if index.num_shards), 0)
         origin = self.sources[full].location.origin
         unsafe = self.settings.allow_unsafe_types
-        self.encodings = {
-            name: resolve_encoding(encoding, allow_unsafe_types=unsafe)
-            for name, encoding, _ in self.indexes[full].columns
-        }
-        for name, _, width in self.indexes[full].columns:
-            check_width(name, self.encodings[name], width, f"{origin.rstrip('/')}/index.json")
         for source, index in zip(self.sources, self.indexes, strict=True):
             if index.num_shards and index.columns != self.indexes[full].columns:
                 raise ConfigError(
                     f"`{source.location.origin}` has the columns {_describe(index)}, and `{origin}` "
                     f"{_describe(self.indexes[full])}: expected the same in all streams of one run"
                 )
+        mixed = {name for index in self.indexes for name in index.mixed_columns}
+        self._columns = ColumnSet(
+            self.indexes[full].columns, mixed, origin=f"{origin.rstrip('/')}/index.json", allow_unsafe_types=unsafe
+        )
+        self.encodings = self._columns.encodings
         self._caches = self._make_caches()
         self._process = os.getpid()
 
@@ -177,16 +175,9 @@ class Engine:
                 if batch is None:
                     return
                 number, local, total, columns = batch
-                yield RankBatch(number, local, total, self._decode(columns))
+                yield RankBatch(number, local, total, self._columns.decode(columns, max(local, 1)))
         finally:
             reader.close()
-
-    def _decode(self, columns: list[tuple[memoryview, memoryview | None]]) -> dict[str, Column]:
-        decoded: dict[str, Column] = {}
-        for (name, encoding), (data, offsets) in zip(self.encodings.items(), columns, strict=True):
-            edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
-            decoded[name] = encoding.decode(data, edges)
-        return decoded
 
     def __getstate__(self) -> dict[str, Any]:
         fingerprints = [index.fingerprint for index in self.indexes]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
-import tempfile
+import re
 from pathlib import Path
+from typing import Any
 
-from hocket.native import Store
+from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.errors import ConfigError, DatasetExistsError
+from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError
 
 INDEX_NAME = "index.json"
 
 #: A local path, a URI, or both.
 Place = str | os.PathLike[str] | tuple[str, str]
+
+_SHARD_NAME = re.compile(r"shard\.(\d+)\.")
+#: Where an entry of the index names files.
+FILE_KEYS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 
 
 def is_local(location: str) -> bool:
@@ -28,52 +33,95 @@ def local_path(location: str) -> Path:
 
 
 class Output:
-    """The two sides of a data set in the making.
+    """The sides of a data set in the making, and its index, which is what makes it one.
 
     Args:
         out: A local path, a URI, or both as `(local, remote)`.
-        keep_local: Keep the local files after they were uploaded.
-        exist_ok: Replace a data set that is there.
+        keep_local: Write the local side of both as well.
+        retry: Tries of a request to a store after its first.
 
     Raises:
         ConfigError: `out` is none of these.
-        DatasetExistsError: There is a data set, and `exist_ok` is false.
     """
 
-    def __init__(
-        self, out: str | os.PathLike[str] | tuple[str, str], *, keep_local: bool, exist_ok: bool
-    ) -> None:
-        local, remote = _split(out)
-        self._store = None if remote is None else Store(remote)
-        self._is_temporary = local is None
-        self._keep_local = keep_local or remote is None
+    def __init__(self, out: Place, *, keep_local: bool = False, retry: int | None = None) -> None:
+        local, remote = split_place(out)
+        self.store = None if remote is None else Store(remote, max_retries=retry)
+        self.folder = local if remote is None or keep_local else None
         self.uri = remote if remote is not None else str(local)
-        if self._store is not None:
-            _make_room(self._store, exist_ok=exist_ok)
-        if local is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="hocket-mds-"))
-        else:
-            self.folder = local
-            _clear(local, exist_ok=exist_ok)
-            local.mkdir(parents=True, exist_ok=True)
+        self._etag: str | None = None
 
-    def publish(self, name: str) -> None:
-        """Upload a file that is whole in `folder`, and forget the local one unless it is to be kept."""
-        if self._store is None:
-            return
-        path = self.folder / name
-        self._store.upload(name, path)
-        if not self._keep_local:
-            path.unlink()
+    def make_room(self, *, exist_ok: bool) -> None:
+        """Refuse a place that is taken; or with `exist_ok` take away its index, then the shards it names.
 
-    def close(self) -> None:
-        """Leave nothing temporary behind."""
-        if self._is_temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        Raises:
+            DatasetExistsError: The place is taken, and `exist_ok` is false.
+        """
+        for side in self._sides():
+            old = _read(side, INDEX_NAME)
+            if old is None and (side is self.store or side.list_dirs() == ([], [])):
+                continue
+            if not exist_ok:
+                found = "holds a data set and is not empty" if old is not None else "is not empty"
+                raise DatasetExistsError(
+                    f"`{side.uri}` {found}: choose another place, or give `exist_ok=True` to replace it"
+                )
+            side.delete(INDEX_NAME)
+            for name in _own_files(old):
+                side.delete(name)
+
+    def open_existing(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the shards of the data set that is there, and the first free number of one.
+
+        Numbers of files that no index names, left by a writer that died, are not used again.
+
+        Raises:
+            IndexNotFoundError: There is none.
+            IndexCorruptError: Its index cannot be trusted.
+        """
+        main = self._sides()[0]
+        old = _read(main, INDEX_NAME)
+        if old is None:
+            raise IndexNotFoundError(
+                f"there is no index at `{self.uri}`: expected a data set to append to; leave `append` out to "
+                "begin one"
+            )
+        _native.ShardIndex.parse(old, f"{self.uri}/{INDEX_NAME}")
+        self._etag = main.head(INDEX_NAME).etag
+        if _read(main, INDEX_NAME) != old:
+            raise DatasetExistsError(f"`{self.uri}` is being written by another process: try again later")
+        shards: list[dict[str, Any]] = json.loads(old)["shards"]
+        names = [*_own_files(old), *(meta.key for side in self._sides() for meta in side.list_dirs()[1])]
+        numbers = [int(match[1]) for name in names if (match := _SHARD_NAME.match(name))]
+        return shards, max(numbers, default=-1) + 1
+
+    def publish(self, shards: list[dict[str, Any]]) -> None:
+        """Write the index, and so the data set: in one step, on the store last.
+
+        Raises:
+            StoreChangedError: Another writer has written it since `open_existing`.
+        """
+        data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
+        main, *others = self._sides()
+        if self._etag is not None:
+            # First: a writer that lost against another must leave no trace.
+            main.put(INDEX_NAME, data, if_match=self._etag)
+        for side in others if self._etag is not None else [*others, main]:
+            side.put(INDEX_NAME, data)
+
+    def _sides(self) -> list[Store]:
+        """The stores to write to, the one that decides first."""
+        local = [] if self.folder is None else [Store(self.folder)]
+        return local if self.store is None else [self.store, *local]
 
 
-def _split(out: Place) -> tuple[Path | None, str | None]:
-    if isinstance(out, tuple):
+def split_place(out: Place) -> tuple[Path | None, str | None]:
+    """Return the local and the remote side of a place.
+
+    Raises:
+        ConfigError: It is neither a path, nor a URI, nor both.
+    """
+    if isinstance(out, (tuple, list)):
         if len(out) != 2 or not all(isinstance(side, str) for side in out) or not is_local(out[0]):
             raise ConfigError(f"`out` is {out!r}: expected a path, a URI, or `(local path, remote URI)`")
         return local_path(out[0]), out[1]
@@ -81,23 +129,19 @@ def _split(out: Place) -> tuple[Path | None, str | None]:
     return (local_path(location), None) if is_local(location) else (None, location)
 
 
-def _make_room(store: Store, *, exist_ok: bool) -> None:
-    """Take away an old index, so that it never describes new shards."""
+def _read(side: Store, key: str) -> bytes | None:
     try:
-        store.head(INDEX_NAME)
+        return side.get(key)
     except StoreNotFoundError:
-        return
-    if not exist_ok:
-        raise DatasetExistsError(f"`{store.uri}` holds a data set: choose another or give `exist_ok=True`")
-    store.delete(INDEX_NAME)
+        return None
 
 
-def _clear(folder: Path, *, exist_ok: bool) -> None:
-    """Make room in a folder: of an old data set only its own files, and its index first."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not exist_ok:
-        raise DatasetExistsError(f"`{folder}` is not empty: choose another folder or give `exist_ok=True`")
-    (folder / INDEX_NAME).unlink(missing_ok=True)
-    for path in folder.glob("shard.*"):
-        path.unlink()
+def _own_files(index: bytes | None) -> list[str]:
+    """The files of a data set that lie in its own folder: those of merged ones belong to others."""
+    try:
+        shards = json.loads(index or b"{}").get("shards", [])
+        files = [shard.get(key) for shard in shards for key in FILE_KEYS]
+        names = [file["basename"] for file in files if file]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
+    return [name for name in names if isinstance(name, str) and _SHARD_NAME.match(name) and "/" not in name]

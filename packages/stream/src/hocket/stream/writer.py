@@ -1,123 +1,218 @@
-"""Writing a data set as MDS shards."""
+"""Writing a data set: samples into shards, shards side by side into place, the index last."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hocket.native import _native
-from hocket.stream.encodings import encode_sample, resolve_encoding
+from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
-from hocket.stream.output import INDEX_NAME, Output, Place
+from hocket.stream.output import Output, Place
+
+if TYPE_CHECKING:
+    from hocket.stream.progress import ShardProgress
 
 _SUFFIXES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_MOST_WORKERS = 4
 
 
-class MDSWriter:
-    """Write samples into MDS shards that mosaicml-streaming reads too.
+class Writer:
+    """What the writers of all formats share. Use one of them, as a context manager.
 
-    A shard is closed before the sample that would take it past `size_limit`. Nothing stands under a final
-    name until it is whole, and `index.json` comes last: a writer that died leaves no data set that seems
-    complete. Use it as a context manager; an exception inside leaves it unfinished.
+    A shard is closed before the sample that would take it past `size_limit`; threads then compress, digest
+    and store it while the next one fills. `max_workers` of them may be on their way; `write` waits for a free
+    thread. In memory are therefore at most `max_workers + 2` raw shards, and the compressed forms of those on
+    their way. Nothing stands under a final name until it is whole, and `index.json` comes last: a writer that
+    died leaves no data set that seems complete, nor does an exception in the `with` block. A shard that could
+    not be stored fails the next `write` or `finish` with its own error; the writer is then of no further
+    use.
 
     Args:
-        columns: Encoding by column name; `hocket.stream.encodings` lists them.
+        columns: Type by column name.
         out: A local path, a URI such as `s3://bucket/prefix`, or both as `(local, remote)`.
-        keep_local: Keep local files that were uploaded. A plain local path keeps them always.
-        compression: None, or `zstd` with an optional level, such as `zstd:7`.
-        hashes: Digests for the index, such as `["xxh3_64", "sha1"]`. Readers check the first they know.
+        keep_local: With both, write the local side as well; without it shards go from memory to the store.
+        compression: None, or `br`, `bz2`, `gz`, `snappy`, `zstd` with an optional level, such as `zstd:7`.
+        hashes: Digests for the index, such as `["sha1", "xxh3_64"]`. Readers check the first they know.
         size_limit: Bytes of a raw shard, such as `1 << 26` or `"64mb"`; None for one shard, held in memory.
-        exist_ok: Replace the data set that is there.
+        progress_bar: Show shards and bytes on standard error.
+        max_workers: Shards that are compressed and stored at once; by default one a core, 4 at most.
+        retry: Tries of a request to the store after its first; by default the store's own 10.
+        exist_ok: Replace the data set that is there: its index is taken away at once, then the shards that it
+            names in its own folder. Nothing else is ever deleted.
+        append: Add shards to the data set that is there, of the same columns; other settings may differ. Its
+            index is replaced in one step at the end, and until then it is as it was. Of two writers that
+            append at once one fails, with nothing lost.
 
     Raises:
-        ConfigError: An argument does not work.
-        DatasetExistsError: There is a data set, and `exist_ok` is false.
-
-    Example:
-        >>> with MDSWriter(columns={"tokens": "ndarray:uint16:1024"}, out="data/train") as writer:
-        ...     writer.write({"tokens": tokens})
+        ConfigError: An argument does not work, or the data set to append to has other columns.
+        DatasetExistsError: There is a data set, and neither `exist_ok` nor `append` is given.
+        IndexNotFoundError: There is none to append to.
+        StoreError: The store's own errors, as they come.
     """
+
+    _format = ""
 
     def __init__(
         self,
         *,
-        columns: dict[str, str],
+        columns: Mapping[str, str],
         out: Place,
         keep_local: bool = False,
         compression: str | None = None,
         hashes: list[str] | None = None,
         size_limit: int | str | None = 1 << 26,
+        progress_bar: bool = False,
+        max_workers: int | None = None,
+        retry: int | None = None,
         exist_ok: bool = False,
+        append: bool = False,
     ) -> None:
         if not columns:
-            raise ConfigError("`columns` is empty: expected encodings by name, such as `{'text': 'str'}`")
-        names = sorted(columns)
-        self._columns = [(name, resolve_encoding(columns[name])) for name in names]
-        self._compression = compression
-        self._zstd_level = _parse_compression(compression)
-        self._hashes = sorted(set(hashes or []))
-        if len(self._hashes) != len(hashes or []):
-            raise ConfigError(f"`hashes` is {hashes!r}: expected each name once")
-        for name in self._hashes:
-            if name not in _native.hash_names():
-                raise ConfigError(f"hash `{name}` is not supported: expected one of {_native.hash_names()}")
-        # Everything of the index that the shards themselves repeat, in the reference's own key order.
+            raise ConfigError("`columns` is empty: expected types by name, such as `{'text': 'str'}`")
+        if max_workers is not None and max_workers < 1:
+            raise ConfigError(f"`max_workers` is {max_workers}: expected at least 1")
+        if append and exist_ok:
+            raise ConfigError("`append` and `exist_ok` are both given: expected to add or to replace")
+        self._columns = dict(sorted(columns.items()))
+        self._size_limit = _parse_size_limit(size_limit)
         self._config: dict[str, Any] = {
-            "column_encodings": [columns[name] for name in names],
-            "column_names": names,
-            "column_sizes": [encoding.width for _, encoding in self._columns],
             "compression": compression,
-            "format": "mds",
-            "hashes": self._hashes,
-            "size_limit": _parse_size_limit(size_limit),
+            "format": self._format,
+            "hashes": _check_hashes(hashes),
+            "size_limit": self._size_limit,
             "version": 2,
+            **self._describe_columns(),
         }
         self._header = json.dumps(self._config, sort_keys=True).encode()
         self._samples: list[bytes] = []
-        self._size = self._empty_size
-        self._shards: list[dict[str, Any]] = []
+        self._size = self._empty_bytes()
+        self._counts: list[int] = []
+        self._old_shards: list[dict[str, Any]] = []
+        self._first_number = 0
+        self._output = Output(out, keep_local=keep_local, retry=retry)
+        # Before the place is touched: this also says whether hashes and compression are known.
+        self._shards = _native.ShardWriter(
+            local=self._output.folder,
+            remote=self._output.store,
+            compression=compression,
+            hashes=self._config["hashes"],
+            only_new=append,
+            threads=max_workers or min(os.cpu_count() or 1, _MOST_WORKERS),
+        )
         self._is_finished = False
-        self._output = Output(out, keep_local=keep_local, exist_ok=exist_ok)
+        self._progress: ShardProgress | None = None
+        try:
+            self._open(exist_ok=exist_ok, append=append)
+        except BaseException:
+            self._close()
+            raise
+        if progress_bar:
+            from hocket.stream.progress import ShardProgress
 
-    @property
-    def _empty_size(self) -> int:
-        """Bytes of a shard without samples."""
-        return 8 + len(self._header)
+            self._progress = ShardProgress(self._output.uri)
 
-    def write(self, sample: dict[str, Any]) -> None:
+    def _open(self, *, exist_ok: bool, append: bool) -> None:
+        if not append:
+            self._output.make_room(exist_ok=exist_ok)
+            return
+        self._old_shards, self._first_number = self._output.open_existing()
+        for number, shard in enumerate(self._old_shards):
+            columns = shard.get("columns") or dict(
+                zip(shard["column_names"], shard["column_encodings"], strict=True)
+            )
+            if columns != self._columns:
+                raise ConfigError(
+                    f"shard {number} of `{self._output.uri}` has the columns {columns}: expected those of "
+                    f"this writer, {self._columns}; write another data set and merge the two"
+                )
+
+    def _describe_columns(self) -> dict[str, Any]:
+        """Check the columns, and return what the index says of them."""
+        raise NotImplementedError
+
+    def _empty_bytes(self) -> int:
+        """Bytes of a shard without samples, as its limit counts them."""
+        return 0
+
+    def _sample_bytes(self, encoded: bytes) -> int:
+        """Bytes that a sample adds to a shard, as its limit counts them."""
+        return len(encoded)
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        raise NotImplementedError
+
+    def _submit(self, basename: str, samples: list[bytes]) -> None:
+        raise NotImplementedError
+
+    def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Values are encoded at once; keys that are no columns are left out.
 
         Raises:
             SampleError: A column is missing, or a value is not of its column's type.
-            ConfigError: The writer is finished.
+            ConfigError: The writer is finished, or the shard would have 4 GiB or more.
+            StreamIOError: The disk refused an earlier shard.
+            StoreError: The store did.
         """
         if self._is_finished:
             raise ConfigError("the writer is finished: start another one to write more")
-        encoded = encode_sample(self._columns, sample)
-        limit = self._config["size_limit"]
+        encoded = self._encode(sample)
+        added = self._sample_bytes(encoded)
         # Also when the shard is still empty: the reference then writes an empty shard, and names agree.
-        if limit is not None and self._size + len(encoded) + 4 > limit:
+        if self._size_limit is not None and self._size + added > self._size_limit:
             self._flush()
         self._samples.append(encoded)
-        self._size += len(encoded) + 4
+        self._size += added
 
     def finish(self) -> None:
-        """Write the last shard, then the index. Twice is once.
+        """Write the last shard, wait for all, then write the index. Twice is once.
 
         Raises:
-            StreamIOError: The disk refuses.
-            StoreError: The store does.
+            As `write`; also `StoreChangedError` where another writer appended meanwhile.
         """
         if self._is_finished:
             return
-        if self._samples:
-            self._flush()
-        index = {"shards": self._shards, "version": 2}
-        _native.write_whole(self._output.folder / INDEX_NAME, json.dumps(index, sort_keys=True).encode())
-        self._output.publish(INDEX_NAME)
-        self._close()
+        try:
+            if self._samples:
+                self._flush()
+            new = [
+                self._entry(count, files)
+                for count, files in zip(self._counts, self._shards.finish(), strict=True)
+            ]
+            self._output.publish([*self._old_shards, *new])
+        finally:
+            self._close()
+
+    def _flush(self) -> None:
+        number = self._first_number + len(self._counts)
+        samples, self._samples = self._samples, []
+        try:
+            self._submit(f"shard.{number:05d}.{self._format}", samples)
+        except BaseException:
+            self._close()
+            raise
+        self._counts.append(len(samples))
+        if self._progress is not None:
+            self._progress.update(self._shards.num_written, len(self._counts), self._size)
+        self._size = self._empty_bytes()
+
+    def _entry(self, count: int, files: list[tuple[_native._File, _native._File | None]]) -> dict[str, Any]:
+        entry = self._config | {"samples": count}
+        for kind, (raw, packed) in zip(("data", "meta"), files, strict=False):
+            entry[f"raw_{kind}"] = _describe(raw)
+            entry[f"zip_{kind}"] = packed and _describe(packed)
+        return entry
+
+    def _close(self) -> None:
+        self._is_finished = True
+        self._samples = []
+        self._shards.close()
+        if self._progress is not None:
+            self._progress.close()
 
     def __enter__(self) -> Self:
         return self
@@ -130,40 +225,55 @@ class MDSWriter:
         else:
             self._close()
 
-    def _flush(self) -> None:
-        name = f"shard.{len(self._shards):05d}.mds"
-        raw, packed = _native.seal_shard(
-            self._output.folder,
-            name,
-            self._header,
-            self._samples,
-            zstd_level=self._zstd_level,
-            hashes=self._hashes,
-        )
-        self._output.publish((packed or raw)[0])
-        described = {"samples": len(self._samples), "raw_data": _describe(raw)}
-        self._shards.append(self._config | described | {"zip_data": packed and _describe(packed)})
-        self._samples = []
-        self._size = self._empty_size
 
-    def _close(self) -> None:
-        self._is_finished = True
-        self._samples = []
-        self._output.close()
+class MDSWriter(Writer):
+    """Write samples into MDS shards, which mosaicml-streaming reads too.
+
+    Arguments, errors and what holds after a crash are those of `Writer`; `columns` are encodings by name,
+    which `hocket.stream.encodings` lists. A value that is `bytes` already is stored as it is.
+
+    Example:
+        >>> with MDSWriter(columns={"tokens": "ndarray:uint16:1024"}, out="data/train") as writer:
+        ...     writer.write({"tokens": tokens})
+    """
+
+    _format = "mds"
+
+    def _describe_columns(self) -> dict[str, Any]:
+        # One's own data: what runs code when it is read is the reader's to consent to.
+        encodings = {
+            name: resolve_encoding(kind, allow_unsafe_types=True) for name, kind in self._columns.items()
+        }
+        self._encoder = SampleEncoder(list(encodings.items()))
+        return {
+            "column_encodings": list(self._columns.values()),
+            "column_names": list(self._columns),
+            "column_sizes": [encoding.width for encoding in encodings.values()],
+        }
+
+    def _empty_bytes(self) -> int:
+        return 8 + len(self._header)
+
+    def _sample_bytes(self, encoded: bytes) -> int:
+        return len(encoded) + 4
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        return self._encoder.encode(sample)
+
+    def _submit(self, basename: str, samples: list[bytes]) -> None:
+        self._shards.submit(basename, self._header, samples)
 
 
-def _describe(file: tuple[str, int, dict[str, str]]) -> dict[str, Any]:
+def _describe(file: _native._File) -> dict[str, Any]:
     name, size, hashes = file
     return {"basename": name, "bytes": size, "hashes": hashes}
 
 
-def _parse_compression(compression: str | None) -> int | None:
-    if compression is None:
-        return None
-    name, _, level = compression.partition(":")
-    if name != "zstd" or not re.fullmatch(r"|[1-9]|1\d|2[0-2]", level) or compression.endswith(":"):
-        raise ConfigError(f"`compression` is `{compression}`: expected None, `zstd` or `zstd:1` to `zstd:22`")
-    return int(level) if level else 3
+def _check_hashes(hashes: list[str] | None) -> list[str]:
+    names = sorted(set(hashes or []))
+    if len(names) != len(hashes or []):
+        raise ConfigError(f"`hashes` is {hashes!r}: expected each name once")
+    return names
 
 
 def _parse_size_limit(size_limit: int | str | None) -> int | None:

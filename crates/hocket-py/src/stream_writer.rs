@@ -1,0 +1,153 @@
+//! Writing shards, as Python sees it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hocket_stream::StreamError;
+use hocket_stream::codec::Compression;
+use hocket_stream::hash::Algorithm;
+use hocket_stream::index::FileInfo;
+use hocket_stream::writer::{self, RawFile, WriterOptions, Written};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use crate::errors::stream_error;
+use crate::store::Store;
+
+/// How long one wait may last before Python's signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What an index says of a file: base name, size, digests by name.
+type PyFile = (String, u64, BTreeMap<String, String>);
+
+/// A file and its compressed form, if that is what was written.
+type PyWritten = (PyFile, Option<PyFile>);
+
+/// Compresses, digests and stores shards in threads that end with it.
+#[pyclass(frozen, module = "hocket.native._native")]
+pub struct ShardWriter {
+    writer: Mutex<Option<writer::ShardWriter>>,
+}
+
+impl ShardWriter {
+    /// Calls `step` without the interpreter lock until it has an answer, hearing signals in between.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        mut step: impl FnMut(&mut writer::ShardWriter) -> hocket_stream::Result<Option<T>> + Send,
+    ) -> PyResult<T> {
+        loop {
+            let answer = py.detach(|| {
+                let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+                step(writer.as_mut().ok_or(StreamError::Closed)?)
+            });
+            match answer {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) => py.check_signals()?,
+                Err(error) => return Err(stream_error(py, &error)),
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl ShardWriter {
+    #[new]
+    #[pyo3(signature = (*, local, remote, compression, hashes, only_new, threads))]
+    fn new(
+        py: Python<'_>,
+        local: Option<PathBuf>,
+        remote: Option<&Store>,
+        compression: Option<&str>,
+        hashes: Vec<String>,
+        only_new: bool,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let start = || {
+            let hashes = hashes.into_iter().map(|name| {
+                let algorithm = Algorithm::parse(&name)?;
+                Ok((name, algorithm))
+            });
+            writer::ShardWriter::start(WriterOptions {
+                local,
+                remote: remote.map(Store::handle),
+                compression: compression.map(Compression::parse).transpose()?,
+                hashes: hashes.collect::<hocket_stream::Result<_>>()?,
+                only_new,
+                threads,
+            })
+        };
+        let writer = start().map_err(|error| stream_error(py, &error))?;
+        Ok(Self {
+            writer: Mutex::new(Some(writer)),
+        })
+    }
+
+    #[pyo3(signature = (basename, config, samples, *, header=None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        basename: String,
+        config: PyBackedBytes,
+        samples: Vec<PyBackedBytes>,
+        header: Option<PyBackedBytes>,
+    ) -> PyResult<()> {
+        let assembled = py.detach(|| match &header {
+            None => writer::assemble(&config, &samples).map(|shard| vec![(String::new(), shard)]),
+            Some(header) => {
+                let (data, meta) = writer::assemble_text(&config, header, &samples)?;
+                Ok(vec![(String::new(), data), (".meta".into(), meta)])
+            }
+        });
+        let files = assembled.map_err(|error| stream_error(py, &error))?;
+        let files = files.into_iter().map(|(ending, contents)| RawFile {
+            basename: format!("{basename}{ending}"),
+            contents,
+        });
+        let mut shard = Some(files.collect());
+        self.wait(py, |writer| {
+            shard = writer.submit(shard.take().unwrap_or_default(), PATIENCE)?;
+            Ok(shard.is_none().then_some(()))
+        })
+    }
+
+    fn finish(&self, py: Python<'_>) -> PyResult<Vec<Vec<PyWritten>>> {
+        let shards = self.wait(py, |writer| writer.finish(PATIENCE))?;
+        self.close(py);
+        let describe = |files: Vec<Written>| {
+            let files = files.into_iter();
+            files
+                .map(|file| (pair(file.raw), file.zip.map(pair)))
+                .collect()
+        };
+        Ok(shards.into_iter().map(describe).collect())
+    }
+
+    #[getter]
+    fn num_written(&self) -> usize {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.as_ref().map_or(0, writer::ShardWriter::num_written)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            drop(
+                self.writer
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            )
+        });
+    }
+}
+
+fn pair(file: FileInfo) -> PyFile {
+    (file.basename, file.bytes, file.hashes.into_iter().collect())
+}
+
+/// Adds this module's classes to the extension.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<ShardWriter>()
+}

@@ -1,0 +1,312 @@
+//! How a shard's file is compressed: five codecs, each by the name that the index gives it.
+//!
+//! A shard is compressed whole. Unpacking is bounded twice over: nothing past the size in the index is
+//! produced, and memory is taken as output comes rather than as a header promises.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
+
+use crate::error::{Result, StreamError};
+
+/// First room for output: so many bytes for each packed one, and the rest once it is needed.
+const FIRST_RATIO: usize = 16;
+
+/// No snappy element makes more output of its bytes: a 3-byte copy gives 64.
+const MOST_SNAPPY_RATIO: usize = 22;
+
+/// A codec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// Brotli, levels 0 to 11.
+    Brotli,
+    /// bzip2, levels 1 to 9.
+    Bzip2,
+    /// gzip, levels 0 to 9.
+    Gzip,
+    /// Raw snappy blocks; no levels.
+    Snappy,
+    /// Zstandard, levels 1 to 22.
+    Zstd,
+}
+
+/// The least level, the greatest, and the one where none is given.
+type Levels = (u32, u32, u32);
+
+/// Name (which is the file's extension too), codec, and levels.
+const CODECS: [(&str, Codec, Option<Levels>); 5] = [
+    ("br", Codec::Brotli, Some((0, 11, 11))),
+    ("bz2", Codec::Bzip2, Some((1, 9, 9))),
+    ("gz", Codec::Gzip, Some((0, 9, 9))),
+    ("snappy", Codec::Snappy, None),
+    ("zstd", Codec::Zstd, Some((1, 22, 3))),
+];
+
+/// A codec and its level, such as `zstd:7`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compression {
+    codec: Codec,
+    name: &'static str,
+    level: u32,
+}
+
+impl Compression {
+    /// What an index or an argument calls `text`: a name, or a name and a level.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] for any other text, with what is known.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        let found = CODECS.iter().find(|(known, ..)| *known == name);
+        let parsed = found.and_then(|&(name, codec, levels)| {
+            let level = match (level, levels) {
+                (None, levels) => levels.map_or(0, |(_, _, default)| default),
+                (Some(_), None) => return None,
+                (Some(text), Some((least, most, _))) => text
+                    .parse()
+                    .ok()
+                    .filter(|level| (least..=most).contains(level) && !text.starts_with('+'))?,
+            };
+            Some(Self { codec, name, level })
+        });
+        parsed.ok_or_else(|| {
+            StreamError::config(format!(
+                "compression `{text}` is not supported: expected `br:0` to `br:11`, `bz2:1` to `bz2:9`, `gz:0` to `gz:9`, `snappy`, or `zstd:1` to `zstd:22`; the level may be left out"
+            ))
+        })
+    }
+
+    /// The ending of a compressed file's name, without a dot.
+    pub fn extension(self) -> &'static str {
+        self.name
+    }
+
+    /// The bytes of `raw`, packed. Looks at `stop` about every mebibyte.
+    ///
+    /// # Errors
+    /// [`StreamError::Closed`] once `stop` is set; [`StreamError::Config`] where the codec refuses, such as
+    /// for want of memory.
+    pub fn pack(self, raw: &[u8], stop: &AtomicBool) -> Result<Vec<u8>> {
+        let packed = self.try_pack(raw, stop);
+        packed.map_err(|error| match stop.load(Ordering::Relaxed) {
+            true => StreamError::Closed,
+            false => StreamError::config(format!(
+                "{self} could not pack {} bytes: {error}",
+                raw.len()
+            )),
+        })
+    }
+
+    fn try_pack(self, raw: &[u8], stop: &AtomicBool) -> io::Result<Vec<u8>> {
+        match self.codec {
+            Codec::Brotli => {
+                let params = brotli::enc::BrotliEncoderParams {
+                    quality: self.level as i32,
+                    size_hint: raw.len(),
+                    ..Default::default()
+                };
+                let encoder = brotli::CompressorWriter::with_params(Vec::new(), 1 << 16, &params);
+                Ok(feed(encoder, raw, stop)?.into_inner())
+            }
+            Codec::Bzip2 => {
+                let level = bzip2::Compression::new(self.level);
+                feed(bzip2::write::BzEncoder::new(Vec::new(), level), raw, stop)?.finish()
+            }
+            Codec::Gzip => {
+                let level = flate2::Compression::new(self.level);
+                feed(flate2::write::GzEncoder::new(Vec::new(), level), raw, stop)?.finish()
+            }
+            Codec::Snappy => Ok(snap::raw::Encoder::new().compress_vec(raw)?),
+            Codec::Zstd => {
+                let mut encoder = zstd::Encoder::new(Vec::new(), self.level as i32)?;
+                encoder.set_pledged_src_size(Some(raw.len() as u64))?;
+                feed(encoder, raw, stop)?.finish()
+            }
+        }
+    }
+
+    /// The `raw_bytes` bytes that `packed` holds.
+    ///
+    /// # Errors
+    /// A text that says what was wrong: bytes that do not unpack, or unpack to more or less than that.
+    pub fn unpack(self, packed: &[u8], raw_bytes: u64) -> std::result::Result<Vec<u8>, String> {
+        let size = usize::try_from(raw_bytes).map_err(|error| error.to_string())?;
+        let raw = match self.codec {
+            Codec::Brotli => read_bounded(brotli::Decompressor::new(packed, 1 << 16), packed, size),
+            Codec::Bzip2 => read_bounded(bzip2::read::MultiBzDecoder::new(packed), packed, size),
+            Codec::Gzip => read_bounded(flate2::read::MultiGzDecoder::new(packed), packed, size),
+            Codec::Snappy => unpack_snappy(packed, size),
+            Codec::Zstd => unpack_zstd(packed, size),
+        };
+        let raw = raw.map_err(|error| format!("bytes that do not unpack ({error})"))?;
+        match raw.len() {
+            len if len > size => Err(format!("bytes that unpack to more than {size}")),
+            len if len < size => Err(format!("bytes that unpack to {len}")),
+            _ => Ok(raw),
+        }
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.codec {
+            Codec::Snappy => write!(formatter, "{}", self.name),
+            _ => write!(formatter, "{}:{}", self.name, self.level),
+        }
+    }
+}
+
+fn feed<W: Write>(mut encoder: W, raw: &[u8], stop: &AtomicBool) -> io::Result<W> {
+    for piece in raw.chunks(1 << 20) {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        encoder.write_all(piece)?;
+    }
+    Ok(encoder)
+}
+
+/// Where output begins: never more than the index says, nor than the packed bytes make likely.
+fn first_room(packed: &[u8], size: usize) -> usize {
+    size.min(packed.len().saturating_mul(FIRST_RATIO).max(1 << 16))
+}
+
+/// What a decoder gives, up to one byte past `size`: that byte shows that there is too much.
+fn read_bounded(decoder: impl Read, packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
+    let mut raw = Vec::with_capacity(first_room(packed, size) + 1);
+    decoder.take(size as u64 + 1).read_to_end(&mut raw)?;
+    Ok(raw)
+}
+
+fn unpack_snappy(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
+    let said = snap::raw::decompress_len(packed)?;
+    if said != size || said > packed.len().saturating_mul(MOST_SNAPPY_RATIO) {
+        return Err(io::Error::other(format!("its header says {said} bytes")));
+    }
+    Ok(snap::raw::Decoder::new().decompress_vec(packed)?)
+}
+
+/// All frames of `packed`, in one pass where the first room is enough.
+fn unpack_zstd(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
+    let mut decoder = Decoder::new()?;
+    // A frame made in one call has a window as large as its content.
+    let window_log = size.next_power_of_two().ilog2().clamp(27, 31);
+    decoder.set_parameter(DParameter::WindowLogMax(window_log))?;
+    let mut raw = Vec::with_capacity(first_room(packed, size) + 1);
+    let mut input = InBuffer::around(packed);
+    loop {
+        let filled = raw.len();
+        let mut output = OutBuffer::around_pos(&mut raw, filled);
+        let missing = decoder.run(&mut input, &mut output)?;
+        let is_read = input.pos() == packed.len();
+        if (missing == 0 && is_read) || raw.len() > size {
+            return Ok(raw);
+        }
+        if raw.len() == raw.capacity() {
+            raw.reserve_exact(raw.len().clamp(1, size + 1 - raw.len()));
+        } else if is_read {
+            return Err(io::Error::other("the last frame is cut short"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALL: [&str; 12] = [
+        "br", "br:0", "br:5", "bz2", "bz2:1", "gz", "gz:0", "gz:1", "snappy", "zstd", "zstd:1",
+        "zstd:22",
+    ];
+
+    fn parse(text: &str) -> Compression {
+        Compression::parse(text).unwrap()
+    }
+
+    fn pack(text: &str, raw: &[u8]) -> Vec<u8> {
+        parse(text).pack(raw, &AtomicBool::new(false)).unwrap()
+    }
+
+    #[test]
+    fn names_and_levels() {
+        for (text, shown, extension) in [
+            ("br", "br:11", "br"),
+            ("bz2:1", "bz2:1", "bz2"),
+            ("gz", "gz:9", "gz"),
+            ("snappy", "snappy", "snappy"),
+            ("zstd", "zstd:3", "zstd"),
+        ] {
+            assert_eq!(parse(text).to_string(), shown);
+            assert_eq!(parse(text).extension(), extension);
+        }
+        for text in [
+            "", "lz4", "zstd:0", "zstd:23", "zstd:", "zstd:-1", "zstd:+3", "br:12", "bz2:0",
+            "gz:10", "snappy:1",
+        ] {
+            let message = Compression::parse(text).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{text}`")), "{message}");
+        }
+    }
+
+    /// A bomb: what it holds is a thousand times larger than itself, and than the index says.
+    #[test]
+    fn nothing_grows_past_the_size_in_the_index() {
+        let raw = vec![0; 8 << 20];
+        for text in ALL {
+            let packed = pack(text, &raw);
+            for said in [
+                0,
+                1,
+                1000,
+                raw.len() as u64 - 1,
+                raw.len() as u64 + 1,
+                1 << 31,
+            ] {
+                let reason = parse(text).unpack(&packed, said).unwrap_err();
+                assert!(reason.contains("unpack"), "{text} {said}: {reason}");
+            }
+            assert!(
+                parse(text).unpack(&packed, raw.len() as u64).unwrap() == raw,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn several_frames_in_a_row_are_one_file() {
+        for text in ["bz2", "gz", "zstd"] {
+            let packed: Vec<u8> = [&b"one"[..], b"", b"two"]
+                .iter()
+                .flat_map(|part| pack(text, part))
+                .collect();
+            assert_eq!(parse(text).unpack(&packed, 6).unwrap(), b"onetwo", "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_unpacks(raw in prop::collection::vec(0u8..4, 0..3000), which in 0..ALL.len()) {
+            let compression = parse(ALL[which]);
+            let packed = pack(ALL[which], &raw);
+            prop_assert_eq!(compression.unpack(&packed, raw.len() as u64).unwrap(), raw);
+        }
+
+        #[test]
+        fn a_cut_file_is_found(raw in prop::collection::vec(0u8..4, 1..3000), which in 0..ALL.len(), cut in 0.0..1.0f64) {
+            let compression = parse(ALL[which]);
+            let packed = pack(ALL[which], &raw);
+            let kept = (packed.len() as f64 * cut) as usize;
+            if let Ok(found) = compression.unpack(&packed[..kept], raw.len() as u64) {
+                // A codec may end with bytes that carry nothing; then nothing is missing.
+                prop_assert_eq!(found, raw);
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! One shard's entry in `index.json`: parsed, and checked before it is believed.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use crate::codec::Compression;
+use crate::error::{Result, StreamError};
+use crate::index::{FileInfo, INDEX_NAME, StoredFile};
+use crate::schema::{Column, Format, Schema};
+
+/// An entry as the file has it. Keys that are not named here are ignored.
+#[derive(Deserialize)]
+pub(crate) struct Entry {
+    format: String,
+    version: u64,
+    samples: u64,
+    #[serde(default)]
+    column_names: Vec<String>,
+    #[serde(default)]
+    column_encodings: Vec<String>,
+    #[serde(default)]
+    column_sizes: Vec<Option<u32>>,
+    /// Of JSON shards: type by name.
+    #[serde(default)]
+    columns: BTreeMap<String, String>,
+    separator: Option<String>,
+    newline: Option<String>,
+    compression: Option<String>,
+    raw_data: Option<EntryFile>,
+    zip_data: Option<EntryFile>,
+    raw_meta: Option<EntryFile>,
+    zip_meta: Option<EntryFile>,
+}
+
+#[derive(Deserialize)]
+struct EntryFile {
+    basename: String,
+    bytes: u64,
+    #[serde(default)]
+    hashes: HashMap<String, String>,
+}
+
+/// What was found wrong; the index's own name is added by the caller.
+pub(crate) enum Finding {
+    Corrupt(String),
+    Unsupported(String),
+}
+
+impl Finding {
+    pub(crate) fn at(self, origin: &str) -> StreamError {
+        match self {
+            Self::Corrupt(reason) => StreamError::IndexCorrupt {
+                origin: origin.into(),
+                reason,
+            },
+            Self::Unsupported(what) => StreamError::config(format!("`{origin}`: {what}")),
+        }
+    }
+}
+
+type Checked<T> = std::result::Result<T, Finding>;
+
+/// A checked entry.
+pub(crate) struct Parts {
+    pub format: Format,
+    pub schema: Schema,
+    pub samples: u32,
+    pub compression: Option<Compression>,
+    pub data: StoredFile,
+    pub meta: Option<StoredFile>,
+}
+
+impl Entry {
+    /// Checks shard `number`.
+    pub(crate) fn check(self, number: usize) -> Checked<Parts> {
+        let (format, columns) = self.columns(number)?;
+        let schema = check_columns(columns, number)?;
+        if self.version != 2 {
+            return Err(Finding::Corrupt(format!(
+                "shard {number} has version {}, expected 2",
+                self.version
+            )));
+        }
+        let samples = u32::try_from(self.samples)
+            .ok()
+            .filter(|&samples| samples < u32::MAX)
+            .ok_or_else(|| {
+                Finding::Corrupt(format!(
+                    "shard {number} has {} samples, expected fewer than 2^32 - 1",
+                    self.samples
+                ))
+            })?;
+        let compression = self
+            .compression
+            .map(|text| Compression::parse(&text))
+            .transpose()
+            .map_err(|error| Finding::Unsupported(format!("shard {number}: {error}")))?;
+        let is_packed = compression.is_some();
+        let is_text = format != Format::Mds;
+        let data = check_pair(self.raw_data, self.zip_data, "data", is_packed, number)?;
+        let data = StoredFile {
+            holds_offsets: !is_text,
+            ..data
+        };
+        let meta = is_text
+            .then(|| check_pair(self.raw_meta, self.zip_meta, "meta", is_packed, number))
+            .transpose()?
+            .map(|meta| StoredFile {
+                holds_offsets: true,
+                ..meta
+            });
+        Ok(Parts {
+            format,
+            schema,
+            samples,
+            compression,
+            data,
+            meta,
+        })
+    }
+
+    /// The format, and the columns as the shard lists them.
+    fn columns(&self, number: usize) -> Checked<(Format, Vec<Column>)> {
+        let newline = self.newline.clone().unwrap_or_else(|| "\n".into());
+        let fixed = match self.format.as_str() {
+            "mds" => return Ok((Format::Mds, self.mds_columns(number)?)),
+            "json" => {
+                let columns = text_columns(self.columns.iter(), number)?;
+                return Ok((
+                    Format::Json {
+                        newline: check_mark("newline", newline, number)?,
+                    },
+                    columns,
+                ));
+            }
+            "csv" => Some(","),
+            "tsv" => Some("\t"),
+            "xsv" => None,
+            other => {
+                return Err(Finding::Unsupported(format!(
+                    "shard {number} has format `{}`: expected `mds`, `json`, `csv`, `tsv` or `xsv`; convert it with MDSWriter",
+                    other.escape_debug()
+                )));
+            }
+        };
+        let separator = fixed.map(str::to_owned).or_else(|| self.separator.clone());
+        let format = Format::Xsv {
+            separator: check_mark("separator", separator.unwrap_or_default(), number)?,
+            newline: check_mark("newline", newline, number)?,
+        };
+        let (names, types) = (&self.column_names, &self.column_encodings);
+        if names.len() != types.len() {
+            return Err(Finding::Corrupt(format!(
+                "shard {number} has {} `column_names` and {} `column_encodings`, expected as many of each",
+                names.len(),
+                types.len()
+            )));
+        }
+        Ok((format, text_columns(names.iter().zip(types), number)?))
+    }
+
+    fn mds_columns(&self, number: usize) -> Checked<Vec<Column>> {
+        let (names, encodings, sizes) = (
+            &self.column_names,
+            &self.column_encodings,
+            &self.column_sizes,
+        );
+        if names.len() != encodings.len() || names.len() != sizes.len() {
+            return Err(Finding::Corrupt(format!(
+                "shard {number} has {} `column_names`, {} `column_encodings` and {} `column_sizes`, expected as many of each",
+                names.len(),
+                encodings.len(),
+                sizes.len()
+            )));
+        }
+        let columns = names.iter().zip(encodings).zip(sizes);
+        // A size of 0 means "no fixed size" to the format's own reader.
+        Ok(columns
+            .map(|((name, encoding), width)| Column {
+                name: name.clone(),
+                encoding: encoding.clone(),
+                width: width.filter(|&width| width > 0),
+            })
+            .collect())
+    }
+}
+
+/// Columns of a text shard, in the encodings in which their values are handed over.
+fn text_columns<'a>(
+    columns: impl Iterator<Item = (&'a String, &'a String)>,
+    number: usize,
+) -> Checked<Vec<Column>> {
+    columns
+        .map(|(name, kind)| {
+            let (encoding, width) = match kind.as_str() {
+                "str" => ("str", None),
+                "int" => ("int", Some(8)),
+                "float" => ("float64", Some(8)),
+                other => {
+                    return Err(Finding::Unsupported(format!(
+                        "shard {number} has column `{name}` of type `{}`: expected `str`, `int` or `float`, the types of a text shard",
+                        other.escape_debug()
+                    )));
+                }
+            };
+            Ok(Column { name: name.clone(), encoding: encoding.into(), width })
+        })
+        .collect()
+}
+
+fn check_columns(columns: Vec<Column>, number: usize) -> Checked<Schema> {
+    let mut names = HashSet::new();
+    match columns.iter().find(|column| !names.insert(&column.name)) {
+        Some(twice) => Err(Finding::Corrupt(format!(
+            "shard {number} has two columns named `{}`",
+            twice.name
+        ))),
+        None if columns.is_empty() => Err(Finding::Corrupt(format!(
+            "shard {number} has 0 columns, expected at least one"
+        ))),
+        None => Ok(Schema { columns }),
+    }
+}
+
+fn check_mark(name: &str, mark: String, number: usize) -> Checked<String> {
+    if mark.is_empty() {
+        return Err(Finding::Corrupt(format!(
+            "shard {number} has no `{name}`, expected at least one character"
+        )));
+    }
+    Ok(mark)
+}
+
+/// A file and its compressed form: both are listed, or neither is compressed.
+fn check_pair(
+    raw: Option<EntryFile>,
+    zip: Option<EntryFile>,
+    what: &str,
+    is_packed: bool,
+    number: usize,
+) -> Checked<StoredFile> {
+    let raw = raw.ok_or_else(|| Finding::Corrupt(format!("shard {number} has no `raw_{what}`")))?;
+    let raw = check_file(raw, number)?;
+    if raw.bytes > u64::from(u32::MAX) {
+        return Err(Finding::Corrupt(format!(
+            "shard {number} (`{}`) has {} bytes, expected fewer than 2^32: its offsets cannot reach further",
+            raw.basename, raw.bytes
+        )));
+    }
+    if zip.is_some() != is_packed {
+        return Err(Finding::Corrupt(format!(
+            "shard {number} has {} compression and {} `zip_{what}`, expected both or neither",
+            if is_packed { "a" } else { "no" },
+            if is_packed { "no" } else { "a" }
+        )));
+    }
+    Ok(StoredFile {
+        raw,
+        zip: zip.map(|zip| check_file(zip, number)).transpose()?,
+        holds_offsets: false,
+    })
+}
+
+fn check_file(file: EntryFile, number: usize) -> Checked<FileInfo> {
+    if !is_inside(&file.basename) {
+        return Err(Finding::Corrupt(format!(
+            "shard {number} has the base name `{}`, expected plain folder and file names that stay inside the data set",
+            file.basename.escape_debug()
+        )));
+    }
+    let mut hashes: Vec<(String, String)> = file.hashes.into_iter().collect();
+    hashes.sort();
+    Ok(FileInfo {
+        basename: file.basename,
+        bytes: file.bytes,
+        hashes,
+    })
+}
+
+/// Whether a base name stays in the data set: plain components, spelt one way only.
+/// Hidden names are refused too: they are those of files in the making.
+fn is_inside(basename: &str) -> bool {
+    let components: Vec<Component<'_>> = Path::new(basename).components().collect();
+    let plain = components.iter().all(|part| matches!(part, Component::Normal(name) if !name.as_encoded_bytes().starts_with(b".")));
+    plain
+        && !components.is_empty()
+        && basename.split('/').count() == components.len()
+        && !basename.contains(['\\', '\0'])
+        && Path::new(basename).file_name() != Some(INDEX_NAME.as_ref())
+}
+
+/// Parses the entries of an index.
+pub(crate) fn parse(data: &[u8], origin: &str) -> Result<Vec<Entry>> {
+    #[derive(Deserialize)]
+    struct File {
+        version: u64,
+        shards: Vec<Entry>,
+    }
+    let corrupt = |reason: String| StreamError::IndexCorrupt {
+        origin: origin.into(),
+        reason,
+    };
+    let file: File = serde_json::from_slice(data).map_err(|error| corrupt(error.to_string()))?;
+    if file.version != 2 {
+        return Err(corrupt(format!(
+            "its version is {}, expected 2",
+            file.version
+        )));
+    }
+    if u32::try_from(file.shards.len()).is_err() {
+        return Err(corrupt(format!(
+            "it lists {} shards, expected fewer than 2^32",
+            file.shards.len()
+        )));
+    }
+    Ok(file.shards)
+}

@@ -1,0 +1,79 @@
+"""A data set's columns: from the bytes of a batch to its values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from hocket.stream.encodings import Column, Encoding, check_width, resolve_encoding
+from hocket.stream.encodings.base import Plain
+from hocket.stream.errors import ShardCorruptError
+
+#: A column's bytes; offsets of its values where they differ in size; the samples that have one, if not all.
+RawColumn = tuple[memoryview, memoryview | None, memoryview | None]
+
+
+class ColumnSet:
+    """What decodes the batches of one or several indexes with the same columns.
+
+    Where shards differ in a column, a batch has a list of its values, with None for samples without it.
+
+    Args:
+        columns: Name, encoding and size of each, in the order of a batch.
+        mixed: Names of those that some shard lacks, or has in another encoding.
+        origin: The index's path or URI, for messages.
+        allow_unsafe_types: Take columns whose decoding runs code out of the data.
+
+    Raises:
+        ConfigError: An encoding is unknown, or unsafe and not allowed.
+        IndexCorruptError: A column's size is not its encoding's.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[tuple[str, str, int | None]],
+        mixed: Collection[str],
+        *,
+        origin: str,
+        allow_unsafe_types: bool,
+    ) -> None:
+        self._columns: list[tuple[str, Encoding]] = []
+        for name, kind, width in columns:
+            encoding = resolve_encoding(kind, allow_unsafe_types=allow_unsafe_types)
+            check_width(name, encoding, width, origin)
+            self._columns.append((name, encoding))
+        self._mixed = frozenset(mixed)
+        self.encodings: dict[str, Encoding] = {
+            name: _Mixed() if name in self._mixed else encoding for name, encoding in self._columns
+        }
+        """What takes a sample's value out of a decoded column, by name."""
+
+    def decode(self, columns: Sequence[RawColumn], num_samples: int) -> dict[str, Column]:
+        """Return a batch's values by column.
+
+        Raises:
+            ShardCorruptError: A value's bytes are not of its encoding.
+        """
+        decoded: dict[str, Column] = {}
+        for (name, encoding), (data, offsets, rows) in zip(self._columns, columns, strict=True):
+            edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
+            try:
+                column = encoding.decode(data, edges)
+            except ShardCorruptError as error:
+                raise ShardCorruptError(f"column `{name}`: {error}") from None
+            if name not in self._mixed:
+                decoded[name] = column
+                continue
+            values = decoded.setdefault(name, [None] * num_samples)
+            places = range(num_samples) if rows is None else np.frombuffer(rows, np.uint64).tolist()
+            for number, place in enumerate(places):
+                values[place] = encoding.item(column, number)
+        return decoded
+
+
+class _Mixed(Plain):
+    """A column whose values were taken out of several: they are in a list, ready."""
+
+    def encode(self, value: object) -> bytes:
+        raise NotImplementedError("a column that differs between shards is only read")

@@ -1,0 +1,13 @@
+"""How one column's values become bytes and a batch of them values again.
+
+A column's encoding is its string in the index: `bytes`, `str`, `int`, a NumPy scalar type such as `uint16`;
+`ndarray`, `ndarray:<dtype>`, `ndarray:<dtype>:<shape>`; `str_int`, `str_float`, `str_decimal`; `json`, `pkl`;
+and, with Pillow, `pil`, `jpeg`, `png`, lists of these (`list[jpeg]`) and `jpeg_array`. Numbers are
+little-endian.
+"""
+
+from hocket.stream.encodings.base import Column, Encoding
+from hocket.stream.encodings.resolve import check_width, resolve_encoding
+from hocket.stream.encodings.sample import SampleEncoder
+
+__all__ = ["Column", "Encoding", "SampleEncoder", "check_width", "resolve_encoding"]

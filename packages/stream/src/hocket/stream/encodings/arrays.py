@@ -1,0 +1,167 @@
+"""Numbers and arrays of them: NumPy's types, little-endian."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, spoilt
+from hocket.stream.errors import ConfigError, SampleError
+
+_DTYPE_IDS = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32",
+    33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+_IDS_BY_DTYPE = {name: number for number, name in _DTYPE_IDS.items()}
+_DIM_TYPES = ("<u1", "<u2", "<u4", "<u8")
+_MOST_DIMS = 63
+
+#: The NumPy types that a number, or an array, may have.
+SCALARS = tuple(_DTYPE_IDS.values())
+
+
+def resolve_array(name: str, rest: str) -> Encoding:
+    """Return the encoding `ndarray:<rest>`.
+
+    Raises:
+        ConfigError: `rest` is no `<dtype>` or `<dtype>:<shape>`.
+    """
+    dtype, _, shape_text = rest.partition(":")
+    if dtype and dtype not in SCALARS:
+        raise ConfigError(f"encoding `{name}` has dtype `{dtype}`: expected one of {', '.join(SCALARS)}")
+    if not dtype:
+        return AnyArray()
+    if not shape_text:
+        return TypedArray(dtype)
+    try:
+        shape = tuple(int(dim) for dim in shape_text.split(","))
+    except ValueError:
+        shape = ()
+    if not 1 <= len(shape) <= _MOST_DIMS or min(shape) < 1:
+        raise ConfigError(
+            f"encoding `{name}` has shape `{shape_text}`: expected 1 to {_MOST_DIMS} dims of 1 or more, "
+            "such as `2,3`"
+        )
+    return ShapedArray(dtype, shape)
+
+
+class Scalar(Plain):
+    """A NumPy number of one type."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.width: int | None = self.dtype.itemsize
+        limits: Any = np.finfo(self.dtype) if self.dtype.kind == "f" else np.iinfo(self.dtype)
+        # As Python's own numbers: comparing with a float16 would round what is compared.
+        kind = float if self.dtype.kind == "f" else int
+        self._least, self._most = kind(limits.min), kind(limits.max)
+
+    def encode(self, value: Any) -> bytes:
+        """Return the number's bytes."""
+        if isinstance(value, (int, float, np.number)) and self._holds(value):
+            return np.array(value, dtype=self.dtype).tobytes()
+        raise refuse(value, f"a number that {self.dtype.name} holds")
+
+    def _holds(self, value: Any) -> bool:
+        """Integers must come back as they are; floats may lose digits, but not become infinite."""
+        if not math.isfinite(value):
+            return self.dtype.kind == "f"
+        number = value if self.dtype.kind == "f" else int(value)
+        return bool(value == number and self._least <= number <= self._most)
+
+    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
+        """Return one array of all numbers."""
+        return np.frombuffer(data, self.dtype)
+
+
+class Int(Scalar):
+    """A Python int in 64 bits."""
+
+    def __init__(self) -> None:
+        super().__init__("int64")
+
+    def item(self, column: Column, place: int) -> Any:
+        """Return a Python int."""
+        return int(column[place])
+
+
+class ShapedArray(Plain):
+    """Arrays of one type and shape: their values and nothing else."""
+
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.shape = shape
+        self.width: int | None = math.prod(shape) * self.dtype.itemsize
+
+    def encode(self, value: Any) -> bytes:
+        """Return the array's values."""
+        array = _check_array(value, self.dtype)
+        if array.shape != self.shape:
+            raise SampleError(f"the array has shape {array.shape}: expected {self.shape}")
+        return array.astype(self.dtype, copy=False).tobytes()
+
+    def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
+        """Return one array of all arrays."""
+        return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)
+
+
+class TypedArray(Plain):
+    """Arrays of one type, each with its shape before its values."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+
+    def encode(self, value: Any) -> bytes:
+        """Return the array's shape and values."""
+        array = _check_array(value, self.dtype)
+        return _encode_shape(array.shape) + array.astype(self.dtype, copy=False).tobytes()
+
+    def decode_one(self, value: memoryview) -> NDArray[Any]:
+        """Return the array."""
+        return _decode_shaped(value, self.dtype)
+
+
+class AnyArray(Plain):
+    """Arrays that each say their type and shape."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the array's type, shape and values."""
+        array = _check_array(value, None)
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return bytes([_IDS_BY_DTYPE[array.dtype.name]]) + _encode_shape(array.shape) + little.tobytes()
+
+    def decode_one(self, value: memoryview) -> NDArray[Any]:
+        """Return the array."""
+        name = _DTYPE_IDS.get(value[0]) if len(value) else None
+        if name is None:
+            raise spoilt(value, "an array: it begins with no dtype's number")
+        return _decode_shaped(value[1:], np.dtype(name).newbyteorder("<"))
+
+
+def _check_array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray) or not 1 <= value.ndim <= _MOST_DIMS or value.size == 0:
+        raise refuse(value, f"a NumPy array with 1 to {_MOST_DIMS} dims and no dim of 0")
+    if dtype is None and value.dtype.name not in _IDS_BY_DTYPE:
+        raise SampleError(f"the array has dtype {value.dtype.name}: expected one of {', '.join(SCALARS)}")
+    # Names are slow to make, and say the same whatever the byte order.
+    if dtype is not None and value.dtype != dtype and value.dtype.name != dtype.name:
+        raise SampleError(f"the array has dtype {value.dtype.name}: expected {dtype.name}")
+    return value
+
+
+def _encode_shape(shape: tuple[int, ...]) -> bytes:
+    size_id = next(number for number in range(4) if max(shape) < 1 << (8 << number))
+    return bytes([len(shape) << 2 | size_id]) + np.array(shape, _DIM_TYPES[size_id]).tobytes()
+
+
+def _decode_shaped(value: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    ndim, size_id = (value[0] >> 2, value[0] & 3) if len(value) else (0, 0)
+    start = 1 + (ndim << size_id)
+    # Python integers: dims out of a hostile file must not wrap around on their way to the product.
+    shape = np.frombuffer(value[1:start], _DIM_TYPES[size_id]).tolist() if len(value) >= start else []
+    if not shape or min(shape) < 1 or len(value) - start != math.prod(shape) * dtype.itemsize:
+        raise spoilt(value, f"an array of {dtype.name}: {ndim} dims {shape} and as many values")
+    return np.frombuffer(value[start:], dtype).reshape(shape)

@@ -1,0 +1,158 @@
+"""Images, by way of Pillow, which is imported when the first one is met."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hocket.stream.encodings.base import Encoding, Plain, refuse, spoilt
+from hocket.stream.errors import ConfigError, SampleError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: What an encoded image may be. Pillow reads more formats, some by running other programs.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+#: Bits of a pixel in raw bytes, by mode; rows begin at whole bytes.
+_MODE_BITS = {
+    "1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "I;16B": 16, "I;16L": 16, "RGB": 24,
+    "YCbCr": 24, "LAB": 24, "HSV": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "I": 32, "F": 32,
+}  # fmt: skip
+
+
+@functools.cache
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "images are encoded and decoded by Pillow, which is not installed: "
+            "`pip install 'hocket-stream[pillow]'`"
+        ) from None
+    return Image
+
+
+def _check_image(value: Any) -> Image:
+    if not isinstance(value, _pillow().Image):
+        raise refuse(value, "a Pillow image, or the bytes of one that is encoded already")
+    image: Image = value
+    return image
+
+
+class RawImage(Plain):
+    """`pil`: width, height, mode and the pixels as they are. A palette is not kept."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return the image's pixels behind their size and mode."""
+        image = _check_image(value)
+        mode = image.mode.encode()
+        return struct.pack("<3I", *image.size, len(mode)) + mode + image.tobytes()
+
+    def decode_one(self, value: memoryview) -> Image:
+        """Return the image."""
+        width, height, length = struct.unpack("<3I", value[:12]) if len(value) >= 12 else (0, 0, 0)
+        # Before Pillow makes room for so many pixels: there must be as many bytes.
+        mode = str(value[12 : 12 + length], "ascii", "replace")
+        pixels = value[12 + length :]
+        row_bytes = (width * _MODE_BITS.get(mode, 0) + 7) // 8
+        if not row_bytes * height or row_bytes * height != len(pixels):
+            raise spoilt(value, "a raw image: a size, a known mode, and as many pixels")
+        image: Image = _pillow().frombytes(mode, (width, height), bytes(pixels))
+        return image
+
+
+class EncodedImage(Plain):
+    """`jpeg` and `png`: the bytes of an image file. Decoded lazily, as Pillow opens files.
+
+    Args:
+        kind: Pillow's name of the format in which images are written.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def encode(self, value: Any) -> bytes:
+        """Return the file's bytes: a JPEG opened from a file as it stands there, others encoded."""
+        image = _check_image(value)
+        if self._kind == "JPEG" and (original := _original(image)) is not None:
+            return original
+        out = io.BytesIO()
+        try:
+            image.save(out, format=self._kind)
+        except (OSError, ValueError) as error:
+            raise SampleError(f"{error}: expected an image that {self._kind} can hold") from None
+        return out.getvalue()
+
+    def decode_one(self, value: memoryview) -> Image:
+        """Return the image; its pixels are decoded when they are first asked for."""
+        return _open(value)
+
+
+def _original(image: Image) -> bytes | None:
+    """The file of a JPEG that was opened from one and is still what it was: another encoding would cost."""
+    name = getattr(image, "filename", None)
+    if image.format != "JPEG" or not name:
+        return None
+    try:
+        data = Path(name).read_bytes()
+        return data if _pillow().open(io.BytesIO(data)).size == image.size else None
+    except OSError:
+        return None
+
+
+def _open(value: memoryview) -> Image:
+    pillow = _pillow()
+    try:
+        image: Image = pillow.open(io.BytesIO(value), formats=_FORMATS)
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
+        raise spoilt(value, f"an image of {', '.join(_FORMATS)}") from None
+    return image
+
+
+class ImageList(Plain):
+    """`list[...]`: a word of 0, a count, the elements' sizes, the elements; `jpeg_array` without the word.
+
+    Args:
+        element: The encoding of each.
+        header: Bytes before the count.
+    """
+
+    def __init__(self, element: Encoding, *, header: bytes = bytes(4)) -> None:
+        self._element = element
+        self._header = header
+
+    def encode(self, value: Any) -> bytes:
+        """Return the elements' bytes behind their sizes."""
+        if not isinstance(value, (list, tuple)):
+            raise refuse(value, "a list of images")
+        items = [
+            bytes(item) if isinstance(item, (bytes, bytearray)) else self._element.encode(item)
+            for item in value
+        ]
+        sizes = struct.pack(f"<{len(items) + 1}I", len(items), *map(len, items))
+        return self._header + sizes + b"".join(items)
+
+    def decode_one(self, value: memoryview) -> list[Any]:
+        """Return the list of images."""
+        start = len(self._header) + 4
+        count = int.from_bytes(value[start - 4 : start], "little")
+        end = start + 4 * count
+        if len(value) < max(start, end):
+            raise spoilt(value, "a list of images: a count and as many sizes")
+        sizes = struct.unpack(f"<{count}I", value[start:end])
+        if end + sum(sizes) != len(value):
+            raise spoilt(value, "a list of images that fill its bytes")
+        items = []
+        for size in sizes:
+            items.append(value[end : end + size])
+            end += size
+        return [self._decode(item) for item in items]
+
+    def _decode(self, item: memoryview) -> Any:
+        assert isinstance(self._element, Plain)
+        return self._element.decode_one(item)

@@ -1,0 +1,72 @@
+"""Encodings by the names that an index gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+from hocket.stream.encodings.arrays import SCALARS, Int, Scalar, resolve_array
+from hocket.stream.encodings.base import Encoding
+from hocket.stream.encodings.images import EncodedImage, ImageList, RawImage
+from hocket.stream.encodings.text import Bytes, Json, Pickled, Text, WrittenNumber
+from hocket.stream.errors import ConfigError, IndexCorruptError
+
+_IMAGES: dict[str, Callable[[], Encoding]] = {
+    "pil": RawImage,
+    "jpeg": lambda: EncodedImage("JPEG"),
+    "png": lambda: EncodedImage("PNG"),
+}
+_PLAIN: dict[str, Callable[[], Encoding]] = {
+    "bytes": Bytes,
+    "str": Text,
+    "int": Int,
+    "str_int": lambda: WrittenNumber(int),
+    "str_float": lambda: WrittenNumber(float),
+    "str_decimal": lambda: WrittenNumber(Decimal),
+    "json": Json,
+    "pkl": Pickled,
+    "jpeg_array": lambda: ImageList(EncodedImage("JPEG"), header=b""),
+    "jpegarray": lambda: ImageList(EncodedImage("JPEG"), header=b""),
+    **_IMAGES,
+}
+_ARRAYS = ("ndarray", "ndarray:<dtype>", "ndarray:<dtype>:<shape>")
+_SUPPORTED = ", ".join(
+    f"`{name}`" for name in (*_PLAIN, *_ARRAYS, *SCALARS, *(f"list[{name}]" for name in _IMAGES))
+)
+
+
+def resolve_encoding(name: str, *, allow_unsafe_types: bool = False) -> Encoding:
+    """Return the encoding that an index calls `name`.
+
+    Raises:
+        ConfigError: It is unknown, or decoding it runs code and that is not allowed.
+    """
+    if name == "pkl" and not allow_unsafe_types:
+        raise ConfigError(
+            "encoding `pkl` runs code out of the data when it is read: expected a plain encoding; "
+            "give `allow_unsafe_types=True` only for data of your own"
+        )
+    if name in _PLAIN:
+        return _PLAIN[name]()
+    if name in SCALARS:
+        return Scalar(name)
+    kind, _, rest = name.partition(":")
+    if kind == "ndarray":
+        return resolve_array(name, rest)
+    element = name.removeprefix("list[").removesuffix("]")
+    if name == f"list[{element}]" and element in _IMAGES:
+        return ImageList(_IMAGES[element]())
+    raise ConfigError(f"encoding `{name}` is not supported: expected one of {_SUPPORTED}")
+
+
+def check_width(name: str, encoding: Encoding, width: int | None, origin: str) -> None:
+    """Refuse an index whose size of a column is not its encoding's.
+
+    Raises:
+        IndexCorruptError: They differ.
+    """
+    if encoding.width != width:
+        raise IndexCorruptError(
+            f"the index `{origin}` is not valid: column `{name}` has `column_sizes` {width}, "
+            f"expected {encoding.width}"
+        )

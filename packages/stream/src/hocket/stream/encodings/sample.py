@@ -1,0 +1,52 @@
+"""A sample's bytes out of its values."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hocket.stream.encodings.base import Encoding
+from hocket.stream.errors import SampleError
+
+
+class SampleEncoder:
+    """Makes an MDS sample of a mapping: the sizes of its variable columns, then all columns in their order.
+
+    Args:
+        columns: Name and encoding of each, in that order.
+    """
+
+    def __init__(self, columns: Sequence[tuple[str, Encoding]]) -> None:
+        self._columns = [(name, encoding.encode, encoding.width) for name, encoding in columns]
+        self._sizes = struct.Struct(f"<{sum(width is None for _, _, width in self._columns)}I")
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes:
+        """Return a sample's bytes.
+
+        Bytes go in as they are, whatever the encoding: whoever has them encoded has done the work.
+
+        Raises:
+            SampleError: A column is missing, or a value is not of its column's type.
+        """
+        sizes: list[int] = []
+        values: list[bytes] = [b""]
+        for name, encode, width in self._columns:
+            try:
+                value = sample[name]
+                encoded = value if isinstance(value, bytes) else encode(value)
+            except KeyError:
+                raise SampleError(
+                    f"the sample has no `{name}`: expected all of {[known for known, _, _ in self._columns]}"
+                ) from None
+            except SampleError as error:
+                raise SampleError(f"column `{name}`: {error}") from None
+            if width is None:
+                sizes.append(len(encoded))
+            elif len(encoded) != width:
+                raise SampleError(f"column `{name}` has {len(encoded)} bytes: expected {width}")
+            values.append(encoded)
+        if max(sizes, default=0) >= 1 << 32:
+            raise SampleError(f"a value has {max(sizes)} bytes: expected fewer than 2^32")
+        values[0] = self._sizes.pack(*sizes)
+        return b"".join(values)

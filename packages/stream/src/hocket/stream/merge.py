@@ -1,0 +1,104 @@
+"""One index over several data sets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hocket.native import Store, _native
+from hocket.native.errors import StoreNotFoundError
+from hocket.stream.errors import ConfigError, IndexNotFoundError
+from hocket.stream.output import FILE_KEYS, INDEX_NAME, Output, Place, split_place
+
+
+def merge_index(
+    source: Place | list[Place],
+    out: Place | None = None,
+    *,
+    keep_local: bool = True,
+    download_timeout: float = 60.0,
+) -> None:
+    """Write one index over the shards of several data sets, which stay where they are.
+
+    Args:
+        source: A list of data sets, in order, each its folder or its index file; or a folder, below which all
+            are taken, in the order of their names.
+        out: The folder of the new index: a path, a URI, or both as `(local, remote)`. By default `source`, if
+            that is a folder. Shards are named by their way from here; data sets that lie elsewhere are taken
+            to be brought below it, each under the last part of its name.
+        keep_local: With both, write the index to the local side as well.
+        download_timeout: Seconds that all tries of one request may take together.
+
+    Raises:
+        ConfigError: There is nothing to merge, or two shards would have one name.
+        IndexNotFoundError: A data set of the list is not there.
+        IndexCorruptError: An index cannot be trusted.
+        StoreError: The store's own errors, as they come.
+
+    Example:
+        >>> merge_index(["data/part-0", "data/part-1"], "data")
+        >>> merge_index("data")  # the same
+    """
+    if isinstance(source, list):
+        if out is None:
+            raise ConfigError("`out` is not given: expected the folder of the new index")
+        folders = [Store(_main_side(item), deadline_s=download_timeout) for item in source]
+    else:
+        out = source if out is None else out
+        root = Store(_main_side(source), deadline_s=download_timeout)
+        folders = [Store(f"{root.uri}/{key}", deadline_s=download_timeout) for key in _find(root, "")]
+    if not folders:
+        raise ConfigError(f"there is no data set in `{source}`: expected at least one to merge")
+    output = Output(out, keep_local=keep_local)
+    shards = [shard for folder in folders for shard in _read_shards(folder, output.uri)]
+    names = Counter(_main_file(shard)["basename"] for shard in shards)
+    name, count = names.most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise ConfigError(
+            f"{count} shards would be `{name}` below `{output.uri}`: expected data sets in folders of "
+            "different names"
+        )
+    output.publish(shards)
+
+
+def _main_side(place: Place) -> str:
+    local, remote = split_place(place)
+    uri = str(local) if remote is None else remote
+    return uri.rstrip("/").removesuffix(f"/{INDEX_NAME}")
+
+
+def _find(root: Store, below: str) -> Iterator[str]:
+    """Yield the folders of data sets below `root`, in order; nothing is looked for inside of one."""
+    for key in root.list_dirs(below)[0]:
+        if any(meta.key == f"{key}/{INDEX_NAME}" for meta in root.list_dirs(key)[1]):
+            yield key
+        else:
+            yield from _find(root, key)
+
+
+def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
+    """A data set's shards as an index in `target` names them."""
+    try:
+        data = folder.get(INDEX_NAME)
+    except StoreNotFoundError:
+        raise IndexNotFoundError(
+            f"there is no index at `{folder.uri}`: expected a data set to merge"
+        ) from None
+    _native.ShardIndex.parse(data, f"{folder.uri}/{INDEX_NAME}")
+    uri, root = folder.uri, Store(target).uri
+    way = uri.removeprefix(f"{root}/") if uri.startswith(f"{root}/") else uri.rpartition("/")[2]
+    if uri == root:
+        raise ConfigError(f"`{uri}` is to be merged into itself: expected data sets in folders below `out`")
+    shards: list[dict[str, Any]] = json.loads(data)["shards"]
+    for shard in shards:
+        for key in FILE_KEYS:
+            if shard.get(key):
+                shard[key]["basename"] = f"{way}/{shard[key]['basename']}"
+    return shards
+
+
+def _main_file(shard: dict[str, Any]) -> dict[str, Any]:
+    file: dict[str, Any] = shard["raw_data"]
+    return file

@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod ckpt;
+mod credentials;
 mod errors;
 mod store;
 mod stream;
@@ -13,6 +14,7 @@ mod wait;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     store::register(module)?;
+    credentials::register(module)?;
     stream::register(module)?;
     ckpt::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.

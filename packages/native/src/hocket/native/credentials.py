@@ -59,14 +59,15 @@ def _serve(profile: str, boto3: Any) -> None:
         credentials_fail(profile, _say(error))
         return
     while expires_s is not None:
-        left_s = expires_s - time.time()
+        until_s = expires_s
+        left_s = until_s - time.time()
         time.sleep(max(left_s - min(EARLY_S, left_s / 2), SHORTEST_PAUSE_S))
         if not credentials_used(profile):
             return
         try:
             expires_s = _push(profile, source, session.region_name)
         except Exception as error:  # noqa: BLE001 - tried again while the old keys are good
-            if time.time() >= expires_s:
+            if time.time() >= until_s:
                 credentials_fail(profile, _say(error))
                 return
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from support import leaks, sampling
+from support import leaks, sampling, servers
 from support.s3d import Server, ServerError, build
+from support.servers import azurite, fake_gcs, minio
+
+__all__ = ["azurite", "fake_gcs", "minio"]  # fixtures
 
 FAILED = pytest.StashKey[bool]()
 
@@ -36,12 +39,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the S3 server before the first test that needs it: a cold build outlasts a test's time limit."""
-    is_needed = any({"s3d", "s3d_faults"} & set(getattr(item, "fixturenames", ())) for item in session.items)
-    if is_needed and not session.config.option.collectonly:
-        # What goes wrong is told by the fixture, for the tests that ask for it.
+    """Get the servers before the first test that needs them: a cold build outlasts a test's time limit."""
+    if session.config.option.collectonly:
+        return
+    # What goes wrong is told by the fixture, for the tests that ask for it.
+    is_needed = any(
+        {"s3d", "s3d_faults", "gcs"} & set(getattr(item, "fixturenames", ())) for item in session.items
+    )
+    if is_needed:
         with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
             build()
+    if any(item.get_closest_marker("stores") for item in session.items) and sampling.plan().asks_for(
+        "stores"
+    ):
+        for name in servers.FIXTURES.values():
+            with contextlib.suppress(servers.MissingToolError, subprocess.SubprocessError):
+                servers.install(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,6 +92,16 @@ def s3d() -> Iterator[Server]:
     """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
     _build_or_skip()
     with Server() as server:
+        leaks.keep_process(server.pid)
+        yield server
+    leaks.release_process(server.pid)
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[Server]:
+    """The same server speaking Google's XML API, for the whole run."""
+    _build_or_skip()
+    with Server(mode="gcs") as server:
         leaks.keep_process(server.pid)
         yield server
     leaks.release_process(server.pid)

@@ -36,16 +36,25 @@ class Server:
         seed: Decides which of the matching requests a rule hits.
         latency_ms: Added to every request.
         bandwidth: Of every connection and direction, in bytes a second; 0 is unlimited.
+        mode: `keys-expire` takes access keys `hocket-{ms}`, each until so many milliseconds after 1970;
+            `anonymous` refuses signatures; `gcs` speaks Google's XML API.
     """
 
     def __init__(
-        self, *faults: str, root: Path | None = None, seed: int = 0, latency_ms: int = 0, bandwidth: int = 0
+        self,
+        *faults: str,
+        root: Path | None = None,
+        seed: int = 0,
+        latency_ms: int = 0,
+        bandwidth: int = 0,
+        mode: str = "",
     ):
         self.endpoint = ""
         self.bucket = ""
         self.env: dict[str, str] = {}
         self._faults = faults
         self._numbers = {"seed": seed, "latency-ms": latency_ms, "bandwidth": bandwidth}
+        self._mode = mode
         self._root = root
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[str] | None = None
@@ -71,7 +80,8 @@ class Server:
 
     def uri(self, prefix: str = "") -> str:
         """The URI of `prefix` in the server's bucket."""
-        return f"s3://{self.bucket}/{prefix}"
+        scheme = "gs" if self._mode == "gcs" else "s3"
+        return f"{scheme}://{self.bucket}/{prefix}"
 
     def set_faults(self, *faults: str, seed: int = 0, latency_ms: int = 0, bandwidth: int = 0) -> None:
         """Replace all faults; with no arguments there are none any more. Counts of rules start again."""
@@ -79,7 +89,7 @@ class Server:
         self._call("POST", "faults", settings)
 
     def stats(self) -> dict[str, Any]:
-        """Requests by operation, faults by kind, matches and hits by rule, bytes sent and received."""
+        """Requests by operation, answers by status, faults by kind, matches and hits by rule, bytes moved."""
         return self._call("GET", "stats")
 
     def reset(self) -> None:
@@ -92,6 +102,8 @@ class Server:
             command += ["--fault", fault]
         for name, number in self._numbers.items():
             command += [f"--{name}", str(number)]
+        if self._mode:
+            command.append(f"--{self._mode}")
         # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
@@ -108,6 +120,9 @@ class Server:
             )
         said = json.loads(line)
         self.endpoint, self.bucket = said["endpoint"], said["bucket"]
+        if self._mode == "gcs":
+            self.env = {"STORAGE_EMULATOR_HOST": self.endpoint}
+            return
         self.env = {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": said["access_key"],

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
 use crate::errors::ckpt_error;
+use crate::wait::look;
 use hocket_ckpt::{
     CkptError, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read, Status, Written,
 };
@@ -38,7 +39,7 @@ fn call<T: Send>(
     let raised = Mutex::new(None);
     let outcome = py.detach(|| {
         let interrupted = || {
-            Python::attach(|py| match py.check_signals() {
+            Python::attach(|py| match look(py) {
                 Ok(()) => false,
                 Err(error) => {
                     if let Ok(mut raised) = raised.lock() {

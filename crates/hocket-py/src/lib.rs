@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod ckpt;
+mod credentials;
 mod errors;
 mod order;
 mod store;
@@ -15,6 +16,7 @@ mod wait;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     store::register(module)?;
+    credentials::register(module)?;
     stream::register(module)?;
     order::register(module)?;
     stream_writer::register(module)?;

@@ -3,7 +3,7 @@
 use crate::errors::store_error;
 use crate::wait::wait;
 use bytes::Bytes;
-use hocket_store::{PutMode, StoreOptions};
+use hocket_store::{Counts, PutMode, StoreOptions};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -14,7 +14,8 @@ use std::path::PathBuf;
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ObjectMeta>()?;
-    module.add_class::<Store>()
+    module.add_class::<Store>()?;
+    module.add_function(wrap_pyfunction!(counters, module)?)
 }
 
 /// Waits for a verb of the store.
@@ -87,7 +88,26 @@ impl From<hocket_store::ObjectMeta> for ObjectMeta {
     }
 }
 
-/// A store of objects by URI: `s3://bucket/prefix`, a local directory, or `memory://name`.
+/// The counts of all stores of this process.
+#[pyfunction]
+fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let named = counts_to_dict(py, hocket_store::counts())?;
+    let (now, most) = hocket_store::bytes_in_flight();
+    named.set_item("bytes_in_flight", now)?;
+    named.set_item("most_bytes_in_flight", most)?;
+    Ok(named)
+}
+
+fn counts_to_dict(py: Python<'_>, counts: Counts) -> PyResult<Bound<'_, PyDict>> {
+    let named = PyDict::new(py);
+    named.set_item("requests", counts.requests)?;
+    named.set_item("retries", counts.retries)?;
+    named.set_item("bytes_received", counts.bytes_received)?;
+    named.set_item("bytes_sent", counts.bytes_sent)?;
+    Ok(named)
+}
+
+/// A store of objects by URI: `s3://bucket/prefix` and its kin, a local directory, or `memory://name`.
 #[pyclass(module = "hocket.native", frozen)]
 pub struct Store {
     inner: hocket_store::Store,
@@ -103,14 +123,18 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (uri, *, endpoint=None, region=None, part_bytes=None, max_requests=None, budget_bytes=None,
-                        timeout_s=None, deadline_s=None, max_retries=None, backoff_ms=None))]
+    #[pyo3(signature = (uri, *, endpoint=None, region=None, path_style=None, anonymous=false, requester_pays=false,
+                        part_bytes=None, max_requests=None, budget_bytes=None, timeout_s=None, deadline_s=None,
+                        max_retries=None, backoff_ms=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         uri: PathBuf,
         endpoint: Option<String>,
         region: Option<String>,
+        path_style: Option<bool>,
+        anonymous: bool,
+        requester_pays: bool,
         part_bytes: Option<u64>,
         max_requests: Option<usize>,
         budget_bytes: Option<u64>,
@@ -123,6 +147,9 @@ impl Store {
         let options = StoreOptions {
             endpoint,
             region,
+            path_style,
+            anonymous,
+            requester_pays,
             part_bytes: part_bytes.unwrap_or(default.part_bytes),
             max_requests: max_requests.unwrap_or(default.max_requests),
             budget_bytes: budget_bytes.unwrap_or(default.budget_bytes),
@@ -229,6 +256,10 @@ impl Store {
         run(py, async move { store.delete(&key).await })
     }
 
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts_to_dict(py, self.inner.counts())
+    }
+
     fn __repr__(&self) -> String {
         format!("Store({:?})", self.inner.uri())
     }
@@ -240,6 +271,9 @@ impl Store {
         let (options, named) = (self.inner.options(), PyDict::new(py));
         named.set_item("endpoint", &options.endpoint)?;
         named.set_item("region", &options.region)?;
+        named.set_item("path_style", options.path_style)?;
+        named.set_item("anonymous", options.anonymous)?;
+        named.set_item("requester_pays", options.requester_pays)?;
         named.set_item("part_bytes", options.part_bytes)?;
         named.set_item("max_requests", options.max_requests)?;
         named.set_item("budget_bytes", options.budget_bytes)?;

@@ -21,6 +21,7 @@ use pyo3::types::PyMemoryView;
 
 use crate::errors::stream_error;
 use crate::order::EpochOrder;
+use crate::wait::look;
 
 /// How long one wait may last before Python's signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -245,7 +246,7 @@ impl BatchReader {
                     )));
                 }
                 Err(Some(error)) => return Err(stream_error(py, &error)),
-                Err(None) => py.check_signals()?,
+                Err(None) => look(py)?,
             }
         }
     }
@@ -295,11 +296,7 @@ fn load_shard_index(
     let mut signal = None;
     let data = py.detach(|| {
         let heard = Mutex::new(&mut signal);
-        let interrupted = || {
-            Python::attach(|py| py.check_signals())
-                .map_err(|e| keep(&heard, e))
-                .is_err()
-        };
+        let interrupted = || Python::attach(look).map_err(|e| keep(&heard, e)).is_err();
         load_index(&local, remote.as_ref(), &interrupted)
     });
     match signal {

@@ -1,11 +1,17 @@
 //! The clients behind the handles, made when first needed and kept in the process's table.
 
-use crate::env::AwsEnv;
+mod azure;
+mod gcs;
+mod s3;
+mod web;
+
+use crate::counters::Counters;
+use crate::env::Env;
 use crate::error::{Result, StoreError};
 use crate::http::Connector;
 use crate::options::StoreOptions;
-use crate::process::with_table;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use crate::process::{self, with_table};
+use crate::uri::{Bucket, Service};
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
@@ -14,17 +20,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The variables that a user is told to set.
-const CREDENTIALS_HELP: &str = "there were no credentials in the environment when the store was opened; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
-    (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
-    `AWS_SKIP_SIGNATURE=true` for a public bucket; profiles and instance metadata are not asked";
-
-/// A store that is spoken to in requests: S3, or memory standing for it.
+/// A store that is spoken to in requests: a service, or memory standing for one.
 pub(crate) struct Remote {
     pub(crate) objects: Arc<dyn ObjectStore>,
-    pub(crate) multipart: Arc<dyn MultipartStore>,
+    /// None for what is read-only.
+    pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
     /// Listing page by page, so that one page is tried again and not all of them.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// Replacing is conditional on a generation and not on an ETag.
+    pub(crate) has_generations: bool,
+    /// What to look at when access is refused.
+    pub(crate) credentials_help: &'static str,
+    /// The process's.
+    pub(crate) counters: Arc<Counters>,
+    travels: bool,
     requests: Semaphore,
 }
 
@@ -37,28 +46,110 @@ impl Remote {
 
     /// Whether requests travel: only then can they fail for a reason that passes.
     pub(crate) fn is_http(&self) -> bool {
-        self.pages.is_some()
+        self.travels
     }
 
     fn memory(store: Arc<InMemory>, options: &StoreOptions) -> Self {
         Self {
             objects: Arc::clone(&store) as _,
-            multipart: store,
+            multipart: Some(store),
             pages: None,
+            has_generations: false,
+            credentials_help: "",
+            counters: process::counters(),
+            travels: false,
             requests: Semaphore::new(options.max_requests.min(Semaphore::MAX_PERMITS)),
+        }
+    }
+
+    /// A service's client that can do everything.
+    fn service<T>(store: T, key: &ClientKey) -> Self
+    where
+        T: ObjectStore + MultipartStore + PaginatedListStore,
+    {
+        let store = Arc::new(store);
+        Self {
+            multipart: Some(Arc::clone(&store) as _),
+            pages: Some(Arc::clone(&store) as _),
+            ..Self::reader(store, key)
+        }
+    }
+
+    /// A service's client that can only read.
+    fn reader(objects: Arc<dyn ObjectStore>, key: &ClientKey) -> Self {
+        Self {
+            objects,
+            multipart: None,
+            pages: None,
+            has_generations: key.bucket.service == Service::Gcs,
+            credentials_help: key.bucket.service.credentials_help(),
+            counters: process::counters(),
+            travels: true,
+            requests: Semaphore::new(key.max_requests.min(Semaphore::MAX_PERMITS)),
         }
     }
 }
 
 /// What makes two handles share a client.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ClientKey {
-    bucket: String,
+    bucket: Bucket,
     endpoint: Option<String>,
     region: Option<String>,
+    path_style: Option<bool>,
+    anonymous: bool,
+    requester_pays: bool,
+    connect_timeout: Duration,
     max_requests: usize,
     /// Other credentials are another client.
-    env: AwsEnv,
+    env: Env,
+}
+
+impl ClientKey {
+    fn new(bucket: &Bucket, options: &StoreOptions, env: &Env) -> Self {
+        Self {
+            bucket: bucket.clone(),
+            endpoint: options.endpoint.clone(),
+            region: options.region.clone(),
+            path_style: options.path_style,
+            anonymous: options.anonymous,
+            requester_pays: options.requester_pays,
+            connect_timeout: options.connect_timeout(),
+            max_requests: options.max_requests,
+            env: env.clone(),
+        }
+    }
+
+    /// The address given, by the option or by the first of `variables` that is set; without a slash at the end.
+    fn endpoint(&self, variables: &[&str]) -> Option<&str> {
+        let given = self.endpoint.as_deref();
+        given
+            .or_else(|| self.env.first(variables))
+            .map(|endpoint| endpoint.trim_end_matches('/'))
+    }
+
+    fn client_options(&self, endpoint: Option<&str>) -> ClientOptions {
+        ClientOptions::new()
+            .with_timeout_disabled() // each attempt has its own limit
+            .with_connect_timeout(self.connect_timeout)
+            .with_pool_idle_timeout(Duration::from_secs(30))
+            .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")))
+    }
+
+    fn refused(&self, variables: &str, error: &object_store::Error) -> StoreError {
+        StoreError::config(format!(
+            "`{}` cannot be set up from the options and `{variables}` variables: {error}",
+            self.bucket.uri()
+        ))
+    }
+}
+
+/// The layer above retries; the clients do not.
+fn once() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
 }
 
 /// The memory store `name` of this process.
@@ -68,121 +159,25 @@ pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<Remote> {
 }
 
 /// The client of `bucket`, for the credentials in `env`.
-pub(crate) fn s3(bucket: &str, options: &StoreOptions, env: &AwsEnv) -> Result<Arc<Remote>> {
-    let key = ClientKey {
-        bucket: bucket.to_owned(),
-        endpoint: options.endpoint.clone(),
-        region: options.region.clone(),
-        max_requests: options.max_requests,
-        env: env.clone(),
-    };
-    with_table(|table| {
-        if let Some(remote) = table.clients.get(&key) {
-            return Ok(Arc::clone(remote));
-        }
-        let remote = Arc::new(connect(&key)?);
-        table.clients.insert(key, Arc::clone(&remote));
-        Ok(remote)
-    })
-}
-
-fn connect(key: &ClientKey) -> Result<Remote> {
-    let env = &key.env;
-    let uri = format!("s3://{}", key.bucket);
-    check_credentials(&uri, env)?;
-    let endpoint = (key.endpoint.as_deref())
-        .or_else(|| env.get("AWS_ENDPOINT_URL_S3"))
-        .or_else(|| env.get("AWS_ENDPOINT_URL"))
-        .or_else(|| env.get("AWS_ENDPOINT"));
-    let client = ClientOptions::new()
-        .with_timeout_disabled() // each attempt has its own limit
-        .with_connect_timeout(Duration::from_secs(5))
-        .with_pool_idle_timeout(Duration::from_secs(30))
-        .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
-    let once = RetryConfig {
-        max_retries: 0,
-        ..RetryConfig::default()
-    };
-    let mut builder = AmazonS3Builder::new()
-        .with_client_options(client)
-        .with_retry(once)
-        .with_http_connector(Connector::default())
-        // One DELETE for one key: the bulk form is not known everywhere.
-        .with_disable_bulk_delete(true);
-    // Over TLS, and without an endpoint of one's own, the bucket is part of the host name.
-    builder =
-        builder.with_virtual_hosted_style_request(endpoint.is_none() && !key.bucket.contains('.'));
-    for (name, value) in env.iter() {
-        // Endpoints are chosen above; variables that are not the client's are somebody else's.
-        if !name.starts_with("AWS_ENDPOINT")
-            && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
-        {
-            builder = builder.with_config(known, value);
-        }
+pub(crate) async fn open(
+    bucket: &Bucket,
+    options: &StoreOptions,
+    env: &Env,
+) -> Result<Arc<Remote>> {
+    let key = ClientKey::new(bucket, options, env);
+    if let Some(remote) = with_table(|table| table.clients.get(&key).cloned()) {
+        return Ok(remote);
     }
-    if let Some(region) = key
-        .region
-        .as_deref()
-        .or_else(|| env.get("AWS_REGION"))
-        .or_else(|| env.get("AWS_DEFAULT_REGION"))
-    {
-        builder = builder.with_region(region);
-    }
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_endpoint(endpoint);
-    }
-    let store = builder
-        .with_bucket_name(&key.bucket)
-        .build()
-        .map_err(|error| {
-            StoreError::config(format!(
-                "`{uri}` cannot be set up from the options and `AWS_*` variables: {error}"
-            ))
-        })?;
-    let store = Arc::new(store);
-    Ok(Remote {
-        objects: Arc::clone(&store) as _,
-        multipart: Arc::clone(&store) as _,
-        pages: Some(store),
-        requests: Semaphore::new(key.max_requests.min(Semaphore::MAX_PERMITS)),
-    })
-}
-
-/// Refuses at once what would otherwise end in a search for an instance-metadata service.
-fn check_credentials(uri: &str, env: &AwsEnv) -> Result<()> {
-    let pairs = [
-        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-        ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-        (
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-        ),
-    ];
-    if env.is_true("AWS_SKIP_SIGNATURE")
-        || env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").is_some()
-    {
-        return Ok(());
-    }
-    for (first, second) in pairs {
-        match (env.get(first).is_some(), env.get(second).is_some()) {
-            (true, true) => return Ok(()),
-            (true, false) if first == "AWS_ACCESS_KEY_ID" => {
-                return Err(StoreError::config(format!(
-                    "`{first}` is set and `{second}` is not; set both"
-                )));
-            }
-            (false, true) if first == "AWS_ACCESS_KEY_ID" => {
-                return Err(StoreError::config(format!(
-                    "`{second}` is set and `{first}` is not; set both"
-                )));
-            }
-            _ => {}
-        }
-    }
-    Err(StoreError::Permission {
-        uri: uri.to_owned(),
-        reason: CREDENTIALS_HELP.to_owned(),
-    })
+    let remote = Arc::new(match bucket.service {
+        Service::S3 | Service::Oci => s3::connect(&key).await?,
+        Service::Gcs => gcs::connect(&key)?,
+        Service::Azure => azure::connect(&key)?,
+        Service::Http | Service::Https => web::connect(&key)?,
+    });
+    // Of two that were made at once, one is kept.
+    Ok(with_table(|table| {
+        Arc::clone(table.clients.entry(key).or_insert(remote))
+    }))
 }
 
 #[cfg(test)]
@@ -190,45 +185,32 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
+    use crate::uri::Location;
 
-    fn key(env: &[(&str, &str)], endpoint: Option<&str>) -> ClientKey {
-        ClientKey {
-            bucket: "b".into(),
-            endpoint: endpoint.map(str::to_owned),
-            region: None,
-            max_requests: 4,
-            env: env
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-                .collect(),
+    impl Remote {
+        /// A client that is never asked.
+        pub(crate) fn test() -> Self {
+            let key = key("s3://b", &[("AWS_SKIP_SIGNATURE", "true")], None);
+            let connecting = std::pin::pin!(s3::connect(&key));
+            futures::FutureExt::now_or_never(connecting)
+                .unwrap()
+                .unwrap()
         }
     }
 
-    #[test]
-    fn missing_credentials_are_refused_at_once_and_named() {
-        let error = connect(&key(&[], None)).err().unwrap();
-        assert!(matches!(&error, StoreError::Permission { .. }));
-        assert!(error.to_string().contains("`AWS_ACCESS_KEY_ID`"), "{error}");
-        let error = connect(&key(&[("AWS_ACCESS_KEY_ID", "a")], None))
-            .err()
-            .unwrap();
-        assert!(
-            matches!(&error, StoreError::Config { message } if message.contains("`AWS_SECRET_ACCESS_KEY`"))
-        );
-    }
-
-    #[test]
-    fn a_plain_endpoint_is_allowed_when_it_is_asked_for() {
-        let env = [
-            ("AWS_ACCESS_KEY_ID", "a"),
-            ("AWS_SECRET_ACCESS_KEY", "s"),
-            ("AWS_BUCKET", "other"),
-            ("AWS_EC2_THING", "x"),
-        ];
-        let remote = connect(&key(&env, Some("http://127.0.0.1:9")))
-            .ok()
-            .unwrap();
-        assert_eq!(remote.objects.to_string(), "AmazonS3(b)");
-        assert!(connect(&key(&[("AWS_SKIP_SIGNATURE", "true")], None)).is_ok());
+    /// The key of a handle on `uri` with these variables.
+    pub(super) fn key(uri: &str, env: &[(&str, &str)], endpoint: Option<&str>) -> ClientKey {
+        let Location::Bucket { bucket, .. } = Location::parse(uri).unwrap() else {
+            panic!("{uri} is no bucket");
+        };
+        let all = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = StoreOptions {
+            endpoint: endpoint.map(str::to_owned),
+            ..StoreOptions::default()
+        };
+        let env = Env::choose(all, bucket.service.variables());
+        ClientKey::new(&bucket, &options, &env)
     }
 }

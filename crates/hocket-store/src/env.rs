@@ -1,21 +1,35 @@
-//! The `AWS_*` variables, read once for each handle.
+//! The environment's variables about stores, read once for each handle.
 //!
 //! Another thread may change the environment at any time, and reading it at that moment is undefined in C. So it
 //! is read where a handle is opened, which Python does under its lock, and never on the I/O threads.
 
 use std::fmt;
 
+/// Variables of every service: a client that was made with another proxy is another client.
+const PROXIES: [&str; 4] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"];
+
 /// The variables as they stood when a handle was opened.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct AwsEnv(Vec<(String, String)>);
+pub(crate) struct Env(Vec<(String, String)>);
 
-impl AwsEnv {
-    /// Reads them; empty ones count as unset.
-    pub(crate) fn read() -> Self {
+impl Env {
+    /// Reads those that begin with one of `prefixes`, and the proxies; empty ones count as unset.
+    pub(crate) fn read(prefixes: &[&str]) -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
-        std::env::vars_os().filter_map(text).collect()
+        Self::choose(std::env::vars_os().filter_map(text), prefixes)
+    }
+
+    pub(crate) fn choose(all: impl Iterator<Item = (String, String)>, prefixes: &[&str]) -> Self {
+        let ours = |(name, value): &(String, String)| {
+            let is_proxy = PROXIES.contains(&name.to_ascii_uppercase().as_str());
+            !value.is_empty()
+                && (is_proxy || prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        };
+        let mut env: Vec<_> = all.filter(ours).collect();
+        env.sort();
+        Self(env)
     }
 
     /// The value of `name`.
@@ -24,7 +38,12 @@ impl AwsEnv {
             .0
             .binary_search_by(|(known, _)| known.as_str().cmp(name))
             .ok()?;
-        Some(&self.0[index].1)
+        self.0.get(index).map(|(_, value)| value.as_str())
+    }
+
+    /// The value of the first of `names` that is set.
+    pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
+        names.iter().find_map(|name| self.get(name))
     }
 
     /// Whether `name` says yes.
@@ -44,16 +63,7 @@ impl AwsEnv {
     }
 }
 
-impl FromIterator<(String, String)> for AwsEnv {
-    fn from_iter<I: IntoIterator<Item = (String, String)>>(all: I) -> Self {
-        let ours = |(name, value): &(String, String)| name.starts_with("AWS_") && !value.is_empty();
-        let mut env: Vec<_> = all.into_iter().filter(ours).collect();
-        env.sort();
-        Self(env)
-    }
-}
-
-impl fmt::Debug for AwsEnv {
+impl fmt::Debug for Env {
     /// Names only: values are secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set()
@@ -69,22 +79,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_set_variables_of_aws_count_and_no_value_is_shown() {
+    fn only_set_variables_of_the_service_count_and_no_value_is_shown() {
         let all = [
             ("AWS_B", "2"),
             ("AWS_A", "TRUE"),
             ("HOME", "x"),
             ("AWS_EMPTY", ""),
+            ("https_proxy", "http://p"),
         ];
-        let env: AwsEnv = all
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
+        let all = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let env = Env::choose(all.into_iter(), &["AWS_"]);
         assert_eq!(
             (env.get("AWS_B"), env.get("HOME"), env.get("AWS_EMPTY")),
             (Some("2"), None, None)
         );
+        assert_eq!(env.first(&["AWS_X", "AWS_B", "AWS_A"]), Some("2"));
         assert!(env.is_true("AWS_A") && !env.is_true("AWS_B"));
-        assert_eq!(format!("{env:?}"), r#"{"AWS_A", "AWS_B"}"#);
+        assert_eq!(format!("{env:?}"), r#"{"AWS_A", "AWS_B", "https_proxy"}"#);
     }
 }

@@ -1,4 +1,4 @@
-//! The HTTP client under the S3 client: it notes what each request came to.
+//! The HTTP client under the stores' clients: it notes what each request came to.
 //!
 //! `object_store` keeps the type of a failed request to itself. Whether a failure may be tried again, and
 //! whether the request may have taken effect all the same, depends on the status and on whether anything was
@@ -11,6 +11,10 @@ use object_store::client::{
 };
 use std::cell::Cell;
 use std::future::Future;
+use std::pin::pin;
+use std::time::Duration;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 
 /// What the last request of a task came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,12 +29,20 @@ tokio::task_local! {
     static SEEN: Cell<Seen>;
 }
 
-/// Runs `future` and tells what its last request came to, also when `future` is dropped half-way.
-pub(crate) async fn observe<T>(seen: &mut Seen, future: impl Future<Output = T>) -> T {
+/// Runs `future` until it ends, or until no answer has begun after `first`, or until the answer that began has taken
+/// `rest` longer. Tells what its last request came to.
+pub(crate) async fn observe<T>(
+    first: Duration,
+    rest: Duration,
+    future: impl Future<Output = T>,
+) -> (Result<T, Elapsed>, Seen) {
     SEEN.scope(Cell::default(), async {
-        let value = future.await;
-        *seen = SEEN.with(Cell::get);
-        value
+        let mut future = pin!(future);
+        let mut outcome = timeout(first, &mut future).await;
+        if outcome.is_err() && SEEN.with(Cell::get).status.is_some() {
+            outcome = timeout(rest, future).await;
+        }
+        (outcome, SEEN.with(Cell::get))
     })
     .await
 }

@@ -1,6 +1,7 @@
 //! Object stores for Hocket: parallel ranged reads, multipart and conditional writes, retries, byte budgets.
 //!
-//! A [`Store`] is a URI with options: `s3://bucket/prefix`, a local directory, or `memory://name`.
+//! A [`Store`] is a URI with options: `s3://bucket/prefix` (`gs://`, `az://`, `oci://`, and `https://` to read), a
+//! local directory, or `memory://name`.
 //! It owns no client, no thread and no socket, so it can be cloned, sent to threads and kept
 //! across a `fork`; what a process needs to do I/O lives in one table per process (`process`).
 //!
@@ -20,11 +21,14 @@
 
 mod budget;
 mod client;
+mod counters;
+pub mod credentials;
 mod env;
 mod error;
 mod http;
 mod list;
 mod local;
+mod meta;
 mod options;
 mod parts;
 mod process;
@@ -37,7 +41,9 @@ mod store;
 mod upload;
 mod uri;
 
+pub use counters::{Counts, bytes_in_flight, counts};
 pub use error::{Result, StoreError, io_reason};
+pub use meta::{Listing, ObjectMeta, PutMode};
 pub use options::StoreOptions;
-pub use store::{Listing, ObjectMeta, PutMode, Store};
+pub use store::Store;
 pub use upload::Upload;

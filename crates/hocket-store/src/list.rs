@@ -3,8 +3,9 @@
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
 use crate::local;
-use crate::retry::Tries;
-use crate::store::{Backend, Listing, ObjectMeta, Store};
+use crate::meta::{Listing, ObjectMeta};
+use crate::retry::{Load, Tries};
+use crate::store::{Backend, Store};
 use crate::uri::check_segments;
 use futures::TryStreamExt;
 use object_store::list::PaginatedListOptions;
@@ -31,7 +32,8 @@ impl Store {
     async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
         let prefix = prefix.trim_end_matches('/');
         check_segments(self.uri(), prefix)?;
-        let mut listing = match self.backend()? {
+        self.check_verb("list")?;
+        let mut listing = match self.backend().await? {
             Backend::Local => local::list(self.clone(), prefix.to_owned(), one_level).await?,
             Backend::Remote(remote) => self.list_remote(&remote, prefix, one_level).await?,
         };
@@ -58,7 +60,7 @@ impl Store {
         let full = from.map(|path| format!("{path}/"));
         let mut token = None;
         loop {
-            let mut tries = Tries::new(self.options(), &uri, 0);
+            let mut tries = Tries::new(self, prefix, Load::None);
             let page = loop {
                 let options = PaginatedListOptions {
                     delimiter: one_level.then(|| "/".into()),

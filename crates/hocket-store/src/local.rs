@@ -1,8 +1,9 @@
 //! Stores of local files.
 
 use crate::error::{Result, StoreError};
+use crate::meta::{Listing, ObjectMeta, PutMode};
 use crate::staged::{HIDDEN, Staged};
-use crate::store::{Listing, ObjectMeta, PutMode, Store};
+use crate::store::Store;
 use bytes::Bytes;
 use std::collections::HashSet;
 use std::fs::{self, File, Metadata};

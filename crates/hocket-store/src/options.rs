@@ -6,19 +6,29 @@ use std::time::Duration;
 /// Options of a [`Store`](crate::Store). Plain numbers: they travel with the URI to other processes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoreOptions {
-    /// Address of the S3 service; `None`: `AWS_ENDPOINT_URL_S3`, then `AWS_ENDPOINT_URL`, then AWS itself.
+    /// Address of the service; `None`: the environment's (`AWS_ENDPOINT_URL_S3`, `STORAGE_EMULATOR_HOST`, …), then
+    /// the service's own.
     pub endpoint: Option<String>,
-    /// Region; `None`: `AWS_REGION`, then `AWS_DEFAULT_REGION`, then `us-east-1`.
+    /// Region (S3 and OCI); `None`: the environment's or the profile's, then `us-east-1`.
     pub region: Option<String>,
+    /// Whether the bucket stands in the path of an S3 address (else in its host name); `None`: in the path, except on
+    /// AWS itself.
+    pub path_style: Option<bool>,
+    /// Requests are not signed: for public buckets. `AWS_SKIP_SIGNATURE` and its like say the same.
+    pub anonymous: bool,
+    /// The requester of an S3 bucket pays.
+    pub requester_pays: bool,
     /// Bytes of one ranged GET of a larger object.
     pub part_bytes: u64,
     /// Requests in flight at once, over all verbs of this process on this bucket with these options.
     pub max_requests: usize,
     /// No transfer starts while the process has this many bytes in flight, over all stores.
     pub budget_bytes: u64,
-    /// Seconds one request may take, plus a second for each MiB that it carries.
+    /// Seconds until an answer begins, plus a second for each MiB that the request carries; the answer's own bytes
+    /// get a second for each MiB more.
     pub timeout_s: f64,
-    /// Seconds that all tries of one request may take together, plus a second for each MiB.
+    /// Seconds that all tries of one request may take together, plus a second for each MiB once bytes
+    /// were on their way.
     pub deadline_s: f64,
     /// Tries after the first one.
     pub max_retries: usize,
@@ -31,6 +41,9 @@ impl Default for StoreOptions {
         Self {
             endpoint: None,
             region: None,
+            path_style: None,
+            anonymous: false,
+            requester_pays: false,
             part_bytes: 8 << 20,
             max_requests: 16,
             budget_bytes: 256 << 20,
@@ -82,13 +95,23 @@ impl StoreOptions {
         Ok(())
     }
 
-    /// Seconds for one request that carries `bytes`: a slow line is not a dead one.
+    /// Seconds until the answer to a request that carries `bytes`: a slow line is not a dead one.
     pub(crate) fn timeout(&self, bytes: u64) -> Duration {
-        Duration::from_secs_f64(self.timeout_s + bytes as f64 / f64::from(1 << 20))
+        Duration::from_secs_f64(self.timeout_s + seconds(bytes))
     }
 
-    /// Seconds for all tries of one request that carries `bytes`.
+    /// Seconds for all tries of one request that moves `bytes`.
     pub(crate) fn deadline(&self, bytes: u64) -> Duration {
-        Duration::from_secs_f64(self.deadline_s + bytes as f64 / f64::from(1 << 20))
+        Duration::from_secs_f64(self.deadline_s + seconds(bytes))
     }
+
+    /// Seconds to connect: no store is that far away.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.timeout_s.min(5.0))
+    }
+}
+
+/// What `bytes` may take on a slow line.
+pub(crate) fn seconds(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }

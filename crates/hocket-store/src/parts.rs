@@ -2,13 +2,14 @@
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
+use crate::meta::PutMode;
 use crate::process;
-use crate::retry::{Fault, Tries};
+use crate::retry::{Fault, Load, Tries};
 use crate::runtime;
-use crate::store::{PutMode, Store};
+use crate::store::Store;
 use bytes::{Buf, Bytes};
 use object_store::PutPayload;
-use object_store::multipart::PartId;
+use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -24,6 +25,7 @@ pub(crate) struct Parts {
     store: Store,
     key: String,
     remote: Arc<Remote>,
+    service: Arc<dyn MultipartStore>,
     path: ObjectPath,
     part_bytes: u64,
     pending: Vec<Bytes>,
@@ -46,12 +48,16 @@ impl Parts {
         remote: Arc<Remote>,
         size_hint: Option<u64>,
     ) -> Result<Self> {
+        let Some(service) = remote.multipart.clone() else {
+            return Err(ended(store.uri())); // refused before by its name
+        };
         let least = store.options().part_bytes.max(MIN_PART_BYTES);
         Ok(Self {
             store: store.clone(),
             key: key.to_owned(),
             path: store.path(key)?,
             remote,
+            service,
             part_bytes: least.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
             pending: Vec::new(),
             pending_bytes: 0,
@@ -109,19 +115,18 @@ impl Parts {
         while self.sending.len() >= self.store.options().max_requests {
             self.collect_one().await?;
         }
-        let (store, uri) = (self.store.clone(), self.uri());
+        let (store, key) = (self.store.clone(), self.key.clone());
         let (remote, path) = (Arc::clone(&self.remote), self.path.clone());
+        let service = Arc::clone(&self.service);
         self.sending.spawn(async move {
             let _bytes = bytes;
             let id = id.to_string();
-            let mut tries = Tries::new(store.options(), uri, size);
+            let mut tries = Tries::new(&store, &key, Load::Up(size));
             loop {
                 match tries
                     .attempt(
                         &remote,
-                        remote
-                            .multipart
-                            .put_part(&path, &id, index, payload.clone()),
+                        service.put_part(&path, &id, index, payload.clone()),
                     )
                     .await
                 {
@@ -139,13 +144,10 @@ impl Parts {
             Err(StoreError::NotFound { .. }) => None,
             Err(error) => return Err(error),
         };
-        let mut tries = Tries::new(self.store.options(), self.uri(), 0);
+        let mut tries = Tries::new(&self.store, &self.key, Load::None);
         loop {
             match tries
-                .attempt(
-                    &self.remote,
-                    self.remote.multipart.create_multipart(&self.path),
-                )
+                .attempt(&self.remote, self.service.create_multipart(&self.path))
                 .await
             {
                 Ok(id) => return Ok(Arc::clone(self.id.insert(id.into()))),
@@ -215,11 +217,10 @@ impl Parts {
     async fn complete(&mut self, size: u64) -> Result<Option<String>> {
         let id = self.id.as_deref().unwrap_or_default().to_owned();
         let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
-        let mut tries = Tries::new(self.store.options(), self.uri(), 0);
+        let mut tries = Tries::new(&self.store, &self.key, Load::None);
         loop {
             let request = self
-                .remote
-                .multipart
+                .service
                 .complete_multipart(&self.path, &id, parts.clone());
             let fault = match tries.attempt(&self.remote, request).await {
                 Ok(result) => return Ok(result.e_tag),
@@ -253,8 +254,27 @@ impl Parts {
     pub(crate) async fn abort(&mut self) -> Result<()> {
         self.sending.shutdown().await;
         match self.id.take() {
-            Some(id) => abort(&self.store, self.uri(), &self.remote, &self.path, &id).await,
+            Some(id) => self.abandon(id).await,
             None => Ok(()),
+        }
+    }
+
+    /// Makes the store forget the upload `id`. Azure cannot be told: it forgets blocks after a week.
+    fn abandon(&self, id: Arc<str>) -> impl Future<Output = Result<()>> + use<> {
+        let (store, key, path) = (self.store.clone(), self.key.clone(), self.path.clone());
+        let (remote, service) = (Arc::clone(&self.remote), Arc::clone(&self.service));
+        async move {
+            let id = id.to_string();
+            let mut tries = Tries::new(&store, &key, Load::None);
+            loop {
+                match tries
+                    .attempt(&remote, service.abort_multipart(&path, &id))
+                    .await
+                {
+                    Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                    Err(fault) => tries.pause(fault).await?,
+                }
+            }
         }
     }
 
@@ -271,11 +291,10 @@ impl Drop for Parts {
         }
         if let Some(id) = self.id.take() {
             self.sending.abort_all();
-            let (store, uri) = (self.store.clone(), self.uri());
-            let (remote, path) = (Arc::clone(&self.remote), self.path.clone());
+            let abandoned = self.abandon(id);
             runtime::spawn(async move {
                 // Nobody is left to tell; the bucket's lifecycle rule takes what remains.
-                let _ = abort(&store, uri, &remote, &path, &id).await;
+                let _ = abandoned.await;
             });
         }
     }
@@ -285,26 +304,6 @@ fn head_options() -> object_store::GetOptions {
     object_store::GetOptions {
         head: true,
         ..object_store::GetOptions::default()
-    }
-}
-
-async fn abort(
-    store: &Store,
-    uri: String,
-    remote: &Remote,
-    path: &ObjectPath,
-    id: &str,
-) -> Result<()> {
-    let id = id.to_owned();
-    let mut tries = Tries::new(store.options(), uri, 0);
-    loop {
-        match tries
-            .attempt(remote, remote.multipart.abort_multipart(path, &id))
-            .await
-        {
-            Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
-            Err(fault) => tries.pause(fault).await?,
-        }
     }
 }
 

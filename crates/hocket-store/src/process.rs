@@ -7,6 +7,8 @@
 
 use crate::budget::Budget;
 use crate::client::{ClientKey, Remote};
+use crate::counters::Counters;
+use crate::credentials::Profiles;
 use crate::error::{Result, StoreError};
 use object_store::memory::InMemory;
 use std::cell::RefCell;
@@ -14,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use tokio::runtime::{Builder, Runtime};
 
-/// Runtime, clients, memory stores and the byte budget of this process.
+/// Runtime, clients, memory stores, credentials, the byte budget and the counters of this process.
 #[derive(Default)]
 pub(crate) struct Table {
     /// The process that filled the table.
@@ -23,7 +25,9 @@ pub(crate) struct Table {
     /// One client for a bucket, its options and the credentials in the environment.
     pub(crate) clients: HashMap<ClientKey, Arc<Remote>>,
     pub(crate) memories: HashMap<String, Arc<InMemory>>,
+    pub(crate) profiles: Profiles,
     budget: Arc<Budget>,
+    counters: Arc<Counters>,
 }
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
@@ -60,6 +64,11 @@ pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
 /// The process's count of bytes in flight.
 pub(crate) fn budget() -> Arc<Budget> {
     with_table(|table| Arc::clone(&table.budget))
+}
+
+/// The process's counters.
+pub(crate) fn counters() -> Arc<Counters> {
+    with_table(|table| Arc::clone(&table.counters))
 }
 
 /// The process's runtime, started at its first use and never stopped.

@@ -3,10 +3,11 @@
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
 use crate::local::blocking;
+use crate::meta::ObjectMeta;
 use crate::process;
 use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
-use crate::retry::{Fault, Tries};
-use crate::store::{ObjectMeta, Store, get_options};
+use crate::retry::{Fault, Load, Tries};
+use crate::store::{Store, get_options};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use object_store::path::Path as ObjectPath;
@@ -44,6 +45,19 @@ impl Source {
         let (first, meta) = self.first_part().await?;
         if first.len() as u64 == meta.size {
             return Ok(first.freeze());
+        }
+        // The size is what a server says: one that no memory holds must not end the process.
+        if Vec::<u8>::new()
+            .try_reserve_exact(meta.size as usize)
+            .is_err()
+        {
+            let size = meta.size;
+            return Err(StoreError::io(
+                self.uri(),
+                format!(
+                    "its {size} bytes do not fit into memory; read it in ranges, or download it"
+                ),
+            ));
         }
         // One allocation, cut into the parts' places: they are filled in parallel and joined without a copy.
         let mut whole = BytesMut::with_capacity(meta.size as usize);
@@ -154,7 +168,7 @@ impl Source {
 
     /// The first part, or all of a smaller object, and what the object is: one request tells both.
     async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
-        let mut tries = Tries::new(self.store.options(), self.uri(), self.part_bytes());
+        let mut tries = Tries::new(&self.store, &self.key, Load::Down(self.part_bytes()));
         let _bytes = process::budget()
             .take(self.part_bytes(), self.store.options().budget_bytes)
             .await;
@@ -191,7 +205,7 @@ impl Source {
     /// flight until what is returned is dropped.
     async fn fetch(&self, range: Range<u64>, data: &mut BytesMut) -> Result<crate::budget::Hold> {
         let size = range.end - range.start;
-        let mut tries = Tries::new(self.store.options(), self.uri(), size);
+        let mut tries = Tries::new(&self.store, &self.key, Load::Down(size));
         let bytes = process::budget()
             .take(size, self.store.options().budget_bytes)
             .await;
@@ -250,7 +264,11 @@ impl Source {
         data.reserve(expected);
         let mut body = answer.into_stream();
         while let Some(chunk) = body.next().await {
-            data.extend_from_slice(&chunk?);
+            let chunk = chunk?;
+            data.extend_from_slice(&chunk);
+            self.store.count(&self.remote, |counters| {
+                counters.received(chunk.len() as u64)
+            });
         }
         match data.len() - before {
             got if got == expected => Ok(meta),
@@ -265,7 +283,9 @@ impl Source {
     fn pin(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
         let ours = self.store.meta(&self.key, &meta);
         let seen = self.seen.get_or_init(|| ours.clone());
-        if seen.etag == ours.etag && seen.size == ours.size {
+        // Plain HTTP servers need not have ETags; their times are better than nothing.
+        let is_same_time = ours.etag.is_some() || seen.modified_ms == ours.modified_ms;
+        if seen.etag == ours.etag && seen.size == ours.size && is_same_time {
             return Ok(ours);
         }
         let text = |meta: &ObjectMeta| {

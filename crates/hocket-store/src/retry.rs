@@ -6,7 +6,8 @@
 use crate::client::Remote;
 use crate::error::StoreError;
 use crate::http::{Seen, observe};
-use crate::options::StoreOptions;
+use crate::options::seconds;
+use crate::store::Store;
 use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -24,27 +25,40 @@ pub(crate) enum Fault {
     Again { reason: String, landed: bool },
 }
 
+/// The bytes of objects that one request moves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Load {
+    None,
+    /// With the answer.
+    Down(u64),
+    /// With the request.
+    Up(u64),
+}
+
 /// The attempts of one request of a verb.
 #[derive(Debug)]
 pub(crate) struct Tries<'a> {
-    options: &'a StoreOptions,
+    store: &'a Store,
     uri: String,
-    bytes: u64,
+    load: Load,
     started: Option<Instant>,
     attempts: u32,
     landed: bool,
+    /// Whether bytes were on their way: only then does a slow line explain that it takes long.
+    flowed: bool,
 }
 
 impl<'a> Tries<'a> {
-    /// For a request on `uri` that carries `bytes`.
-    pub(crate) fn new(options: &'a StoreOptions, uri: impl Into<String>, bytes: u64) -> Self {
+    /// For a request about `key` of `store`.
+    pub(crate) fn new(store: &'a Store, key: &str, load: Load) -> Self {
         Self {
-            options,
-            uri: uri.into(),
-            bytes,
+            store,
+            uri: store.object_uri(key),
+            load,
             started: None,
             attempts: 0,
             landed: false,
+            flowed: false,
         }
     }
 
@@ -63,20 +77,40 @@ impl<'a> Tries<'a> {
         let _room = remote.room().await;
         // Waiting for room is not the store's fault: the clock starts after it.
         let elapsed = self.started.get_or_insert_with(Instant::now).elapsed();
-        let left = self.options.deadline(self.bytes).saturating_sub(elapsed);
-        let limit = self.options.timeout(self.bytes).min(left);
+        let (up, down) = match self.load {
+            Load::None => (0, 0),
+            Load::Down(bytes) => (0, bytes),
+            Load::Up(bytes) => (bytes, 0),
+        };
+        let options = self.store.options();
+        let left = options
+            .deadline(up)
+            .max(self.deadline())
+            .saturating_sub(elapsed);
+        let first = options.timeout(up).min(left);
+        let rest = Duration::from_secs_f64(seconds(down)).min(left);
         self.attempts += 1;
-        let mut seen = Seen::default();
-        let outcome = tokio::time::timeout(limit, observe(&mut seen, request)).await;
+        let is_again = self.attempts > 1;
+        self.store
+            .count(remote, |counters| counters.request(up, is_again));
+        let began = Instant::now();
+        let (outcome, seen) = observe(first, rest, request).await;
         let fault = match outcome {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => classify(&self.uri, &error, seen, remote.is_http()),
+            Ok(Err(error)) => classify(&self.uri, &error, seen, remote),
             Err(_) => Fault::Again {
-                reason: format!("no complete answer within {:.1} s", limit.as_secs_f64()),
+                reason: format!(
+                    "no complete answer within {:.1} s",
+                    began.elapsed().as_secs_f64()
+                ),
                 landed: true,
             },
         };
         self.landed |= matches!(fault, Fault::Again { landed: true, .. });
+        self.flowed |= match seen.status {
+            Some(status) => (200..300).contains(&status),
+            None => up > 0 && seen.sent,
+        };
         Err(fault)
     }
 
@@ -94,11 +128,8 @@ impl<'a> Tries<'a> {
             Fault::Again { reason, .. } => reason,
         };
         let pause = self.backoff();
-        let elapsed = self
-            .started
-            .map_or(Duration::ZERO, |started| started.elapsed());
-        let is_late = elapsed + pause >= self.options.deadline(self.bytes);
-        if is_late || self.attempts as usize > self.options.max_retries {
+        let is_late = self.elapsed() + pause >= self.deadline();
+        if is_late || self.attempts as usize > self.store.options().max_retries {
             return Err(self.give_up(reason));
         }
         tokio::time::sleep(pause).await;
@@ -110,17 +141,29 @@ impl<'a> Tries<'a> {
         StoreError::Transient {
             uri: self.uri.clone(),
             attempts: self.attempts,
-            elapsed: self
-                .started
-                .map_or(Duration::ZERO, |started| started.elapsed()),
+            elapsed: self.elapsed(),
             reason: reason.into(),
         }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.started
+            .map_or(Duration::ZERO, |started| started.elapsed())
+    }
+
+    /// How long all attempts may take together.
+    fn deadline(&self) -> Duration {
+        let bytes = match self.load {
+            Load::Down(bytes) | Load::Up(bytes) if self.flowed => bytes,
+            _ => 0,
+        };
+        self.store.options().deadline(bytes)
     }
 
     /// Doubles from the shortest to the longest pause; half of it is drawn, so that clients that failed
     /// together do not come back together.
     fn backoff(&self) -> Duration {
-        let (low, high) = self.options.backoff_ms;
+        let (low, high) = self.store.options().backoff_ms;
         let doublings = self.attempts.saturating_sub(1).min(32);
         let whole = low.saturating_mul(1 << doublings).min(high);
         Duration::from_micros(whole * 500 + fastrand::u64(0..=whole * 500))
@@ -128,11 +171,12 @@ impl<'a> Tries<'a> {
 }
 
 /// What a failure of the client means.
-fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -> Fault {
+fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote) -> Fault {
     use object_store::Error;
     let uri = uri.to_owned();
-    // Two conditional writes met: neither was refused for what is stored (that is a 412).
-    if seen.status == Some(409) {
+    let is_http = remote.is_http();
+    // Two conditional writes met: neither was refused for what is stored. That is a 412, and Azure's own 409.
+    if seen.status == Some(409) && !error.to_string().contains("AlreadyExists") {
         return Fault::Again {
             reason: describe(error, seen),
             landed: false,
@@ -143,7 +187,7 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
         Error::AlreadyExists { .. } => Fault::Final(StoreError::Exists { uri }),
         Error::Precondition { .. } | Error::NotModified { .. } => Fault::Precondition,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            Fault::Final(refused(uri, error, seen))
+            Fault::Final(refused(uri, error, seen, remote))
         }
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))
@@ -155,9 +199,9 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
             Some(404) => Fault::Final(StoreError::NotFound { uri }),
             Some(400) if describe(error, seen).contains("Token") => {
                 // `ExpiredToken`, `InvalidToken`: S3 calls them bad requests.
-                Fault::Final(refused(uri, error, seen))
+                Fault::Final(refused(uri, error, seen, remote))
             }
-            Some(401 | 403) => Fault::Final(refused(uri, error, seen)),
+            Some(401 | 403) => Fault::Final(refused(uri, error, seen, remote)),
             Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
             // Turned away before anything was done.
             Some(429 | 503) => Fault::Again {
@@ -178,13 +222,11 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, is_http: bool) -
 }
 
 /// The error of a store that does not take the credentials.
-fn refused(uri: String, error: &object_store::Error, seen: Seen) -> StoreError {
+fn refused(uri: String, error: &object_store::Error, seen: Seen, remote: &Remote) -> StoreError {
     let said = describe(error, seen);
     StoreError::Permission {
         uri,
-        reason: format!(
-            "{said}; check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, and what they may do there"
-        ),
+        reason: format!("{said}; {}", remote.credentials_help),
     }
 }
 
@@ -225,6 +267,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
+    use crate::options::StoreOptions;
 
     fn generic() -> object_store::Error {
         let source = "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>";
@@ -241,6 +284,23 @@ mod tests {
         }
     }
 
+    fn remote() -> Remote {
+        Remote::test()
+    }
+
+    #[test]
+    fn a_store_that_moves_no_bytes_gets_no_time_for_them() {
+        let options = StoreOptions {
+            deadline_s: 3.0,
+            ..StoreOptions::default()
+        };
+        let store = Store::open("s3://b", options).unwrap();
+        let mut tries = Tries::new(&store, "k", Load::Down(8 << 20));
+        assert_eq!(tries.deadline().as_secs(), 3);
+        tries.flowed = true;
+        assert_eq!(tries.deadline().as_secs(), 11);
+    }
+
     #[test]
     fn a_failure_is_tried_again_by_its_class() {
         for (status, again, landed) in [
@@ -251,7 +311,7 @@ mod tests {
             (408, true, true),
             (400, false, false),
         ] {
-            match classify("s3://b/k", &generic(), seen(status), true) {
+            match classify("s3://b/k", &generic(), seen(status), &remote()) {
                 Fault::Again {
                     landed: may,
                     reason,
@@ -271,7 +331,12 @@ mod tests {
     #[test]
     fn a_refused_connection_cannot_have_landed_and_a_lost_one_can() {
         for sent in [false, true] {
-            let fault = classify("s3://b/k", &generic(), Seen { status: None, sent }, true);
+            let fault = classify(
+                "s3://b/k",
+                &generic(),
+                Seen { status: None, sent },
+                &remote(),
+            );
             assert!(matches!(fault, Fault::Again { landed, .. } if landed == sent));
         }
     }
@@ -282,7 +347,8 @@ mod tests {
             backoff_ms: (100, 1_000),
             ..StoreOptions::default()
         };
-        let mut tries = Tries::new(&options, "s3://b/k", 0);
+        let store = Store::open("s3://b", options).unwrap();
+        let mut tries = Tries::new(&store, "k", Load::None);
         for (attempts, whole) in [(1, 100), (2, 200), (3, 400), (5, 1_000), (60, 1_000)] {
             tries.attempts = attempts;
             let pauses: Vec<u128> = (0..50).map(|_| tries.backoff().as_millis()).collect();

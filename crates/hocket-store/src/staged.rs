@@ -3,7 +3,8 @@
 
 use crate::error::{Result, StoreError};
 use crate::local::{describe, etag, locate, write_error};
-use crate::store::{ObjectMeta, PutMode, Store};
+use crate::meta::{ObjectMeta, PutMode};
+use crate::store::Store;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;

@@ -1,10 +1,12 @@
 //! The handle, and its verbs on whole objects.
 
 use crate::client::{self, Remote};
-use crate::env::AwsEnv;
+use crate::counters::{Counters, Counts};
+use crate::env::Env;
 use crate::error::{Result, StoreError};
+use crate::meta::{ObjectMeta, PutMode};
 use crate::options::StoreOptions;
-use crate::retry::{Fault, Tries};
+use crate::retry::{Fault, Load, Tries};
 use crate::upload::Upload;
 use crate::uri::{Location, check_key};
 use crate::{local, process, read};
@@ -18,41 +20,8 @@ use std::sync::Arc;
 /// Objects above this size are written in parts, where the write has no condition.
 const MULTIPART_BYTES: usize = 64 << 20;
 
-/// One object of a store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObjectMeta {
-    /// The key, below the store's own prefix.
-    pub key: String,
-    /// Bytes.
-    pub size: u64,
-    /// The entity tag, as the store writes it (S3: with its quotes); it changes whenever the object does.
-    pub etag: Option<String>,
-    /// Last change, in milliseconds since 1970 (UTC).
-    pub modified_ms: i64,
-}
-
-/// One level of a store.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// Keys of the "directories", without a slash at the end, sorted; below the store's own prefix.
-    pub dirs: Vec<String>,
-    /// The objects, sorted by key.
-    pub objects: Vec<ObjectMeta>,
-}
-
-/// On which condition an object is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PutMode {
-    /// On none.
-    Overwrite,
-    /// Only if the key is free.
-    Create,
-    /// Only if the object still has this ETag.
-    Match(String),
-}
-
-/// A handle on a store: its URI and options, never a client; for S3 also the `AWS_*` variables as they were when
-/// it was opened. Cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
+/// A handle on a store: its URI and options, never a client; also the service's variables as they were when it was
+/// opened. Cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -63,7 +32,8 @@ struct Inner {
     uri: String,
     location: Location,
     options: StoreOptions,
-    env: AwsEnv,
+    env: Env,
+    counters: Counters,
 }
 
 /// What serves a handle in this process.
@@ -73,17 +43,19 @@ pub(crate) enum Backend {
 }
 
 impl Store {
-    /// A handle on `s3://bucket/prefix`, `memory://name/prefix`, `file:///dir`, or a path, absolute or from
-    /// the working directory of now. No I/O: nothing need exist yet.
+    /// A handle on `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
+    /// `abfss://container@account.dfs.core.windows.net/prefix`, `oci://bucket@namespace/prefix`, `https://host/path`
+    /// (to read), `memory://name/prefix`, `file:///dir`, or a path, absolute or from the working directory of now.
+    /// No I/O: nothing need exist yet.
     ///
     /// # Errors
     /// [`StoreError::Config`] for a URI or an option that cannot work.
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         options.validate()?;
         let location = Location::parse(uri)?;
-        let env = match location {
-            Location::S3 { .. } => AwsEnv::read(),
-            _ => AwsEnv::default(),
+        let env = match &location {
+            Location::Bucket { bucket, .. } => Env::read(bucket.service.variables()),
+            _ => Env::default(),
         };
         let uri = location.uri();
         Ok(Self {
@@ -92,6 +64,7 @@ impl Store {
                 location,
                 options,
                 env,
+                counters: Counters::default(),
             }),
         })
     }
@@ -104,6 +77,19 @@ impl Store {
     /// The options it was opened with.
     pub fn options(&self) -> &StoreOptions {
         &self.inner.options
+    }
+
+    /// The requests of this handle and its clones, in this process and before it was forked.
+    pub fn counts(&self) -> Counts {
+        self.inner.counters.now()
+    }
+
+    /// Counts something for the handle and for the process, where requests travel.
+    pub(crate) fn count(&self, remote: &Remote, note: impl Fn(&Counters)) {
+        if remote.is_http() {
+            note(&self.inner.counters);
+            note(&remote.counters);
+        }
     }
 
     /// The full URI of `key`.
@@ -128,11 +114,11 @@ impl Store {
     /// [`StoreError::NotFound`] and what every request may meet: `Permission`, `Config`, `Transient`, `Io`.
     pub async fn head(&self, key: &str) -> Result<ObjectMeta> {
         check_key(self.uri(), key)?;
-        match self.backend()? {
+        match self.backend().await? {
             Backend::Local => local::head(self.clone(), key.to_owned()).await,
             Backend::Remote(remote) => {
                 let path = self.path(key)?;
-                let mut tries = Tries::new(self.options(), self.object_uri(key), 0);
+                let mut tries = Tries::new(self, key, Load::None);
                 loop {
                     match tries.attempt(&remote, remote.objects.head(&path)).await {
                         Ok(meta) => return Ok(self.meta(key, &meta)),
@@ -152,7 +138,7 @@ impl Store {
     /// Dropping the future stops the requests.
     pub async fn get(&self, key: &str) -> Result<Bytes> {
         check_key(self.uri(), key)?;
-        match self.backend()? {
+        match self.backend().await? {
             Backend::Local => local::get(self.clone(), key.to_owned()).await,
             Backend::Remote(remote) => read::Source::new(self, key, remote)?.get().await,
         }
@@ -180,7 +166,7 @@ impl Store {
                 self.object_uri(key)
             )));
         }
-        match self.backend()? {
+        match self.backend().await? {
             Backend::Local => {
                 local::get_ranges(self.clone(), key.to_owned(), ranges.to_vec()).await
             }
@@ -199,7 +185,7 @@ impl Store {
     /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`.
     pub async fn download(&self, key: &str, path: &Path) -> Result<ObjectMeta> {
         check_key(self.uri(), key)?;
-        match self.backend()? {
+        match self.backend().await? {
             Backend::Local => local::download(self.clone(), key.to_owned(), path.to_owned()).await,
             Backend::Remote(remote) => read::Source::new(self, key, remote)?.download(path).await,
         }
@@ -214,7 +200,8 @@ impl Store {
     /// object back.
     pub async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         check_key(self.uri(), key)?;
-        let remote = match self.backend()? {
+        self.check_verb("put")?;
+        let remote = match self.backend().await? {
             Backend::Local => return local::put(self.clone(), key.to_owned(), data, mode).await,
             Backend::Remote(remote) => remote,
         };
@@ -241,13 +228,13 @@ impl Store {
             PutMode::Create => object_store::PutMode::Create,
             PutMode::Match(etag) => object_store::PutMode::Update(UpdateVersion {
                 e_tag: Some(etag.clone()),
-                version: None,
+                version: self.generation(remote, key, etag).await?,
             }),
         });
         let _bytes = process::budget()
             .take(size, self.options().budget_bytes)
             .await;
-        let mut tries = Tries::new(self.options(), self.object_uri(key), size);
+        let mut tries = Tries::new(self, key, Load::Up(size));
         loop {
             let request = remote
                 .objects
@@ -273,6 +260,28 @@ impl Store {
         }
     }
 
+    /// The generation of the object that has `etag`, where the service's conditions are on generations.
+    async fn generation(&self, remote: &Remote, key: &str, etag: &str) -> Result<Option<String>> {
+        if !remote.has_generations {
+            return Ok(None);
+        }
+        let path = self.path(key)?;
+        let mut tries = Tries::new(self, key, Load::None);
+        let meta = loop {
+            match tries.attempt(remote, remote.objects.head(&path)).await {
+                Ok(meta) => break Some(meta),
+                Err(Fault::Final(StoreError::NotFound { .. })) => break None,
+                Err(fault) => tries.pause(fault).await?,
+            }
+        };
+        match meta {
+            Some(meta) if meta.e_tag.as_deref() == Some(etag) && meta.version.is_some() => {
+                Ok(meta.version)
+            }
+            _ => Err(self.changed(key, etag.to_owned()).await),
+        }
+    }
+
     /// A streamed write of an object: in parts, several in flight. Give `size_hint` when the size is known; above
     /// 80 GB it must be right within a factor of ten.
     ///
@@ -280,6 +289,7 @@ impl Store {
     /// As [`head`](Self::head).
     pub async fn upload(&self, key: &str, size_hint: Option<u64>) -> Result<Upload> {
         check_key(self.uri(), key)?;
+        self.check_verb("upload")?;
         Upload::start(self, key, size_hint).await
     }
 
@@ -289,12 +299,13 @@ impl Store {
     /// As [`head`](Self::head), without `NotFound`.
     pub async fn delete(&self, key: &str) -> Result<()> {
         check_key(self.uri(), key)?;
-        let remote = match self.backend()? {
+        self.check_verb("delete")?;
+        let remote = match self.backend().await? {
             Backend::Local => return local::delete(self.clone(), key.to_owned()).await,
             Backend::Remote(remote) => remote,
         };
         let path = self.path(key)?;
-        let mut tries = Tries::new(self.options(), self.object_uri(key), 0);
+        let mut tries = Tries::new(self, key, Load::None);
         loop {
             match tries.attempt(&remote, remote.objects.delete(&path)).await {
                 Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
@@ -304,14 +315,19 @@ impl Store {
     }
 
     /// What serves this handle in this process.
-    pub(crate) fn backend(&self) -> Result<Backend> {
+    pub(crate) async fn backend(&self) -> Result<Backend> {
         Ok(match &self.inner.location {
             Location::Local { .. } => Backend::Local,
             Location::Memory { name, .. } => Backend::Remote(client::memory(name, self.options())),
-            Location::S3 { bucket, .. } => {
-                Backend::Remote(client::s3(bucket, self.options(), &self.inner.env)?)
+            Location::Bucket { bucket, .. } => {
+                Backend::Remote(client::open(bucket, self.options(), &self.inner.env).await?)
             }
         })
+    }
+
+    /// Refuses a verb that the service does not have.
+    pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
+        self.inner.location.check_verb(verb)
     }
 
     /// `key` with the store's prefix, as the client wants it.

@@ -2,10 +2,11 @@
 
 use crate::error::{Result, StoreError};
 use crate::local::blocking;
+use crate::meta::{ObjectMeta, PutMode};
 use crate::parts::{MIN_PART_BYTES, Parts, ended};
 use crate::ranges::split;
 use crate::staged::Staged;
-use crate::store::{Backend, ObjectMeta, PutMode, Store};
+use crate::store::{Backend, Store};
 use bytes::Bytes;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -73,7 +74,7 @@ impl Store {
 
 impl Upload {
     pub(crate) async fn start(store: &Store, key: &str, size_hint: Option<u64>) -> Result<Self> {
-        let target = match store.backend()? {
+        let target = match store.backend().await? {
             Backend::Local => {
                 let (store, key) = (store.clone(), key.to_owned());
                 Target::Local(Some(blocking(move || Staged::create(&store, &key)).await?))

@@ -12,45 +12,178 @@ pub(crate) enum Location {
     /// A store in this process's memory.
     Memory { name: String, prefix: String },
     /// A bucket, and a prefix in it.
-    S3 { bucket: String, prefix: String },
+    Bucket { bucket: Bucket, prefix: String },
+}
+
+/// A bucket of a service, or what stands for one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Bucket {
+    pub(crate) service: Service,
+    /// Bucket (S3, OCI, GCS), container (Azure), or host and port (HTTP).
+    pub(crate) name: String,
+    /// What follows an `@`: the namespace (OCI), or the host of the account (Azure).
+    pub(crate) at: Option<String>,
+}
+
+/// The protocols that are spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Service {
+    S3,
+    /// Oracle's, by its S3-compatible endpoint.
+    Oci,
+    Gcs,
+    Azure,
+    /// Plain HTTP, read-only.
+    Http,
+    Https,
+}
+
+impl Service {
+    fn of(scheme: &str) -> Option<Self> {
+        Some(match scheme {
+            "s3" => Self::S3,
+            "oci" => Self::Oci,
+            "gs" => Self::Gcs,
+            "az" | "azure" | "abfs" | "abfss" => Self::Azure,
+            "http" => Self::Http,
+            "https" => Self::Https,
+            _ => return None,
+        })
+    }
+
+    /// Whether it can be read and not written or listed.
+    pub(crate) fn is_read_only(self) -> bool {
+        matches!(self, Self::Http | Self::Https)
+    }
+
+    /// How the names of its variables begin.
+    pub(crate) fn variables(self) -> &'static [&'static str] {
+        match self {
+            Self::S3 => &["AWS_", "S3_ENDPOINT_URL", "MOSAICML_STREAMING_AWS_"],
+            Self::Oci => &["AWS_", "S3_ENDPOINT_URL", "OCI_REGION"],
+            Self::Gcs => &["GOOGLE_", "STORAGE_EMULATOR_HOST"],
+            Self::Azure => &["AZURE_"],
+            Self::Http | Self::Https => &[],
+        }
+    }
+
+    /// What to look at when access is refused.
+    pub(crate) fn credentials_help(self) -> &'static str {
+        match self {
+            Self::S3 => {
+                "check the keys (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or those of \
+                 `AWS_PROFILE`) and what they may do there"
+            }
+            Self::Oci => {
+                "check the customer secret key in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` and what it may do there"
+            }
+            Self::Gcs => {
+                "check `GOOGLE_APPLICATION_CREDENTIALS` or `GOOGLE_SERVICE_ACCOUNT`, and what the account may do there"
+            }
+            Self::Azure => {
+                "check `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY` (or `AZURE_STORAGE_SAS_TOKEN`), \
+                 and what they may do there"
+            }
+            Self::Http | Self::Https => {
+                "the server wants a login, which plain HTTP stores do not have"
+            }
+        }
+    }
+}
+
+impl Bucket {
+    /// The URI of all of it.
+    pub(crate) fn uri(&self) -> String {
+        let scheme = match (self.service, &self.at) {
+            (Service::S3, _) => "s3",
+            (Service::Oci, _) => "oci",
+            (Service::Gcs, _) => "gs",
+            (Service::Azure, None) => "az",
+            (Service::Azure, Some(_)) => "abfss",
+            (Service::Http, _) => "http",
+            (Service::Https, _) => "https",
+        };
+        match &self.at {
+            Some(at) => format!("{scheme}://{}@{at}", self.name),
+            None => format!("{scheme}://{}", self.name),
+        }
+    }
+
+    /// Reads what stands between `://` and the next slash. Messages leave it out where it may hold a password.
+    fn parse(uri: &str, scheme: &str, service: Service, authority: &str) -> Result<Self> {
+        let (name, at) = match authority.split_once('@') {
+            Some((name, at)) => (name, Some(at)),
+            None => (authority, None),
+        };
+        let expected = match service {
+            Service::Oci => "oci://bucket@namespace/prefix",
+            Service::Azure if scheme.starts_with("abfs") => {
+                "abfss://container@account.dfs.core.windows.net/prefix"
+            }
+            Service::Azure => "az://container/prefix",
+            Service::Gcs => "gs://bucket/prefix",
+            Service::S3 => "s3://bucket/prefix",
+            Service::Http | Service::Https => "https://host/path",
+        };
+        if service.is_read_only() {
+            if at.is_some() || uri.contains(['?', '#']) {
+                return Err(StoreError::config(format!(
+                    "an `{scheme}://` URI with a login, a `?query` or a `#fragment`; write `{expected}`"
+                )));
+            }
+        } else if !is_bucket_name(name) || at.is_some_and(|at| !is_bucket_name(at)) {
+            return Err(StoreError::config(format!(
+                "`{uri}`: `{authority}` is no bucket name; write `{expected}` in letters, digits, `.`, `-` and `_`"
+            )));
+        } else if at.is_some() && !matches!(service, Service::Oci | Service::Azure) {
+            return Err(StoreError::config(format!(
+                "`{uri}` has an `@`; write `{expected}`"
+            )));
+        }
+        Ok(Self {
+            service,
+            name: name.to_owned(),
+            at: at.map(str::to_owned),
+        })
+    }
 }
 
 impl Location {
-    /// Reads `s3://bucket/prefix`, `memory://name/prefix`, `file:///dir` or a path.
+    /// Reads `s3://bucket/prefix` and its kin, `memory://name/prefix`, `file:///dir` or a path.
     pub(crate) fn parse(uri: &str) -> Result<Self> {
         let Some((scheme, rest)) = uri.split_once("://") else {
             return Self::local(Path::new(uri), uri);
         };
+        if scheme == "file" {
+            return Self::file_url(uri);
+        }
         let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_end_matches('/');
-        match scheme {
-            "file" => Self::file_url(uri),
-            "memory" | "s3" => {
-                if name.is_empty() {
-                    let what = if scheme == "s3" { "bucket" } else { "name" };
-                    return Err(StoreError::config(format!(
-                        "`{uri}` names no {what}; write `{scheme}://{what}/prefix`"
-                    )));
-                }
-                check_segments(uri, prefix)?;
-                let prefix = prefix.to_owned();
-                if scheme == "s3" {
-                    check_bucket(uri, name)?;
-                    Ok(Self::S3 {
-                        bucket: name.to_owned(),
-                        prefix,
-                    })
-                } else {
-                    Ok(Self::Memory {
-                        name: name.to_owned(),
-                        prefix,
-                    })
-                }
-            }
-            _ => Err(StoreError::config(format!(
-                "`{uri}` has the scheme `{scheme}`; known are `s3://bucket/prefix`, `file:///dir`, `memory://name` and plain paths"
-            ))),
+        let service = Service::of(scheme);
+        if service.is_none() && scheme != "memory" {
+            return Err(StoreError::config(format!(
+                "`{uri}` has the scheme `{scheme}`; known are `s3://`, `gs://`, `az://`, `abfss://`, `oci://`, \
+                 `https://` (to read), `file:///dir`, `memory://name` and plain paths"
+            )));
         }
+        if name.is_empty() {
+            let what = if service.is_none() { "name" } else { "bucket" };
+            return Err(StoreError::config(format!(
+                "`{uri}` names no {what}; write `{scheme}://{what}/prefix`"
+            )));
+        }
+        let bucket = service
+            .map(|service| Bucket::parse(uri, scheme, service, name))
+            .transpose()?;
+        check_segments(uri, prefix)?;
+        let prefix = prefix.to_owned();
+        Ok(match bucket {
+            Some(bucket) => Self::Bucket { bucket, prefix },
+            None => Self::Memory {
+                name: name.to_owned(),
+                prefix,
+            },
+        })
     }
 
     fn file_url(uri: &str) -> Result<Self> {
@@ -81,14 +214,14 @@ impl Location {
 
     /// The URI in its one normal form, without a slash at the end.
     pub(crate) fn uri(&self) -> String {
-        let join = |scheme: &str, name: &str, prefix: &str| match prefix {
-            "" => format!("{scheme}://{name}"),
-            _ => format!("{scheme}://{name}/{prefix}"),
+        let whole = match self {
+            Self::Local { root } => return root.to_string_lossy().into_owned(),
+            Self::Memory { name, .. } => format!("memory://{name}"),
+            Self::Bucket { bucket, .. } => bucket.uri(),
         };
-        match self {
-            Self::Local { root } => root.to_string_lossy().into_owned(),
-            Self::Memory { name, prefix } => join("memory", name, prefix),
-            Self::S3 { bucket, prefix } => join("s3", bucket, prefix),
+        match self.prefix() {
+            "" => whole,
+            prefix => format!("{whole}/{prefix}"),
         }
     }
 
@@ -96,7 +229,7 @@ impl Location {
     pub(crate) fn prefix(&self) -> &str {
         match self {
             Self::Local { .. } => "",
-            Self::Memory { prefix, .. } | Self::S3 { prefix, .. } => prefix,
+            Self::Memory { prefix, .. } | Self::Bucket { prefix, .. } => prefix,
         }
     }
 
@@ -106,6 +239,23 @@ impl Location {
             ("", key) => key.to_owned(),
             (prefix, "") => prefix.to_owned(),
             (prefix, key) => format!("{prefix}/{key}"),
+        }
+    }
+
+    /// Refuses a verb that the store does not have.
+    ///
+    /// # Errors
+    /// [`StoreError::Config`], naming the verb and what can be used instead.
+    pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
+        match self {
+            Self::Bucket { bucket, .. } if bucket.service.is_read_only() => {
+                Err(StoreError::config(format!(
+                    "`{}` cannot {verb}: over plain HTTP objects can only be read, by name; \
+                     use an `s3://`, `gs://` or `az://` URI, or a local folder",
+                    self.uri()
+                )))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -136,14 +286,9 @@ pub(crate) fn check_segments(uri: &str, key: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_bucket(uri: &str, bucket: &str) -> Result<()> {
+fn is_bucket_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    if bucket.chars().all(good) {
-        return Ok(());
-    }
-    Err(StoreError::config(format!(
-        "`{uri}`: `{bucket}` is no bucket name; letters, digits, `.`, `-` and `_` are allowed"
-    )))
+    !name.is_empty() && name.chars().all(good)
 }
 
 #[cfg(test)]
@@ -156,13 +301,30 @@ mod tests {
     #[test]
     fn each_form_of_uri_is_read() {
         let s3 = Location::parse("s3://b/p/q/").unwrap();
+        let bucket = Bucket {
+            service: Service::S3,
+            name: "b".into(),
+            at: None,
+        };
         assert_eq!(
             s3,
-            Location::S3 {
-                bucket: "b".into(),
+            Location::Bucket {
+                bucket,
                 prefix: "p/q".into()
             }
         );
+        for (uri, normal) in [
+            ("gs://b/p/", "gs://b/p"),
+            ("azure://c", "az://c"),
+            (
+                "abfs://c@a.dfs.core.windows.net/p",
+                "abfss://c@a.dfs.core.windows.net/p",
+            ),
+            ("oci://b@space/p", "oci://b@space/p"),
+            ("http://h:81/p/", "http://h:81/p"),
+        ] {
+            assert_eq!(Location::parse(uri).unwrap().uri(), normal);
+        }
         assert_eq!(s3.full_key("k"), "p/q/k");
         assert_eq!(Location::parse("s3://b").unwrap().full_key("k"), "k");
         assert_eq!(Location::parse("/a//b/./c/").unwrap().uri(), "/a/b/c");
@@ -182,7 +344,9 @@ mod tests {
     fn what_is_no_uri_is_refused_with_the_value() {
         for uri in [
             "",
-            "gs://b/p",
+            "ftp://b/p",
+            "gs://b@c/p",
+            "az://",
             "s3://",
             "s3:///p",
             "s3://b//p",
@@ -200,6 +364,35 @@ mod tests {
     }
 
     #[test]
+    fn a_login_or_a_signature_is_refused_and_not_repeated() {
+        for uri in [
+            "https://me:secret@h/p",
+            "https://h/p?sig=secret",
+            "http://h/#secret",
+        ] {
+            let error = Location::parse(uri).expect_err(uri).to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn plain_http_is_read_only() {
+        let error = Location::parse("https://h/p").unwrap().check_verb("list");
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("`https://h/p` cannot list")
+        );
+        assert!(
+            Location::parse("gs://b")
+                .unwrap()
+                .check_verb("list")
+                .is_ok()
+        );
+    }
+
+    #[test]
     fn a_key_stays_inside_the_store() {
         for key in ["", "/a", "a/", "a//b", "../a", "a/./b", "a\nb"] {
             assert!(check_key("s3://b", key).is_err(), "{key:?}");
@@ -211,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_uri_reads_back_the_same(scheme in "s3|memory", name in "[a-z0-9][a-z0-9.-]{0,20}", parts in prop::collection::vec("[a-zA-Z0-9 %#=_-]{1,8}", 0..4)) {
+        fn a_written_uri_reads_back_the_same(scheme in "s3|gs|az|oci|memory", name in "[a-z0-9][a-z0-9.-]{0,20}", parts in prop::collection::vec("[a-zA-Z0-9 %#=_-]{1,8}", 0..4)) {
             let location = Location::parse(&format!("{scheme}://{name}/{}", parts.join("/"))).unwrap();
             prop_assert_eq!(location.prefix(), parts.join("/"));
             prop_assert_eq!(Location::parse(&location.uri()).unwrap(), location);

@@ -1,4 +1,4 @@
-"""Every verb behaves the same on local files, in memory and on S3."""
+"""Every verb behaves the same on local files, in memory, and on every service."""
 
 import array
 import os
@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 
 from hocket.native import ObjectMeta, Store, errors
 from support.s3d import Server
+from support.servers import Remote
 
 PART = 64 << 10
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+OTHERS = [pytest.param(name, marks=pytest.mark.stores) for name in ("minio", "azurite")]
+
+
+@pytest.fixture(params=["local", "memory", "s3d", "gcs", *OTHERS])
 def store(
-    request: pytest.FixtureRequest, s3d: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, s3d: Server, gcs: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Store:
     prefix = uuid.uuid4().hex
     if request.param == "local":
@@ -28,9 +32,10 @@ def store(
     elif request.param == "memory":
         uri = f"memory://{prefix}/p"
     else:
-        for name, value in s3d.env.items():
+        server: Server | Remote = request.getfixturevalue(request.param)
+        for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        uri = s3d.uri(prefix)
+        uri = server.uri(prefix)
     return Store(uri, part_bytes=PART, max_retries=2)
 
 
@@ -63,6 +68,16 @@ def test_every_size_comes_back_equal(store: Store, tmp_path: Path, size: int) ->
     uploaded = store.upload("again", tmp_path / "copy")
     assert (uploaded.key, uploaded.size, uploaded.etag) == ("again", size, store.head("again").etag)
     assert store.get("again") == data
+
+
+def test_an_upload_in_parts(store: Store, tmp_path: Path) -> None:
+    data = os.urandom((17 << 20) + 3)  # three parts
+    (tmp_path / "source").write_bytes(data)
+    for _ in range(2):  # the second over the first
+        meta = store.upload("k", tmp_path / "source")
+        assert (meta.size, meta.etag) == (len(data), store.head("k").etag)
+    store.download("k", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
 
 
 def test_a_download_leaves_nothing_of_a_longer_file(store: Store, tmp_path: Path) -> None:
@@ -123,6 +138,26 @@ def test_one_of_many_racing_creators_wins(store: Store) -> None:
             pass
 
     threads = [threading.Thread(target=create, args=(f"writer-{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(outcomes) == 1
+    assert store.get("race") == outcomes[0].encode()
+
+
+def test_one_of_many_racing_replacements_wins(store: Store) -> None:
+    seen = store.put("race", b"before")
+    outcomes: list[str] = []
+
+    def replace(name: str) -> None:
+        try:
+            store.put("race", name.encode(), if_match=seen)
+            outcomes.append(name)
+        except errors.StoreChangedError:
+            pass
+
+    threads = [threading.Thread(target=replace, args=(f"writer-{n}",)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -269,13 +269,16 @@ def test_a_silent_endpoint_meets_the_deadline(monkeypatch: pytest.MonkeyPatch) -
         assert time.monotonic() - started < 2
 
 
-def test_missing_credentials_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
     started = time.monotonic()
-    with pytest.raises(errors.StorePermissionError, match="AWS_ACCESS_KEY_ID") as caught:
+    with pytest.raises(errors.StorePermissionError, match=r"AWS_ACCESS_KEY_ID.*boto3") as caught:
         Store("s3://bucket/p").get("k")
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 10  # most of it imports boto3
     assert isinstance(caught.value, PermissionError)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     with pytest.raises(errors.StoreConfigError, match="AWS_SECRET_ACCESS_KEY"):
@@ -304,8 +307,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
     ]:
         with pytest.raises(errors.StoreConfigError, match=said):
             Store("s3://bucket", **options)
-    with pytest.raises(errors.StoreConfigError, match="`gs`"):
-        Store("gs://bucket")
+    with pytest.raises(errors.StoreConfigError, match="`ftp`"):
+        Store("ftp://host")
     with pytest.raises(ValueError, match="bucket"):
         Store("s3://")
 

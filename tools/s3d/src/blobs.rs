@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
+use http::HeaderMap;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, StreamingBlob};
@@ -124,6 +125,30 @@ pub struct Claims {
     pub announced: Vec<String>,
     /// Where the announced trailers will be once the body has been read.
     pub trailers: Option<s3s::TrailingHeaders>,
+}
+
+impl Claims {
+    /// Of a request with these headers.
+    pub fn of(
+        headers: &HeaderMap,
+        md5: Option<String>,
+        checksum: Checksum,
+        trailers: Option<s3s::TrailingHeaders>,
+    ) -> Self {
+        let announced = headers
+            .get_all("x-amz-trailer")
+            .iter()
+            .filter_map(|value| value.to_str().ok());
+        Self {
+            md5,
+            checksum,
+            announced: announced
+                .flat_map(|value| value.split(','))
+                .map(|name| name.trim().to_lowercase())
+                .collect(),
+            trailers,
+        }
+    }
 }
 
 /// Writes `body` to a new blob and holds its sender to what he claims.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Target;
@@ -44,6 +45,8 @@ pub struct Fate {
 pub struct Stats {
     /// Requests by operation.
     pub requests: BTreeMap<&'static str, u64>,
+    /// Good and bad answers by status, as they were before a fault spoiled them.
+    pub answers: BTreeMap<u16, u64>,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// By rule, in their order.
@@ -90,6 +93,7 @@ struct State {
     latency_ms: u64,
     bandwidth: u64,
     requests: BTreeMap<&'static str, u64>,
+    answers: BTreeMap<u16, u64>,
     faults: BTreeMap<&'static str, u64>,
 }
 
@@ -132,6 +136,7 @@ impl Faults {
             bandwidth,
             requests,
             faults,
+            ..
         } = &mut *state;
         *requests.entry(target.operation).or_default() += 1;
         let mut fate = Fate {
@@ -163,6 +168,11 @@ impl Faults {
         fate
     }
 
+    /// Counts an answer.
+    pub fn answer(&self, status: StatusCode) {
+        *self.state().answers.entry(status.as_u16()).or_default() += 1;
+    }
+
     /// The bandwidth of every connection, in bytes a second; 0 is unlimited.
     pub fn bandwidth(&self) -> u64 {
         self.state().bandwidth
@@ -186,6 +196,7 @@ impl Faults {
         let state = self.state();
         Stats {
             requests: state.requests.clone(),
+            answers: state.answers.clone(),
             faults: state.faults.clone(),
             rules: state.rules.iter().map(|(_, stats)| stats.clone()).collect(),
             connections: self.connections.load(Ordering::Relaxed),
@@ -199,6 +210,7 @@ impl Faults {
     pub fn reset(&self) {
         let mut state = self.state();
         state.requests.clear();
+        state.answers.clear();
         state.faults.clear();
         for (_, stats) in &mut state.rules {
             (stats.matched, stats.injected) = (0, 0);

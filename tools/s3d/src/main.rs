@@ -6,13 +6,16 @@
 //! disk: it outlives a kill of itself, not of the machine.
 
 mod admin;
+mod auth;
 mod blobs;
 mod faults;
+mod gcs;
 mod journal;
 mod listing;
 mod multipart;
 mod objects;
 mod operation;
+mod pages;
 mod rule;
 mod server;
 mod service;
@@ -26,11 +29,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::auth::Keys;
 use crate::faults::{Faults, Settings};
 use crate::service::Service;
 use crate::store::Store;
@@ -51,6 +54,15 @@ struct Arguments {
     /// The secret key that clients sign with
     #[arg(long, default_value = "hocket-secret")]
     secret_key: String,
+    /// Access keys are `{access-key}-{ms}`: good until so many milliseconds after 1970, each by its own name
+    #[arg(long)]
+    keys_expire: bool,
+    /// Nobody signs: a signed request is refused
+    #[arg(long, conflicts_with = "keys_expire")]
+    anonymous: bool,
+    /// Speak Google's XML API in place of S3's; tokens are not looked at
+    #[arg(long, conflicts_with_all = ["keys_expire", "anonymous"])]
+    gcs: bool,
     /// A bucket that is there from the start
     #[arg(long, default_value = "hocket")]
     bucket: String,
@@ -109,12 +121,20 @@ async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     })?;
     let store = Arc::new(Store::open(&arguments.root)?);
     store.create_bucket(&arguments.bucket)?;
-    let mut builder = S3ServiceBuilder::new(Service(store));
-    builder.set_auth(SimpleAuth::from_single(
-        arguments.access_key.clone(),
-        arguments.secret_key.clone(),
-    ));
-    let server = server::Server::bind(arguments.port, builder.build(), faults).await?;
+    let mut builder = S3ServiceBuilder::new(Service(store.clone()));
+    if !(arguments.anonymous || arguments.gcs) {
+        builder.set_auth(Keys {
+            access_key: arguments.access_key.clone(),
+            secret_key: arguments.secret_key.clone(),
+            expire: arguments.keys_expire,
+        });
+    }
+    let handler = server::Handler {
+        service: builder.build(),
+        faults,
+        google: arguments.gcs.then_some(store),
+    };
+    let server = server::Server::bind(arguments.port, handler).await?;
     // From here on a signal is a request to stop; whoever reads the announcement may send one.
     let stop = stop(arguments.until_stdin_closes)?;
     announce(&arguments, server.port())?;
@@ -133,6 +153,13 @@ fn announce(arguments: &Arguments, port: u16) -> Result<(), Box<dyn Error>> {
             "endpoint": endpoint, "bucket": arguments.bucket, "access_key": access_key, "secret_key": secret_key,
         });
         writeln!(out, "{line}")?;
+    } else if arguments.gcs {
+        writeln!(out, "export STORAGE_EMULATOR_HOST={endpoint}")?;
+        writeln!(
+            out,
+            "# serving gs://{}; paste the line above; Ctrl-C ends it",
+            arguments.bucket
+        )?;
     } else {
         writeln!(out, "export AWS_ENDPOINT_URL={endpoint}")?;
         writeln!(out, "export AWS_ACCESS_KEY_ID={access_key}")?;

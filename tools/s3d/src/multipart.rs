@@ -6,9 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use s3s::crypto::{Checksum as _, Md5};
-use s3s::dto::{
-    Checksum, CompleteMultipartUploadInput, CompletedPart, CreateMultipartUploadInput, ETag,
-};
+use s3s::dto::{CompleteMultipartUploadInput, CompletedPart, CreateMultipartUploadInput, ETag};
 use s3s::dto::{UploadPartInput, UploadPartOutput};
 use s3s::{S3Request, S3Result, s3_error};
 
@@ -44,16 +42,7 @@ pub async fn upload_part(
     mut request: S3Request<UploadPartInput>,
 ) -> S3Result<UploadPartOutput> {
     let body = request.input.body.take();
-    let checksum = Checksum {
-        checksum_crc32: request.input.checksum_crc32.take(),
-        checksum_crc32c: request.input.checksum_crc32c.take(),
-        checksum_crc64nvme: request.input.checksum_crc64nvme.take(),
-        checksum_sha1: request.input.checksum_sha1.take(),
-        checksum_sha256: request.input.checksum_sha256.take(),
-        ..Checksum::default()
-    };
-    let md5 = request.input.content_md5.take();
-    let claims = claims(&request, md5, checksum);
+    let claims = claims!(request);
     let input = request.input;
     let number = input.part_number;
     let received = receive(&store.blobs, body, claims).await?;

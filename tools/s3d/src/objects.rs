@@ -13,27 +13,28 @@ use s3s::dto::{StreamingBlob, Timestamp};
 use s3s::{S3Request, S3Result, s3_error};
 use tokio::fs::File;
 
-use crate::blobs::{Claims, FileStream, disk, hex, receive};
+use crate::blobs::{FileStream, disk, hex, receive};
 use crate::journal::Object;
 use crate::store::{Condition, Store, is_matched, now_ms};
 
-/// What the headers of an upload claim of its body.
-pub fn claims<T>(request: &S3Request<T>, md5: Option<String>, checksum: Checksum) -> Claims {
-    let announced = request
-        .headers
-        .get_all("x-amz-trailer")
-        .iter()
-        .filter_map(|value| value.to_str().ok());
-    Claims {
-        md5,
-        checksum,
-        announced: announced
-            .flat_map(|value| value.split(','))
-            .map(|name| name.trim().to_lowercase())
-            .collect(),
-        trailers: request.trailing_headers.clone(),
-    }
+/// What the headers of an upload claim of its body. A macro: the inputs of the two operations share fields, no trait.
+macro_rules! claims {
+    ($request:ident) => {{
+        let input = &mut $request.input;
+        let checksum = s3s::dto::Checksum {
+            checksum_crc32: input.checksum_crc32.take(),
+            checksum_crc32c: input.checksum_crc32c.take(),
+            checksum_crc64nvme: input.checksum_crc64nvme.take(),
+            checksum_sha1: input.checksum_sha1.take(),
+            checksum_sha256: input.checksum_sha256.take(),
+            ..Default::default()
+        };
+        let md5 = input.content_md5.take();
+        let trailers = $request.trailing_headers.clone();
+        $crate::blobs::Claims::of(&$request.headers, md5, checksum, trailers)
+    }};
 }
+pub(crate) use claims;
 
 /// Stores the body of `request`.
 ///
@@ -44,16 +45,7 @@ pub async fn put(
     mut request: S3Request<PutObjectInput>,
 ) -> S3Result<PutObjectOutput> {
     let body = request.input.body.take();
-    let checksum = Checksum {
-        checksum_crc32: request.input.checksum_crc32.take(),
-        checksum_crc32c: request.input.checksum_crc32c.take(),
-        checksum_crc64nvme: request.input.checksum_crc64nvme.take(),
-        checksum_sha1: request.input.checksum_sha1.take(),
-        checksum_sha256: request.input.checksum_sha256.take(),
-        ..Checksum::default()
-    };
-    let md5 = request.input.content_md5.take();
-    let claims = claims(&request, md5, checksum);
+    let claims = claims!(request);
     let input = request.input;
     // The body is read before anything is refused: a client may not look for an answer while it sends.
     let received = receive(&store.blobs, body, claims).await?;

@@ -22,8 +22,9 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::faults::Faults;
 use crate::operation::Target;
 use crate::rule::Kind;
+use crate::store::Store;
 use crate::wire::{Control, Wire};
-use crate::{admin, spoil};
+use crate::{admin, gcs, spoil};
 
 /// How long requests in flight have to end after the server was told to stop.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -35,9 +36,14 @@ pub struct Server {
     port: u16,
 }
 
-struct Handler {
-    service: S3Service,
-    faults: Arc<Faults>,
+/// What answers requests.
+pub struct Handler {
+    /// S3.
+    pub service: S3Service,
+    /// What goes wrong.
+    pub faults: Arc<Faults>,
+    /// The store, where requests are Google's.
+    pub google: Option<Arc<Store>>,
 }
 
 /// The reason to close a connection without an answer.
@@ -57,7 +63,7 @@ impl Server {
     ///
     /// # Errors
     /// The port is taken.
-    pub async fn bind(port: u16, service: S3Service, faults: Arc<Faults>) -> io::Result<Self> {
+    pub async fn bind(port: u16, handler: Handler) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .await
             .map_err(|error| {
@@ -69,7 +75,7 @@ impl Server {
         let port = listener.local_addr()?.port();
         Ok(Self {
             listener,
-            handler: Arc::new(Handler { service, faults }),
+            handler: Arc::new(handler),
             port,
         })
     }
@@ -152,11 +158,21 @@ impl Handler {
         }
     }
 
-    async fn carry_out(&self, request: Request<Incoming>) -> Result<HttpResponse, Hangup> {
-        self.service
-            .call(request.map(Body::from))
-            .await
-            .map_err(|_| Hangup("not a request that S3 could answer"))
+    async fn carry_out(&self, mut request: Request<Incoming>) -> Result<HttpResponse, Hangup> {
+        if let Some(store) = &self.google
+            && let Err(response) = gcs::to_s3(store, &mut request)
+        {
+            drain(request).await;
+            self.faults.answer(response.status());
+            return Ok(*response);
+        }
+        let answer = self.service.call(request.map(Body::from)).await;
+        let mut response = answer.map_err(|_| Hangup("not a request that S3 could answer"))?;
+        if self.google.is_some() {
+            gcs::add_generation(response.headers_mut());
+        }
+        self.faults.answer(response.status());
+        Ok(response)
     }
 }
 

@@ -6,15 +6,16 @@ use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
 use crate::blobs::hex;
-use crate::listing::{Entry, Query, page};
+use crate::pages::{encoder, list, parse_token, query};
 use crate::store::{Condition, Store};
 use crate::{multipart, objects};
-
-const MOST_KEYS: i32 = 1000;
 
 /// The store as s3s wants to see it.
 #[derive(Clone)]
 pub struct Service(pub Arc<Store>);
+
+/// Parts of one page.
+const MOST_PARTS: i32 = 1000;
 
 type Answer<T> = S3Result<S3Response<T>>;
 
@@ -252,7 +253,7 @@ impl S3 for Service {
     async fn list_parts(&self, request: S3Request<ListPartsInput>) -> Answer<ListPartsOutput> {
         let input = request.input;
         let after = input.part_number_marker.unwrap_or_default();
-        let most = usize::try_from(input.max_parts.unwrap_or(MOST_KEYS).clamp(0, MOST_KEYS))
+        let most = usize::try_from(input.max_parts.unwrap_or(MOST_PARTS).clamp(0, MOST_PARTS))
             .unwrap_or_default();
         let mut parts: Vec<Part> =
             self.0
@@ -313,102 +314,4 @@ impl S3 for Service {
             ..Default::default()
         }))
     }
-}
-
-/// A page of either version of the operation.
-struct Listed {
-    count: Option<i32>,
-    contents: Option<Vec<Object>>,
-    common_prefixes: Option<Vec<CommonPrefix>>,
-    prefix: Option<String>,
-    delimiter: Option<String>,
-    max_keys: Option<i32>,
-    is_truncated: Option<bool>,
-    last: Option<String>,
-    raw_last: Option<String>,
-}
-
-fn query(input: &ListObjectsV2Input, after: Option<String>) -> Query {
-    Query {
-        prefix: input.prefix.clone().unwrap_or_default(),
-        delimiter: input.delimiter.clone(),
-        after,
-        limit: usize::try_from(max_keys(input)).unwrap_or_default(),
-    }
-}
-
-fn max_keys(input: &ListObjectsV2Input) -> i32 {
-    input.max_keys.unwrap_or(MOST_KEYS).clamp(0, MOST_KEYS)
-}
-
-fn list(store: &Store, input: &ListObjectsV2Input, query: &Query) -> S3Result<Listed> {
-    let encode = encoder(input.encoding_type.as_ref());
-    store.read(&input.bucket, |objects| {
-        let (entries, is_truncated) = page(objects, query);
-        let raw_last = entries.last().map(|entry| entry.name().to_owned());
-        let (mut contents, mut groups) = (Vec::new(), Vec::new());
-        let count = i32::try_from(entries.len()).ok();
-        for entry in entries {
-            match entry {
-                Entry::Group(prefix) => groups.push(CommonPrefix {
-                    prefix: Some(encode(&prefix)),
-                }),
-                Entry::Object(key, object) => contents.push(Object {
-                    key: Some(encode(key)),
-                    size: i64::try_from(object.size).ok(),
-                    e_tag: Some(ETag::Strong(object.etag.clone())),
-                    last_modified: Some(objects::timestamp(object.modified_ms)),
-                    ..Default::default()
-                }),
-            }
-        }
-        Ok(Listed {
-            count,
-            contents: Some(contents),
-            common_prefixes: Some(groups),
-            prefix: input.prefix.as_deref().map(&encode),
-            delimiter: input.delimiter.as_deref().map(&encode),
-            max_keys: Some(max_keys(input)),
-            is_truncated: Some(is_truncated),
-            last: raw_last.as_deref().map(&encode),
-            raw_last,
-        })
-    })
-}
-
-/// Keys as an answer carries them: percent-encoded where the client asked for it, since XML cannot hold every key.
-fn encoder(encoding: Option<&EncodingType>) -> impl Fn(&str) -> String + use<> {
-    let is_url = encoding.is_some_and(|encoding| encoding.as_str() == EncodingType::URL);
-    move |text| {
-        if !is_url {
-            return text.to_owned();
-        }
-        let mut encoded = String::with_capacity(text.len());
-        for byte in text.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-_.~/*".contains(&byte) {
-                encoded.push(char::from(byte));
-            } else {
-                encoded.push_str(&format!("%{byte:02X}"));
-            }
-        }
-        encoded
-    }
-}
-
-fn parse_token(token: &str) -> S3Result<String> {
-    let bytes = token.as_bytes().chunks(2).map(|pair| {
-        let digits = std::str::from_utf8(pair)
-            .ok()
-            .filter(|digits| digits.len() == 2)?;
-        u8::from_str_radix(digits, 16).ok()
-    });
-    let key = bytes
-        .collect::<Option<Vec<u8>>>()
-        .and_then(|bytes| String::from_utf8(bytes).ok());
-    key.ok_or_else(|| {
-        s3_error!(
-            InvalidArgument,
-            "the continuation token is none of this server's"
-        )
-    })
 }

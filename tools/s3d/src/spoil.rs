@@ -31,6 +31,11 @@ pub fn refusal(kind: Kind) -> HttpResponse {
             "We encountered an internal error.",
         ),
     };
+    error(status, code, message)
+}
+
+/// An answer that says no.
+pub fn error(status: StatusCode, code: &str, message: &str) -> HttpResponse {
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     );

@@ -37,17 +37,59 @@ class ObjectMeta:
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[type[ObjectMeta], tuple[str, int, str | None, int]]: ...
 
+@type_check_only
+class _Counts(TypedDict):
+    requests: int
+    retries: int
+    bytes_received: int
+    bytes_sent: int
+
+@type_check_only
+class _ProcessCounts(_Counts):
+    bytes_in_flight: int
+    most_bytes_in_flight: int
+
+def counters() -> _ProcessCounts:
+    """Return what all stores of this process did since it began, or since it was forked.
+
+    `requests` counts every try and `retries` those after a failure; `bytes_received` and `bytes_sent` are
+    bytes of objects, broken and repeated transfers included. Local files and memory make no requests.
+    `bytes_in_flight` is what counts against `budget_bytes` now, and `most_bytes_in_flight` the most there
+    ever was.
+    """
+
 @final
 class Store:
-    """Objects by key: `s3://bucket/prefix`, a local directory (path or `file:///dir`), or `memory://name`.
+    """Objects by key, in a bucket, a local directory or memory.
+
+    | URI | what it is |
+    |---|---|
+    | `s3://bucket/prefix` | S3, and by `endpoint` whatever speaks it |
+    | `gs://bucket/prefix` | Google Cloud Storage |
+    | `az://container/prefix`, `abfss://container@account.dfs.core.windows.net/prefix` | Azure Blob Storage |
+    | `oci://bucket@namespace/prefix` | Oracle's object storage, by its S3-compatible endpoint |
+    | `https://host/path` | a web server that knows ranges; read-only, and not listed |
+    | a path, `file:///dir` | a local directory |
+    | `memory://name` | this process's memory |
 
     A handle: URI and options, no client and no socket. It pickles, goes to threads, and stays good in a
     forked child; `memory://` stores are each process's own. Opening does no I/O. Every verb blocks without
     the interpreter lock, and Ctrl-C ends its wait within 100 ms.
 
-    S3 reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
-    `AWS_ENDPOINT_URL` (and `AWS_ENDPOINT_URL_S3`), `AWS_SKIP_SIGNATURE` and their like from the environment
-    when it is opened or unpickled; a pickle holds no credentials.
+    Credentials and addresses, read when the store is opened or unpickled (a pickle holds none):
+
+    - S3 and OCI: `AWS_ACCESS_KEY_ID` with `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; a web identity's
+      or container's `AWS_*`; else whatever boto3 finds (`AWS_PROFILE`, SSO, instance roles), renewed before
+      it expires: see `hocket.native.credentials`. Address: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
+      `S3_ENDPOINT_URL`. Region: `AWS_REGION`, `AWS_DEFAULT_REGION`, `OCI_REGION`, the profile's.
+      `AWS_SKIP_SIGNATURE`, `AWS_REQUEST_PAYER` and `MOSAICML_STREAMING_AWS_REQUESTER_PAYS` (a list of
+      buckets) do what the options do.
+    - GCS: `GOOGLE_APPLICATION_CREDENTIALS`, `GOOGLE_SERVICE_ACCOUNT`, gcloud's own file, the machine's
+      account; `STORAGE_EMULATOR_HOST`.
+    - Azure: `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN`,
+      `AZURE_STORAGE_CONNECTION_STRING`, a service principal's or workload's `AZURE_*`, the machine's
+      identity.
+    - All: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`.
 
     Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or setting that cannot work,
     `StorePermissionError` when credentials are refused or missing, `StoreTransientError` when the store stays
@@ -55,13 +97,19 @@ class Store:
 
     Args:
         uri: Where the objects are. A relative path is taken from the working directory of now.
-        endpoint: Address of the S3 service, instead of the environment's.
-        region: Its region, instead of the environment's; `us-east-1` where neither is given.
+        endpoint: Address of the service, instead of the environment's; `http://` is allowed.
+        region: Region (S3, OCI), instead of the environment's; `us-east-1` where there is none.
+        path_style: Whether the bucket stands in the path of an S3 address, and not in the host's name.
+            Default: it does, except on AWS itself.
+        anonymous: Do not sign requests: for public buckets.
+        requester_pays: Agree to pay for requests to somebody else's S3 bucket.
         part_bytes: Bytes of one ranged GET of a larger object. Default 8 MiB.
         max_requests: Requests in flight at once, over all verbs of this process on this bucket. Default 16.
         budget_bytes: No transfer starts while the process has this much in flight. Default 256 MiB.
-        timeout_s: Seconds for one request, plus one for each MiB that it carries. Default 30.
-        deadline_s: Seconds for all tries of one request, plus one for each MiB. Default 120.
+        timeout_s: Seconds until an answer begins, plus one for each MiB that travels. Connecting gets 5 of
+            them at most. Default 30.
+        deadline_s: Seconds for all tries of one request, plus one for each MiB once bytes were on their way.
+            Default 120.
         max_retries: Tries after the first. Default 10.
         backoff_ms: Shortest and longest pause before a retry, drawn between half and all of it.
             Default (100, 10000).
@@ -79,6 +127,9 @@ class Store:
         *,
         endpoint: str | None = None,
         region: str | None = None,
+        path_style: bool | None = None,
+        anonymous: bool = False,
+        requester_pays: bool = False,
         part_bytes: int | None = None,
         max_requests: int | None = None,
         budget_bytes: int | None = None,
@@ -154,7 +205,32 @@ class Store:
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there is no error."""
 
+    def counters(self) -> _Counts:
+        """Return what this handle and its copies in this process did; see `hocket.native.counters`."""
+
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]: ...
+
+# --- credentials: for `hocket.native.credentials` alone -----------------------------------------
+
+def credentials_claim(profile: str) -> bool:
+    """Take on the search for keys of `profile`; false where nobody waits for it, or somebody else does it."""
+
+def credentials_used(profile: str) -> bool:
+    """Return whether requests took keys since the last call; if not, the search ends until one needs them."""
+
+def credentials_provide(
+    profile: str,
+    *,
+    key_id: str,
+    secret_key: str,
+    token: str | None,
+    expires_s: float | None,
+    region: str | None,
+) -> None:
+    """Give the requests of this process keys that are good until `expires_s` (seconds since 1970)."""
+
+def credentials_fail(profile: str, reason: str) -> None:
+    """Let requests that wait for keys of `profile` fail with `reason`; the next one starts a new search."""
 
 # --- stream -----------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+//! Credentials that Python finds for the stores: requests want them, a Python thread that waits sees it.
+
+use hocket_store::credentials::{self, Keys};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::time::{Duration, SystemTime};
+
+/// Adds this module's functions to the extension.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    credentials::attend();
+    module.add_function(wrap_pyfunction!(credentials_claim, module)?)?;
+    module.add_function(wrap_pyfunction!(credentials_used, module)?)?;
+    module.add_function(wrap_pyfunction!(credentials_provide, module)?)?;
+    module.add_function(wrap_pyfunction!(credentials_fail, module)?)
+}
+
+/// Sets `hocket.native.credentials` to work for profiles that requests wait for. Quick when there are none.
+pub fn attend(py: Python<'_>) -> PyResult<()> {
+    for profile in credentials::wanted() {
+        py.import("hocket.native.credentials")?
+            .call_method1("provide", (profile,))?;
+    }
+    Ok(())
+}
+
+#[pyfunction]
+fn credentials_claim(profile: &str) -> bool {
+    credentials::claim(profile)
+}
+
+#[pyfunction]
+fn credentials_used(profile: &str) -> bool {
+    credentials::is_used(profile)
+}
+
+#[pyfunction]
+#[pyo3(signature = (profile, *, key_id, secret_key, token, expires_s, region))]
+fn credentials_provide(
+    profile: &str,
+    key_id: String,
+    secret_key: String,
+    token: Option<String>,
+    expires_s: Option<f64>,
+    region: Option<String>,
+) -> PyResult<()> {
+    let moment = |seconds: f64| {
+        let since = Duration::try_from_secs_f64(seconds).ok()?;
+        SystemTime::UNIX_EPOCH.checked_add(since)
+    };
+    let expires = match expires_s {
+        None => None,
+        Some(seconds) => Some(moment(seconds).ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "`expires_s` is {seconds}; expected seconds since 1970"
+            ))
+        })?),
+    };
+    let keys = Keys {
+        key_id,
+        secret_key,
+        token,
+        expires,
+    };
+    credentials::provide(profile, keys, region);
+    Ok(())
+}
+
+#[pyfunction]
+fn credentials_fail(profile: &str, reason: String) {
+    credentials::fail(profile, reason);
+}

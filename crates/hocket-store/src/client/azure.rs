@@ -1,0 +1,164 @@
+//! Azure Blob Storage.
+
+use super::{ClientKey, Connector, Remote, once};
+use crate::error::{Result, StoreError};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+
+/// Names that Azure's own tools and mosaicml-streaming read, beside those that the client knows.
+const ALIASES: [(&str, AzureConfigKey); 6] = [
+    ("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName),
+    ("AZURE_ACCOUNT_NAME", AzureConfigKey::AccountName),
+    ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey),
+    ("AZURE_ACCOUNT_ACCESS_KEY", AzureConfigKey::AccessKey),
+    ("AZURE_STORAGE_SAS_TOKEN", AzureConfigKey::SasKey),
+    ("AZURE_STORAGE_BLOB_ENDPOINT", AzureConfigKey::Endpoint),
+];
+
+/// Makes the client. The account is that of the URI, else of the variables.
+///
+/// # Errors
+/// `Config` where no account is named, or for settings that cannot work.
+pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+    let mut settings: Vec<(AzureConfigKey, String)> = Vec::new();
+    for (name, value) in key.env.iter() {
+        if name == "AZURE_STORAGE_CONNECTION_STRING" {
+            settings.extend(connection_string(value)?);
+        } else if let Some((_, known)) = ALIASES.iter().find(|(alias, _)| alias == name) {
+            settings.push((*known, value.clone()));
+        } else if let Ok(known) = name.to_ascii_lowercase().parse() {
+            settings.push((known, value.clone()));
+        }
+    }
+    // The URI's account has an address of its own; the option's comes before both.
+    if let Some(host) = &key.bucket.at {
+        let account = host.split('.').next().unwrap_or(host);
+        settings.push((AzureConfigKey::AccountName, account.to_owned()));
+        let address = format!("https://{}", host.replacen(".dfs.", ".blob.", 1));
+        settings.push((AzureConfigKey::Endpoint, address));
+    }
+    if let Some(endpoint) = key.endpoint(&[]) {
+        settings.push((AzureConfigKey::Endpoint, endpoint.to_owned()));
+    }
+    let find = |wanted| {
+        let last = settings.iter().rev().find(|(name, _)| *name == wanted);
+        last.map(|(_, value)| value.as_str())
+    };
+    if find(AzureConfigKey::AccountName).is_none() && find(AzureConfigKey::UseEmulator).is_none() {
+        return Err(StoreError::config(format!(
+            "`{}` names no storage account; set `AZURE_STORAGE_ACCOUNT_NAME`, or write \
+             `abfss://{}@account.dfs.core.windows.net/prefix`",
+            key.bucket.uri(),
+            key.bucket.name
+        )));
+    }
+    let mut builder = MicrosoftAzureBuilder::new()
+        .with_client_options(key.client_options(find(AzureConfigKey::Endpoint)))
+        .with_retry(once())
+        .with_http_connector(Connector::default());
+    for (name, value) in settings {
+        builder = builder.with_config(name, value);
+    }
+    if key.anonymous {
+        builder = builder.with_config(AzureConfigKey::SkipSignature, "true");
+    }
+    let store = builder
+        .with_container_name(&key.bucket.name)
+        .build()
+        .map_err(|error| key.refused("AZURE_*", &error))?;
+    Ok(Remote::service(store, key))
+}
+
+/// The parts of a connection string that say where and as whom.
+fn connection_string(text: &str) -> Result<Vec<(AzureConfigKey, String)>> {
+    let mut settings = Vec::new();
+    let (mut scheme, mut suffix) = ("https", "core.windows.net");
+    for pair in text.split(';').filter(|pair| !pair.trim().is_empty()) {
+        // The value may be a key: it is not repeated.
+        let (name, value) = pair.split_once('=').ok_or_else(|| {
+            StoreError::config(
+                "`AZURE_STORAGE_CONNECTION_STRING` has a part without `=`; write `AccountName=…;AccountKey=…`",
+            )
+        })?;
+        let known = match name.trim() {
+            "AccountName" => AzureConfigKey::AccountName,
+            "AccountKey" => AzureConfigKey::AccessKey,
+            "SharedAccessSignature" => AzureConfigKey::SasKey,
+            "BlobEndpoint" => AzureConfigKey::Endpoint,
+            "DefaultEndpointsProtocol" => {
+                scheme = value;
+                continue;
+            }
+            "EndpointSuffix" => {
+                suffix = value;
+                continue;
+            }
+            _ => continue,
+        };
+        settings.push((known, value.trim_end_matches('/').to_owned()));
+    }
+    let find = |wanted| settings.iter().find(|(name, _)| *name == wanted);
+    if find(AzureConfigKey::Endpoint).is_none()
+        && let Some((_, account)) = find(AzureConfigKey::AccountName)
+    {
+        let address = format!("{scheme}://{account}.blob.{suffix}");
+        settings.push((AzureConfigKey::Endpoint, address));
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::super::tests::key;
+    use super::*;
+
+    #[test]
+    fn an_account_is_asked_for_by_name() {
+        let error = connect(&key("az://c", &[], None))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("`AZURE_STORAGE_ACCOUNT_NAME`"), "{error}");
+        for variable in [
+            "AZURE_STORAGE_ACCOUNT_NAME",
+            "AZURE_STORAGE_ACCOUNT",
+            "AZURE_ACCOUNT_NAME",
+        ] {
+            let env = [(variable, "acc"), ("AZURE_STORAGE_KEY", "a2V5")];
+            let remote = connect(&key("az://c", &env, None)).ok().unwrap();
+            let said = remote.objects.to_string();
+            assert!(
+                said.contains("account: acc") && said.contains("container: c"),
+                "{said}"
+            );
+        }
+        let uri = "abfss://c@acc.dfs.core.windows.net/p";
+        let remote = connect(&key(uri, &[("AZURE_STORAGE_KEY", "a2V5")], None))
+            .ok()
+            .unwrap();
+        assert!(remote.objects.to_string().contains("account: acc"));
+    }
+
+    #[test]
+    fn a_connection_string_says_where_and_as_whom() {
+        let settings =
+            connection_string("DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5==;")
+                .unwrap();
+        assert_eq!(
+            settings,
+            [
+                (AzureConfigKey::AccountName, "a".to_owned()),
+                (AzureConfigKey::AccessKey, "a2V5==".to_owned()),
+                (
+                    AzureConfigKey::Endpoint,
+                    "http://a.blob.core.windows.net".to_owned()
+                ),
+            ]
+        );
+        let error = connection_string("AccountName=a;secret")
+            .unwrap_err()
+            .to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
+}

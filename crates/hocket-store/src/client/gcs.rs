@@ -1,0 +1,77 @@
+//! Google Cloud Storage, by its XML API.
+
+use super::{ClientKey, Connector, Remote, once};
+use crate::error::Result;
+use object_store::StaticCredentialProvider;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use std::sync::Arc;
+
+/// Makes the client. Credentials are found by the first request, in the variables, the application-default file of
+/// `gcloud`, or the machine's own account.
+///
+/// # Errors
+/// `Config` for settings that cannot work.
+pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+    let emulator = key.env.get("STORAGE_EMULATOR_HOST").map(|host| {
+        let scheme = if host.contains("://") { "" } else { "http://" };
+        format!("{scheme}{}", host.trim_end_matches('/'))
+    });
+    let endpoint = key.endpoint(&[]).or(emulator.as_deref());
+    let mut builder = GoogleCloudStorageBuilder::new()
+        .with_client_options(key.client_options(endpoint))
+        .with_retry(once())
+        .with_http_connector(Connector::default());
+    for (name, value) in key.env.iter() {
+        if let Ok(known) = name.to_ascii_lowercase().parse::<GoogleConfigKey>() {
+            builder = builder.with_config(known, value);
+        }
+    }
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_base_url(endpoint);
+    }
+    // An emulator has no accounts. Writes are signed even where reads are not, so they get an empty token.
+    if key.anonymous || emulator.is_some() || key.env.is_true("GOOGLE_SKIP_SIGNATURE") {
+        let nobody = GcpCredential {
+            bearer: String::new(),
+        };
+        builder = builder
+            .with_skip_signature(true)
+            .with_credentials(Arc::new(StaticCredentialProvider::new(nobody)));
+    }
+    let store = builder
+        .with_bucket_name(&key.bucket.name)
+        .build()
+        .map_err(|error| key.refused("GOOGLE_*", &error))?;
+    Ok(Remote::service(store, key))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::super::tests::key;
+    use super::*;
+
+    #[test]
+    fn an_emulator_needs_no_account() {
+        for host in ["localhost:4443", "http://localhost:4443/"] {
+            let key = key("gs://b", &[("STORAGE_EMULATOR_HOST", host)], None);
+            let remote = connect(&key).ok().unwrap();
+            assert_eq!(remote.objects.to_string(), "GoogleCloudStorage(b)");
+            assert!(remote.has_generations);
+        }
+    }
+
+    #[test]
+    fn a_credentials_file_that_is_not_there_is_named() {
+        let env = [("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")];
+        let error = connect(&key("gs://b", &env, None))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains("/nowhere/key.json") && error.contains("gs://b"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! S3 and what speaks like it, Oracle's object storage included.
+
+use super::{ClientKey, Connector, Remote, once};
+use crate::credentials::{self, Provided};
+use crate::error::{Result, StoreError};
+use crate::uri::Service;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use std::sync::Arc;
+
+/// Where an endpoint may stand, the first that is set wins.
+const ENDPOINTS: [&str; 4] = [
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "S3_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+];
+
+/// The variables that a user is told to set.
+const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
+    (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
+    `AWS_SKIP_SIGNATURE=true` for a public bucket, or have a profile that boto3 finds";
+
+/// Where the keys come from.
+#[derive(Debug, PartialEq)]
+enum Source {
+    Anonymous,
+    /// Variables that the client reads itself.
+    Environment,
+    /// Whoever has claimed this profile.
+    Profile(String),
+}
+
+impl Source {
+    fn of(key: &ClientKey) -> Result<Self> {
+        let env = &key.env;
+        if key.anonymous || env.is_true("AWS_SKIP_SIGNATURE") {
+            return Ok(Self::Anonymous);
+        }
+        let set = |name| env.get(name).is_some();
+        match (set("AWS_ACCESS_KEY_ID"), set("AWS_SECRET_ACCESS_KEY")) {
+            (true, true) => return Ok(Self::Environment),
+            (true, false) => return Err(half("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
+            (false, true) => return Err(half("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")),
+            (false, false) => {}
+        }
+        let profile = env.get("AWS_PROFILE").unwrap_or_default();
+        let is_container = set("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+            || (set("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+                && set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"));
+        let is_web = set("AWS_WEB_IDENTITY_TOKEN_FILE") && set("AWS_ROLE_ARN");
+        Ok(if profile.is_empty() && (is_container || is_web) {
+            Self::Environment
+        } else {
+            Self::Profile(profile.to_owned())
+        })
+    }
+}
+
+fn half(there: &str, missing: &str) -> StoreError {
+    StoreError::config(format!("`{there}` is set and `{missing}` is not; set both"))
+}
+
+/// Makes the client, once there are keys for it.
+///
+/// # Errors
+/// `Permission` where there are none; `Config` for settings that cannot work.
+pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
+    let env = &key.env;
+    let source = Source::of(key)?;
+    let mut profile_region = None;
+    if let Source::Profile(profile) = &source {
+        let refused = |reason: String| StoreError::Permission {
+            uri: key.bucket.uri(),
+            reason: format!("{CREDENTIALS_HELP}: {reason}"),
+        };
+        credentials::keys(profile).await.map_err(refused)?;
+        profile_region = credentials::region(profile);
+    }
+    let region = (key.region.as_deref())
+        .or_else(|| env.first(&["AWS_REGION", "AWS_DEFAULT_REGION", "OCI_REGION"]))
+        .or(profile_region.as_deref());
+    let given = key.endpoint(&ENDPOINTS);
+    let oracle = match (key.bucket.service, given) {
+        (Service::Oci, None) => Some(oracle_endpoint(key, region)?),
+        _ => None,
+    };
+    let endpoint = given.or(oracle.as_deref());
+    let mut builder = AmazonS3Builder::new()
+        .with_client_options(key.client_options(endpoint))
+        .with_retry(once())
+        .with_http_connector(Connector::default())
+        // One DELETE for one key: the bulk form is not known everywhere.
+        .with_disable_bulk_delete(true)
+        .with_bucket_name(&key.bucket.name);
+    for (name, value) in env.iter() {
+        // Endpoints are chosen above; variables that are not the client's are somebody else's.
+        if !name.starts_with("AWS_ENDPOINT")
+            && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
+        {
+            builder = builder.with_config(known, value);
+        }
+    }
+    // In the host's name only where the name is one label: certificates do not cover more.
+    let in_path = key.path_style.unwrap_or_else(|| {
+        let is_asked = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST");
+        !is_asked && (endpoint.is_some() || key.bucket.name.contains('.'))
+    });
+    builder = builder.with_virtual_hosted_style_request(!in_path);
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_endpoint(if in_path {
+            endpoint.to_owned()
+        } else {
+            endpoint.replacen("://", &format!("://{}.", key.bucket.name), 1)
+        });
+    }
+    if let Some(region) = region {
+        builder = builder.with_region(region);
+    }
+    if is_paid_by_requester(key) {
+        builder = builder.with_request_payer(true);
+    }
+    builder = match source {
+        Source::Anonymous => builder.with_skip_signature(true),
+        Source::Environment => builder,
+        Source::Profile(profile) => builder.with_credentials(Arc::new(Provided { profile })),
+    };
+    let store = builder
+        .build()
+        .map_err(|error| key.refused("AWS_*", &error))?;
+    Ok(Remote::service(store, key))
+}
+
+fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
+    match (&key.bucket.at, region) {
+        (Some(namespace), Some(region)) => Ok(format!(
+            "https://{namespace}.compat.objectstorage.{region}.oraclecloud.com"
+        )),
+        _ => Err(StoreError::config(format!(
+            "`{}` has no address: write `oci://bucket@namespace/prefix` and set `region` or `OCI_REGION`, or give \
+             `endpoint` or `AWS_ENDPOINT_URL`",
+            key.bucket.uri()
+        ))),
+    }
+}
+
+/// By the option, by S3's own variable (which the client reads), or by mosaicml-streaming's list of buckets.
+fn is_paid_by_requester(key: &ClientKey) -> bool {
+    let listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
+        .is_some_and(|list| list.split(',').any(|name| name.trim() == key.bucket.name));
+    key.requester_pays || listed
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::super::tests::key;
+    use super::*;
+
+    const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "s")];
+
+    fn connected(key: ClientKey) -> Result<Remote> {
+        futures::FutureExt::now_or_never(async move { connect(&key).await }).unwrap()
+    }
+
+    #[test]
+    fn missing_credentials_are_refused_at_once_and_named() {
+        let error = connected(key("s3://b", &[], None)).err().unwrap();
+        assert!(matches!(&error, StoreError::Permission { .. }));
+        assert!(error.to_string().contains("`AWS_ACCESS_KEY_ID`"), "{error}");
+        let error = connected(key("s3://b", &KEYS[..1], None)).err().unwrap();
+        assert!(
+            matches!(&error, StoreError::Config { message } if message.contains("`AWS_SECRET_ACCESS_KEY`"))
+        );
+    }
+
+    #[test]
+    fn keys_come_from_the_variables_or_else_from_a_profile() {
+        let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "f"), ("AWS_ROLE_ARN", "r")];
+        let profile = [("AWS_PROFILE", "p")];
+        for (env, source) in [
+            (vec![], Source::Profile(String::new())),
+            (profile.to_vec(), Source::Profile("p".into())),
+            ([&KEYS[..], &profile].concat(), Source::Environment),
+            (web.to_vec(), Source::Environment),
+            (
+                [web, [profile[0], profile[0]]].concat(),
+                Source::Profile("p".into()),
+            ),
+            (vec![("AWS_SKIP_SIGNATURE", "true")], Source::Anonymous),
+        ] {
+            assert_eq!(
+                Source::of(&key("s3://b", &env, None)).unwrap(),
+                source,
+                "{env:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_plain_endpoint_is_allowed_when_it_is_asked_for() {
+        let env = [
+            &KEYS[..],
+            &[("AWS_BUCKET", "other"), ("AWS_EC2_THING", "x")],
+        ]
+        .concat();
+        let remote = connected(key("s3://b", &env, Some("http://127.0.0.1:9")))
+            .ok()
+            .unwrap();
+        assert_eq!(remote.objects.to_string(), "AmazonS3(b)");
+    }
+
+    #[test]
+    fn the_requester_pays_for_the_buckets_on_the_list() {
+        let env = [("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "x, b")];
+        assert!(is_paid_by_requester(&key("s3://b", &env, None)));
+        assert!(!is_paid_by_requester(&key("s3://c", &env, None)));
+    }
+
+    #[test]
+    fn oracles_address_is_made_of_namespace_and_region() {
+        let env = [&KEYS[..], &[("OCI_REGION", "eu-x-1")]].concat();
+        let known = key("oci://b@space", &env, None);
+        let expected = "https://space.compat.objectstorage.eu-x-1.oraclecloud.com";
+        assert_eq!(oracle_endpoint(&known, Some("eu-x-1")).unwrap(), expected);
+        assert!(connected(known.clone()).is_ok());
+        let error = connected(key("oci://b", &KEYS, None)).err().unwrap();
+        assert!(
+            error.to_string().contains("oci://bucket@namespace"),
+            "{error}"
+        );
+    }
+}

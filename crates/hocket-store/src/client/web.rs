@@ -1,0 +1,22 @@
+//! Plain HTTP servers: objects by name, to read.
+
+use super::{ClientKey, Connector, Remote, once};
+use crate::error::Result;
+use object_store::http::HttpBuilder;
+use std::sync::Arc;
+
+/// Makes the client.
+///
+/// # Errors
+/// `Config` for a host that is none.
+pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
+    let origin = key.bucket.uri();
+    let store = HttpBuilder::new()
+        .with_url(&origin)
+        .with_client_options(key.client_options(Some(&origin)))
+        .with_retry(once())
+        .with_http_connector(Connector::default())
+        .build()
+        .map_err(|error| key.refused("HTTP_PROXY", &error))?;
+    Ok(Remote::reader(Arc::new(store), key))
+}

@@ -1,0 +1,94 @@
+"""AWS credentials from boto3's chain: profiles, SSO, assumed roles, `credential_process`, instance roles.
+
+The Rust clients read keys from the environment by themselves. When a request needs keys and there are none,
+the thread that waits for it calls `provide`; from then on a thread of this module's own,
+`hocket-credentials`, asks boto3 and hands the keys to Rust, again and again before they expire, until no
+request has used them for half their life. No I/O thread of Rust ever calls Python. boto3 is imported when it
+is first needed, and a process whose environment has keys never needs it. Forked children start anew.
+"""
+
+import importlib
+import threading
+import time
+from datetime import datetime
+from typing import Any
+
+from hocket.native._native import (
+    credentials_claim,
+    credentials_fail,
+    credentials_provide,
+    credentials_used,
+)
+
+INSTALL = (
+    "profiles, SSO and instance roles need boto3: `pip install 'hocket-native[s3]'`, or set "
+    "`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`"
+)
+EARLY_S = 900.0  # botocore gives new keys, instead of those it has, this long before they expire
+SHORTEST_PAUSE_S = 0.2
+
+
+def provide(profile: str) -> None:
+    """See to it that requests get keys of `profile`; an empty name is boto3's default chain.
+
+    Imports boto3 on the calling thread, and returns without waiting for the keys. Whatever goes wrong is told
+    to the requests that wait. Safe from several threads: one of them does it.
+    """
+    if not credentials_claim(profile):
+        return
+    try:
+        # Here and not on the thread: a fork in the middle of an import would leave it locked in the child.
+        boto3 = importlib.import_module("boto3")
+    except ImportError:
+        credentials_fail(profile, INSTALL)
+        return
+    thread = threading.Thread(target=_serve, args=(profile, boto3), name="hocket-credentials", daemon=True)
+    thread.start()
+
+
+def _serve(profile: str, boto3: Any) -> None:
+    """Hand keys to Rust for as long as they expire and are used."""
+    try:
+        session = boto3.Session(profile_name=profile or None)
+        source = session.get_credentials()
+        if source is None:
+            credentials_fail(profile, "boto3's chain has no credentials either")
+            return
+        expires_s = _push(profile, source, session.region_name)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiting requests' answer
+        credentials_fail(profile, _say(error))
+        return
+    while expires_s is not None:
+        until_s = expires_s
+        left_s = until_s - time.time()
+        time.sleep(max(left_s - min(EARLY_S, left_s / 2), SHORTEST_PAUSE_S))
+        if not credentials_used(profile):
+            return
+        try:
+            expires_s = _push(profile, source, session.region_name)
+        except Exception as error:  # noqa: BLE001 - tried again while the old keys are good
+            if time.time() >= until_s:
+                credentials_fail(profile, _say(error))
+                return
+
+
+def _push(profile: str, source: Any, region: str | None) -> float | None:
+    """Give Rust the keys as they are now, and return when they expire (seconds since 1970), if ever."""
+    keys = source.get_frozen_credentials()  # asks for new ones when the old ones expire soon
+    expires: datetime | None = getattr(source, "_expiry_time", None)
+    expires_s = None if expires is None else expires.timestamp()
+    credentials_provide(
+        profile,
+        key_id=keys.access_key,
+        secret_key=keys.secret_key,
+        token=keys.token,
+        expires_s=expires_s,
+        region=region,
+    )
+    return expires_s
+
+
+def _say(error: Exception) -> str:
+    """The error without what a `credential_process` may have printed: its output holds secrets."""
+    kind = type(error).__name__
+    return kind if "CredentialRetrieval" in kind else f"{kind}: {error}"

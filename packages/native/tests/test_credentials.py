@@ -1,0 +1,169 @@
+"""Keys that boto3 finds: given to requests when they need them, and renewed before they expire."""
+
+import multiprocessing
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hocket.native import Store, counters, errors
+from support.s3d import Server
+
+DATA = bytes(range(256)) * 4096
+PART = 64 << 10
+LIFE_S = 2.0
+
+pytest.importorskip("boto3", reason="`boto3` is in the dependency group `test`: `uv sync --group test`")
+
+
+@pytest.fixture
+def server(s3d_faults: Callable[..., Server]) -> Server:
+    return s3d_faults(mode="keys-expire")
+
+
+@pytest.fixture
+def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`profile(...)`: the environment of somebody with a profile and no keys."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+    def write(*, key: str = "hocket", life_s: float = LIFE_S, command: str = "") -> None:
+        script = f"""
+            import datetime, json, time
+            with open({str(tmp_path / "asked")!r}, "a") as asked:
+                asked.write("x")
+            until = time.time() + {life_s}
+            moment = datetime.datetime.fromtimestamp(until, datetime.timezone.utc).isoformat()
+            key = f"{key}-{{int(until * 1000)}}"
+            print(json.dumps(
+                {{"Version": 1, "AccessKeyId": key, "SecretAccessKey": "hocket-secret", "Expiration": moment}}
+            ))
+        """
+        (tmp_path / "keys.py").write_text(textwrap.dedent(script))
+        # The process keeps the keys of a profile, so each test has a name of its own.
+        name = tmp_path.name
+        command = command or f"{sys.executable} {tmp_path / 'keys.py'}"
+        (tmp_path / "config").write_text(
+            f"[profile {name}]\nregion = eu-x-1\ncredential_process = {command}\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_PROFILE", name)
+
+    return write
+
+
+def asked(tmp_path: Path) -> int:
+    """How often the profile's process was run."""
+    return len((tmp_path / "asked").read_text())
+
+
+def test_a_long_read_outlives_its_keys(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:
+    profile()
+    store = Store(server.uri("p"), part_bytes=PART)
+    store.put("k", DATA)
+    deadline = time.monotonic() + 2.2 * LIFE_S
+    reads = 0
+    while time.monotonic() < deadline:
+        assert store.get("k") == DATA
+        reads += 1
+    assert reads > 3
+    assert asked(tmp_path) >= 3
+    answers = server.stats()["answers"]
+    assert set(answers) <= {"200", "206"}, answers
+    assert store.counters()["retries"] == 0
+
+
+def test_keys_that_are_no_longer_used_are_asked_for_when_they_are(
+    server: Server, profile: Callable[..., None], tmp_path: Path
+) -> None:
+    profile(life_s=1.0)
+    store = Store(server.uri("p"))
+    store.put("k", b"x")
+    time.sleep(2.5)
+    assert asked(tmp_path) <= 3
+    assert "hocket-credentials" not in {thread.name for thread in threading.enumerate()}
+    assert store.get("k") == b"x"
+    assert set(server.stats()["answers"]) == {"200", "206"}
+
+
+def test_one_search_serves_many_threads(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:
+    profile(life_s=3600)
+    stores = [Store(server.uri(f"p{index}")) for index in range(6)]
+    threads = [threading.Thread(target=store.put, args=("k", b"x")) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [store.get("k") for store in stores] == [b"x"] * 6
+    assert asked(tmp_path) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_children_find_keys_of_their_own(
+    server: Server, profile: Callable[..., None], tmp_path: Path, method: str
+) -> None:
+    profile(life_s=3600)
+    store = Store(server.uri("p"))
+    store.put("k", DATA)
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=Store.download, args=(store, "k", tmp_path / "copy"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    child.close()
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert asked(tmp_path) == 2
+    if method != "fork":
+        from multiprocessing import forkserver, resource_tracker
+
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+def test_wrong_keys_are_refused_without_their_secret(server: Server, profile: Callable[..., None]) -> None:
+    profile(key="stranger", life_s=3600)
+    with pytest.raises(errors.StorePermissionError, match="InvalidAccessKeyId") as caught:
+        Store(server.uri("p")).get("k")
+    assert "hocket-secret" not in str(caught.value)
+    assert "AWS_PROFILE" in str(caught.value)
+
+
+def test_a_profile_that_is_not_there_is_named(
+    server: Server, profile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile()
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-this")
+    before = counters()["requests"]
+    for _ in range(2):  # the second asks again
+        with pytest.raises(errors.StorePermissionError, match="nobody-has-this"):
+            Store(server.uri("p")).get("k")
+    assert counters()["requests"] == before
+
+
+def test_what_a_credential_process_says_is_not_repeated(server: Server, profile: Callable[..., None]) -> None:
+    profile(command=f"{sys.executable} -c 'import sys; sys.exit(\"top-secret\")'")
+    with pytest.raises(errors.StorePermissionError, match="CredentialRetrievalError") as caught:
+        Store(server.uri("p")).get("k")
+    assert "top-secret" not in str(caught.value)
+
+
+def test_without_boto3_the_message_names_the_command(
+    server: Server, profile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile(life_s=3600)
+    monkeypatch.setitem(sys.modules, "boto3", None)  # as an import that finds nothing
+    with pytest.raises(errors.StorePermissionError, match=r"pip install 'hocket-native\[s3\]'"):
+        Store(server.uri("p")).put("k", b"x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"hocket-{int((time.time() + 60) * 1000)}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hocket-secret")
+    store = Store(server.uri("p"))
+    store.put("k", b"x")
+    assert store.get("k") == b"x"

@@ -1,0 +1,235 @@
+"""How a store is reached: addresses, proxies, signatures, and what plain HTTP can do."""
+
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from hocket.native import Store, errors
+from support.s3d import Server
+
+Faults = Callable[..., Server]
+
+
+class Proxy(ThreadingHTTPServer):
+    """A forward proxy that notes heads of requests, and hands all of them to one server."""
+
+    def __init__(self, target: str):
+        self.target = urlsplit(target).netloc
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        super().__init__(("127.0.0.1", 0), Forward)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Forward(BaseHTTPRequestHandler):
+    """One connection of the proxy."""
+
+    server: Proxy
+    protocol_version = "HTTP/1.1"
+
+    def forward(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.seen.append((self.path, headers))
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        onward = http.client.HTTPConnection(self.server.target, timeout=10)
+        try:
+            onward.putrequest(
+                self.command, f"{url.path}?{url.query}", skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in headers.items():
+                onward.putheader(name, value)
+            onward.endheaders(body)
+            answer = onward.getresponse()
+            data = answer.read()
+        finally:
+            onward.close()
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() != "transfer-encoding":
+                self.send_header(name, value)
+        if answer.getheader("content-length") is None:
+            self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = forward
+
+    def log_message(self, format: str, *values: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[ThreadingHTTPServer], None]]:
+    """Runs a server of the standard library on a thread until the test is over."""
+    with ExitStack() as stack:
+
+        def start(server: ThreadingHTTPServer) -> None:
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            stack.callback(thread.join, 10)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+
+        yield start
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that says nothing about stores."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "S3_", "GOOGLE_", "AZURE_", "MOSAICML_")) or name.lower().endswith(
+            "_proxy"
+        ):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def set_all(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        patch.setenv(name, value)
+
+
+@pytest.mark.parametrize("variable", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "option"])
+def test_an_endpoint_is_read(s3d: Server, clean: pytest.MonkeyPatch, variable: str) -> None:
+    set_all(clean, {**s3d.env, "AWS_ENDPOINT_URL": ""})
+    if variable == "option":
+        clean.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        store = Store(s3d.uri("reach"), endpoint=s3d.endpoint + "/")
+    else:
+        clean.setenv(variable, s3d.endpoint)
+        store = Store(s3d.uri("reach"))
+    store.put(variable, b"x")
+    assert store.get(variable) == b"x"
+
+
+def test_oracle_is_reached_by_its_s3_endpoint(s3d: Server, clean: pytest.MonkeyPatch) -> None:
+    set_all(clean, s3d.env)
+    store = Store(f"oci://{s3d.bucket}@space/oracle")
+    store.put("k", b"x")
+    assert Store(s3d.uri("oracle")).get("k") == b"x"
+    clean.delenv("AWS_ENDPOINT_URL")
+    with pytest.raises(errors.StoreConfigError, match="OCI_REGION"):
+        Store("oci://bucket/p").get("k")
+
+
+def test_a_proxy_a_host_in_the_name_and_who_pays(
+    s3d: Server, clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    proxy = Proxy(s3d.endpoint)
+    serve(proxy)
+    set_all(clean, {**s3d.env, "AWS_ENDPOINT_URL": "http://store.invalid"})
+    clean.setenv("HTTP_PROXY", proxy.address)
+    store = Store(s3d.uri("proxied"), requester_pays=True)
+    store.put("k", b"through")
+    assert store.get("k") == b"through"
+    path, headers = proxy.seen[-1]
+    assert path.startswith(f"http://store.invalid/{s3d.bucket}/proxied/k")
+    assert headers["x-amz-request-payer"] == "requester"
+    clean.setenv("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", f"other, {s3d.bucket}")
+    Store(s3d.uri("proxied")).get("k")
+    assert proxy.seen[-1][1]["x-amz-request-payer"] == "requester"
+    clean.delenv("MOSAICML_STREAMING_AWS_REQUESTER_PAYS")
+    Store(s3d.uri("proxied")).get("k")
+    assert "x-amz-request-payer" not in proxy.seen[-1][1]
+    # The server knows buckets in paths alone; what the client asks for is seen all the same.
+    with pytest.raises(errors.StoreError):
+        Store(s3d.uri("proxied"), path_style=False).get("k")
+    assert proxy.seen[-1][0].startswith(f"http://{s3d.bucket}.store.invalid/proxied/k")
+    clean.setenv("NO_PROXY", "127.0.0.1")
+    count = len(proxy.seen)
+    Store(s3d.uri("proxied"), endpoint=s3d.endpoint).get("k")
+    assert len(proxy.seen) == count
+
+
+def test_a_public_bucket_needs_no_keys(s3d_faults: Faults, clean: pytest.MonkeyPatch) -> None:
+    server = s3d_faults(mode="anonymous")
+    clean.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    store = Store(server.uri("p"), anonymous=True)
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+    clean.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert Store(server.uri("p")).get("k") == b"x"
+
+
+def test_plain_http_is_read_by_name(s3d_faults: Faults, clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = s3d_faults(mode="anonymous")
+    data = os.urandom(300_000)
+    clean.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    Store(server.uri("p"), anonymous=True).put("a/k 1%", data)
+    store = Store(f"{server.endpoint}/{server.bucket}/p", part_bytes=64 << 10)
+    assert store.get("a/k 1%") == data
+    assert store.get("a/k 1%", start=7, end=200_000) == data[7:200_000]
+    assert store.head("a/k 1%").size == len(data)
+    store.download("a/k 1%", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    with pytest.raises(errors.StoreNotFoundError):
+        store.get("nothing")
+    (tmp_path / "source").write_bytes(b"x")
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("list", store.list),
+        ("list", store.list_dirs),
+        ("put", lambda: store.put("k", b"x")),
+        ("upload", lambda: store.upload("k", tmp_path / "source")),
+        ("delete", lambda: store.delete("k")),
+    ]
+    for verb, call in refused:
+        with pytest.raises(errors.StoreConfigError, match=f"cannot {verb}: over plain HTTP"):
+            call()
+    for uri in ("https://me:secret@host/p", "https://host/p?sig=secret"):
+        with pytest.raises(errors.StoreConfigError) as caught:
+            Store(uri)
+        assert "secret" not in str(caught.value)
+
+
+def test_a_web_server_without_ranges_is_told_apart(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None], tmp_path: Path
+) -> None:
+    class Files(SimpleHTTPRequestHandler):
+        def __init__(self, *values: object):
+            super().__init__(*values, directory=str(tmp_path))  # type: ignore[arg-type]
+
+        def log_message(self, format: str, *values: object) -> None:  # noqa: A002
+            pass
+
+    (tmp_path / "k").write_bytes(b"x" * 100)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    serve(server)
+    with pytest.raises(errors.StoreIOError, match=r"[Rr]ange"):
+        Store(f"http://127.0.0.1:{server.server_address[1]}").get("k")
+
+
+def test_a_host_that_does_not_answer_meets_the_deadline_without_time_for_bytes(
+    clean: pytest.MonkeyPatch,
+) -> None:
+    set_all(clean, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"})
+    with ExitStack() as stack:
+        # A listener whose queue is full lets the next one knock in vain.
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = server.getsockname()
+        for _ in range(4):
+            knock = stack.enter_context(socket.socket())
+            knock.setblocking(False)
+            knock.connect_ex(address)
+        store = Store(
+            "s3://bucket",
+            endpoint=f"http://127.0.0.1:{address[1]}",
+            timeout_s=0.4,
+            deadline_s=1.5,
+            part_bytes=64 << 20,
+        )
+        started = time.monotonic()
+        with pytest.raises(errors.StoreTransientError, match="s3://bucket/k"):
+            store.get("k")
+        assert time.monotonic() - started < 3

@@ -1,0 +1,44 @@
+//! Whose requests are taken: those of one key, or of keys that say themselves until when they are good.
+
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::{S3Result, s3_error};
+
+use crate::store::now_ms;
+
+/// The keys of this server.
+pub struct Keys {
+    /// The access key, or what those that expire begin with.
+    pub access_key: String,
+    /// Of all of them.
+    pub secret_key: String,
+    /// Access keys are `{access_key}-{ms}`, and good until so many milliseconds after 1970.
+    pub expire: bool,
+}
+
+#[async_trait::async_trait]
+impl S3Auth for Keys {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let is_known = if self.expire {
+            let until = access_key
+                .strip_prefix(&self.access_key)
+                .and_then(|rest| rest.strip_prefix('-')?.parse::<u64>().ok());
+            if until.is_some_and(|until| until <= now_ms()) {
+                return Err(s3_error!(
+                    ExpiredToken,
+                    "the key was good until {} ms after 1970",
+                    until.unwrap_or_default()
+                ));
+            }
+            until.is_some()
+        } else {
+            access_key == self.access_key
+        };
+        if is_known {
+            return Ok(self.secret_key.clone().into());
+        }
+        Err(s3_error!(
+            InvalidAccessKeyId,
+            "the access key is none of this server"
+        ))
+    }
+}

@@ -5,7 +5,9 @@ use crate::error::{Result, StoreError};
 use crate::http::Connector;
 use crate::options::StoreOptions;
 use crate::process::with_table;
+use crate::uploads::Lister;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::HttpConnector;
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
@@ -25,6 +27,8 @@ pub(crate) struct Remote {
     pub(crate) multipart: Arc<dyn MultipartStore>,
     /// Listing page by page, so that one page is tried again and not all of them.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// What lists unfinished uploads; memory has none.
+    pub(crate) uploads: Option<Lister>,
     requests: Semaphore,
 }
 
@@ -45,6 +49,7 @@ impl Remote {
             objects: Arc::clone(&store) as _,
             multipart: store,
             pages: None,
+            uploads: None,
             requests: Semaphore::new(options.max_requests.min(Semaphore::MAX_PERMITS)),
         }
     }
@@ -104,7 +109,7 @@ fn connect(key: &ClientKey) -> Result<Remote> {
         ..RetryConfig::default()
     };
     let mut builder = AmazonS3Builder::new()
-        .with_client_options(client)
+        .with_client_options(client.clone())
         .with_retry(once)
         .with_http_connector(Connector::default())
         // One DELETE for one key: the bulk form is not known everywhere.
@@ -131,19 +136,27 @@ fn connect(key: &ClientKey) -> Result<Remote> {
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
     }
+    let unusable = |error: object_store::Error| {
+        StoreError::config(format!(
+            "`{uri}` cannot be set up from the options and `AWS_*` variables: {error}"
+        ))
+    };
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
     let store = builder
         .with_bucket_name(&key.bucket)
         .build()
-        .map_err(|error| {
-            StoreError::config(format!(
-                "`{uri}` cannot be set up from the options and `AWS_*` variables: {error}"
-            ))
-        })?;
+        .map_err(unusable)?;
     let store = Arc::new(store);
+    let uploads = Lister {
+        s3: Arc::clone(&store),
+        client: Connector::default().connect(&client).map_err(unusable)?,
+        region: region.unwrap_or_else(|| "us-east-1".to_owned()),
+    };
     Ok(Remote {
         objects: Arc::clone(&store) as _,
         multipart: Arc::clone(&store) as _,
         pages: Some(store),
+        uploads: Some(uploads),
         requests: Semaphore::new(key.max_requests.min(Semaphore::MAX_PERMITS)),
     })
 }

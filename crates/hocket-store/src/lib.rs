@@ -35,9 +35,11 @@ pub mod runtime;
 mod staged;
 mod store;
 mod upload;
+mod uploads;
 mod uri;
 
 pub use error::{Result, StoreError, io_reason};
 pub use options::StoreOptions;
 pub use store::{Listing, ObjectMeta, PutMode, Store};
 pub use upload::Upload;
+pub use uploads::Unfinished;

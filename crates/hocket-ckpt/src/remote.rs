@@ -176,13 +176,25 @@ pub(crate) fn write(
     Ok(digests)
 }
 
-/// At most the first `limit` bytes of an object; none where it is not there.
+/// The first `limit` bytes of an object, or all of a smaller one; none where it is not there.
+///
+/// One that is replaced between the look at its size and the read is read again, lest half of it be taken for all.
 pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
-    let Some(meta) = found_remote(store.head(&key).await)? else {
-        return Ok(None);
-    };
-    let bytes = store.get_range(&key, 0..meta.size.min(limit)).await;
-    Ok(found_remote(bytes)?.map(|bytes| bytes.to_vec()))
+    let mut last = None;
+    loop {
+        let Some(meta) = found_remote(store.head(&key).await)? else {
+            return Ok(None);
+        };
+        let bytes = if meta.size <= limit {
+            store.get(&key).await
+        } else {
+            store.get_range(&key, 0..limit).await
+        };
+        match found_remote(bytes) {
+            Err(_) if last.as_ref() != Some(&meta.etag) => last = Some(meta.etag),
+            bytes => return Ok(bytes?.map(|bytes| bytes.to_vec())),
+        }
+    }
 }
 
 /// Whether data files of ours are there.

@@ -18,6 +18,7 @@ from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.manifest import INLINE_BYTES, ITEM_BYTES, Chunk, Manifest, TensorRecord, ValueRecord
 from hocket.ckpt.reader import numpy_dtype
 from hocket.native import _native
+from support.sampling import cases
 
 SAVE_ID = "89abcdef" * 4
 
@@ -57,13 +58,12 @@ def boxes(shape, cuts):
 
 
 def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
-    """Writes arrays (name → dtype's name and array), their boxes dealt over files; the small ones inlined, too."""
+    """Writes arrays (name → dtype and array), their boxes dealt over files; the small ones inlined, too."""
     parts = [[] for _ in range(num_files)]
     for name, (dtype, array) in arrays.items():
         for start, size in boxes(array.shape, cuts[name]):
-            piece = np.ascontiguousarray(
-                array[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-            )
+            box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+            piece = np.ascontiguousarray(array[box])
             entry = name if size == array.shape else f"{name}@{','.join(map(str, start))}"
             parts[draw_file()].append((name, entry, dtype, start, piece.reshape(size)))
     files, chunks = [], {name: [] for name in arrays}
@@ -119,7 +119,7 @@ def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
     levels=st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=3),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(full=1000, sample=25), deadline=None)
 def test_it_reads_what_the_first_wrote(tmp_path_factory, tensors, leaves, levels, seed):
     rng = np.random.default_rng(seed)
     arrays, cuts = {}, {}
@@ -166,7 +166,7 @@ def test_it_reads_one_tensor_and_the_values_of_a_checkpoint(sound):
 @given(
     where=st.floats(0, 1, exclude_max=True), which=st.integers(0, 4), bit=st.integers(0, 7), cut=st.booleans()
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(full=1000, sample=20), deadline=None)
 def test_it_refuses_what_was_changed_as_the_first_does(tmp_path_factory, sound, where, which, bit, cut):
     pytest.importorskip("xxhash", reason="`uv sync --group test` brings xxhash")
     folder = tmp_path_factory.mktemp("spoiled")

@@ -24,10 +24,10 @@ def server(s3d, monkeypatch):
 
 
 @pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path):
+def prefix(request, tmp_path, server):
     if request.param == "disk":
         return str(tmp_path / "runs")
-    return request.getfixturevalue("server").uri(f"removing/{time.monotonic_ns()}")
+    return server.uri(f"removing/{time.monotonic_ns()}")
 
 
 def call(capsys, *args):

@@ -23,10 +23,10 @@ def server(s3d, monkeypatch):
 
 
 @pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path):
+def prefix(request, tmp_path, server):
     if request.param == "disk":
         return str(tmp_path / "runs")
-    return request.getfixturevalue("server").uri(f"retention/{tmp_path.name}")
+    return server.uri(f"retention/{tmp_path.name}")
 
 
 def state(step):

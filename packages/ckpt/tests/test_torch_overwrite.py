@@ -31,10 +31,10 @@ def server(s3d, monkeypatch):
 
 
 @pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path):
+def prefix(request, tmp_path, server):
     if request.param == "disk":
         return str(tmp_path / "runs")
-    return request.getfixturevalue("server").uri(f"overwrite/{os.urandom(4).hex()}")
+    return server.uri(f"overwrite/{os.urandom(4).hex()}")
 
 
 def state(fill):

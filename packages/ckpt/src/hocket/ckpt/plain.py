@@ -18,7 +18,7 @@ import zstandard
 try:
     from xxhash import xxh3_128_digest
 except ImportError:
-    xxh3_128_digest = None
+    xxh3_128_digest = None  # type: ignore[assignment]
 
 __all__ = ["load_tensors", "load_values", "read_manifest"]
 
@@ -70,7 +70,8 @@ def load_tensors(folder: str | Path, names: Iterable[str] | None = None) -> dict
     }
     for number, file in enumerate(document["files"]):
         wanted = [name for name in arrays if number in records[name].get("chunks", {}).get("file", ())]
-        entries = dict(safetensors.deserialize(_content(Path(folder), file))) if wanted else {}
+        content = _content(Path(folder), file) if wanted else b""
+        entries = dict(safetensors.deserialize(content) if wanted else {})  # type: ignore[no-untyped-call]
         for name in wanted:
             _fill(arrays[name], name, records[name]["chunks"], number, entries)
     for name, array in arrays.items():
@@ -122,7 +123,7 @@ def _first_frame(stored: bytes) -> tuple[bytes, bytes]:
     except zstandard.ZstdError as error:
         raise ValueError(f"a zstd frame is not what was written: {error}") from error
     _expect(frame.eof, "a zstd frame is cut short")
-    return content, frame.unused_data
+    return bytes(content), frame.unused_data
 
 
 def _decode(raw: Any) -> Any:
@@ -130,7 +131,7 @@ def _decode(raw: Any) -> Any:
         return [_decode(item) for item in raw]
     if not isinstance(raw, dict):
         return raw
-    tag, inner = next(iter(raw.items())) if len(raw) == 1 else ("", None)
+    tag, inner = next(iter(raw.items())) if len(raw) == 1 else ("", ())
     if tag == "$map":
         return {_decode(key): _decode(item) for key, item in inner}
     if tag == "$tuple":

@@ -1,8 +1,8 @@
 """A checkpoint of N ranks rewritten for M, from store to store, in bounded memory.
 
 The new files are small: each is read, put together and written in one piece of memory, so that the whole
-takes no more than it is given, however large the tensors are. Which file holds what follows from the source and
-the arguments alone, and so does the save id: a rerun after a kill finds the files that are finished, and
+takes no more than it is given, however large the tensors are. Which file holds what follows from the source
+and the arguments alone, and so does the save id: a rerun after a kill finds the files that are finished, and
 compares them with what they would become, digest by digest.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -269,13 +269,14 @@ class _Job:
             if record.data is not None and not record.chunks:
                 whole = np.frombuffer(record.data, array.dtype).reshape(record.shape)
                 box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
-                array[...] = whole[(*box, ...)]
+                array[...] = whole[box]
                 continue
             for chunk in record.chunks:
                 shared = overlap(chunk, part.box)
                 if shared is None:
                     continue
-                target = array[(*shared.within(part.box.start), ...)]
+                # With an ellipsis, lest a 0-d array come as a copy.
+                target = array[cast("Any", (*shared.within(part.box.start), ...))]
                 run = target
                 if not (target.flags.c_contiguous and shared.rows == target.shape):
                     run = np.empty(shared.rows, array.dtype)
@@ -284,7 +285,7 @@ class _Job:
                 reads.append((chunk.file, offset, run.nbytes, run.ctypes.data))
         _native.ckpt_read(self._source, self._manifest.files, reads)
         for target, run, wanted in scattered:
-            target[...] = run[(*wanted, ...)]
+            target[...] = run[wanted]
         return arrays
 
 

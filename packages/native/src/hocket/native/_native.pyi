@@ -422,8 +422,8 @@ def ckpt_write_file(
         `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
         `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
         (offset in the data, bytes)). Of a compressed file also `frames` (base64 of the bytes of each frame,
-        32 bits little endian), while `size`, `data_start` and the digests are those of what is in it. XXH3-128
-        is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
+        32 bits little endian), while `size`, `data_start` and the digests are those of what is in it.
+        XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` is there already.

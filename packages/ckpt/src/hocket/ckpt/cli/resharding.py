@@ -62,7 +62,7 @@ def _with_progress(
     with bar:
         task = bar.add_task("", total=total)
 
-        def on_file(path: str, num_bytes: int) -> None:
+        def on_file(_path: str, num_bytes: int) -> None:
             bar.advance(task, num_bytes)
 
         return reshard(source, destination, ranks=ranks, memory_bytes=memory_bytes, on_file=on_file)

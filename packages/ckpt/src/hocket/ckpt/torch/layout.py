@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
@@ -195,7 +195,7 @@ def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tup
                 "`Replicate`, `Shard`, or the strided shard that FSDP makes over tensor parallelism. "
                 "Redistribute it before saving."
             )
-        cuts.append(placement.dim % max(tensor.ndim, 1))
+        cuts.append(cast("Any", placement).dim % max(tensor.ndim, 1))
         if is_late:
             late.append(axis)
     return Placing(mesh_shape, ranks, tuple(cuts), tuple(late))

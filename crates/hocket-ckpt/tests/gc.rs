@@ -87,7 +87,7 @@ fn write(place: &Place, root: &Path, number: usize, hours: &[u8]) -> Save {
             shape: shape.clone(),
             memory,
         };
-        let level = (number % 2 == 0).then_some(1);
+        let level = number.is_multiple_of(2).then_some(1);
         let suffix = if level.is_some() {
             "blocks"
         } else {

@@ -113,6 +113,7 @@ def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
     _native.ckpt_commit(uri, _native.ckpt_manifest_encode(manifest.to_document()), SAVE_ID)
 
 
+@pytest.mark.slow
 @given(
     tensors=cut_tensors(),
     leaves=st.lists(values, max_size=4),
@@ -163,6 +164,7 @@ def test_it_reads_one_tensor_and_the_values_of_a_checkpoint(sound):
         plain.load_tensors(sound, ["no such"])
 
 
+@pytest.mark.slow
 @given(
     where=st.floats(0, 1, exclude_max=True), which=st.integers(0, 4), bit=st.integers(0, 7), cut=st.booleans()
 )

@@ -80,6 +80,7 @@ def placed_shapes(draw):
     return shape, Placing(mesh, ranks, tuple(draw(cut) for _ in mesh), late)
 
 
+@pytest.mark.slow
 @given(st.lists(placed_shapes(), min_size=1, max_size=5), st.integers(1, 8), st.integers(40, 400), st.data())
 @settings(max_examples=cases(full=1000, sample=30), deadline=None)
 def test_any_layout_becomes_that_of_any_number_of_ranks(tmp_path_factory, placed, ranks, file_bytes, data):
@@ -210,6 +211,7 @@ def work(*args):
     )
 
 
+@pytest.mark.slow
 def test_it_stays_within_its_memory_and_survives_a_kill(tmp_path):
     mib = cases(full=2560, sample=48)
     memory = max(mib // 10, 16) << 20

@@ -3,6 +3,7 @@
 import math
 import shutil
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +96,7 @@ def write(uri, fulls, placings, world_size, is_staged):
     commit(uri, manifest)
 
 
+@pytest.mark.slow
 @given(worlds(), st.booleans(), st.booleans(), st.integers(0, 2**31))
 @settings(max_examples=cases(full=3000, sample=40), deadline=None)
 def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_staged, is_strided, seed):
@@ -176,6 +178,7 @@ def test_strided_shards_are_torchs_own_where_torch_cuts_evenly():
                 assert local_box((rows, 5), placing, rank) == (tuple(start), tuple(size))
 
 
+@pytest.mark.slow
 @given(worlds(), st.integers(1, 8))
 @settings(max_examples=cases(full=3000, sample=60), deadline=None)
 def test_what_is_replicated_is_written_once_and_evenly(world, num_large):

@@ -67,6 +67,7 @@ def test_only_when_asked(prefix):
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_two_writers_one_wins_and_nothing_of_the_other_stays(prefix, overwrite):
     trials = cases(full=100, sample=8)

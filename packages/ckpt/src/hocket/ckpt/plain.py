@@ -100,7 +100,7 @@ def _fill(array: Any, name: str, chunks: dict[str, Any], number: int, entries: d
 
 def _content(folder: Path, file: dict[str, Any]) -> bytes:
     """A data file as plain safetensors, every digest compared."""
-    stored = (folder / file["path"]).read_bytes()
+    stored: bytes = (folder / str(file["path"])).read_bytes()
     start, digests = file["data_start"], base64.b64decode(file["digests"])
     if "frames" in file:  # each block a zstd frame, and the header in front of them
         ends = np.cumsum(np.frombuffer(base64.b64decode(file["frames"]), "<u4"), dtype=np.int64).tolist()

@@ -4,6 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_it_refuses_what_was_changed_as_the_first_does(tmp_path_factory, sound, 
 
 def test_it_needs_nothing_of_hocket_and_may_be_copied(sound, tmp_path):
     source = plain.__file__
-    assert len(open(source).readlines()) < 150  # noqa: SIM115 - read and gone
+    assert len(Path(source).read_text().splitlines()) < 150
     shutil.copy(source, tmp_path / "copied.py")
     program = (
         "import sys, copied\n"

@@ -1,33 +1,39 @@
 //! The commit: the manifest gets its name if and only if nobody has it yet.
 
-use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Mutex;
-
-use bytes::Bytes;
-use hocket_store::{PutMode, Store};
 
 use crate::durable::{sync_folder, sync_parent};
 use crate::error::{CkptError, Result};
-use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode, decode_head};
+use crate::manifest::{MANIFEST_NAME, decode, decode_head};
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place};
-use crate::remote;
+use crate::replace::{Put, probe, replace};
+
+/// On which condition a checkpoint is committed.
+#[derive(Debug, Clone, Default)]
+pub struct CommitOptions {
+    /// Commit although the store lets two conditional writes through.
+    pub unfenced: bool,
+    /// The save whose manifest is replaced; without, there must be none.
+    pub replaces: Option<String>,
+}
 
 /// Commits a checkpoint: writes `manifest` to its name, conditionally and durably.
 ///
-/// Committing the same save twice is success both times.
+/// Committing the same save twice is success both times. A save that replaces another changes the manifest in one step,
+/// and only if it is still that other's; what that one's files are is left to the caller. Where the other has gone
+/// meanwhile, it is committed as if there had been none.
 ///
 /// # Errors
-/// `Exists` where another save's manifest is there, `Unfenced` where the store cannot tell (and `unfenced` is not given),
+/// `Exists` where a third save's manifest is there, `Unfenced` where the store cannot tell (and `unfenced` is not given),
 /// `Corrupt` or `Invalid` where `manifest` is none of `save_id`, and what the disk or the store says.
 pub fn commit(
     place: &Place,
     manifest: Vec<u8>,
     save_id: &str,
-    unfenced: bool,
+    options: &CommitOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     decode(&manifest, place.uri())?;
@@ -41,19 +47,28 @@ pub fn commit(
     match place.kind() {
         Kind::Local(root) => {
             let (place, root, save_id) = (place.clone(), root.to_owned(), save_id.to_owned());
+            let options = options.clone();
             // A flush cannot be cut short: an interrupt leaves the commit to happen or not, as a kill would.
             pace::detached(interrupted, move || {
-                commit_local(&place, &root, &manifest, &save_id, unfenced)
+                commit_local(&place, &root, &manifest, &save_id, &options)
             })
         }
-        Kind::Remote(store) => commit_remote(
-            place,
-            store,
-            manifest.into(),
-            save_id,
-            unfenced,
-            interrupted,
-        ),
+        Kind::Remote(store) => {
+            let write = Put {
+                place,
+                store,
+                manifest: manifest.into(),
+                save_id,
+                interrupted,
+            };
+            if !options.unfenced {
+                probe(&write, options.replaces.is_some())?;
+            }
+            match &options.replaces {
+                Some(old) => write.replace(old),
+                None => write.create(),
+            }
+        }
     }
 }
 
@@ -62,7 +77,7 @@ fn commit_local(
     root: &Path,
     manifest: &[u8],
     save_id: &str,
-    unfenced: bool,
+    options: &CommitOptions,
 ) -> Result<()> {
     let name = root.join(MANIFEST_NAME);
     std::fs::create_dir_all(root)
@@ -75,7 +90,10 @@ fn commit_local(
     // Processes that race have names of their own; threads of one process have save ids of their own.
     let temporary = root.join(format!(".{MANIFEST_NAME}.{save_id}.{}", std::process::id()));
     let outcome = write_temporary(&temporary, manifest)
-        .and_then(|()| publish(&temporary, &name, unfenced))
+        .and_then(|()| match &options.replaces {
+            Some(old) => replace(place, &temporary, &name, old, options.unfenced),
+            None => publish(&temporary, &name, options.unfenced),
+        })
         .and_then(|is_ours| {
             if is_ours {
                 Ok(())
@@ -104,7 +122,7 @@ fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
 }
 
 /// Gives the file its name; false where the name is taken.
-fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
+pub(crate) fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
     match std::fs::hard_link(temporary, name) {
         Ok(()) => return Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
@@ -139,78 +157,6 @@ fn settle(place: &Place, name: &Path, save_id: &str) -> Result<()> {
         .and_then(|mut file| io::Read::read_to_end(&mut file, &mut bytes))
         .map_err(|error| CkptError::io(name, "read back the manifest", &error))?;
     compare(place, &bytes, save_id)
-}
-
-fn commit_remote(
-    place: &Place,
-    store: &Store,
-    manifest: Bytes,
-    save_id: &str,
-    unfenced: bool,
-    interrupted: Interrupted<'_>,
-) -> Result<()> {
-    if !unfenced {
-        probe(place, store, save_id, interrupted)?;
-    }
-    let handle = store.clone();
-    let put = async move { Ok(handle.put(MANIFEST_NAME, manifest, PutMode::Create).await) };
-    match remote::wait(put, interrupted)? {
-        Ok(_) => Ok(()),
-        Err(error) if remote::is_unsettled(&error) => {
-            // Whose write it was, only the object itself tells.
-            match place.get_start(MANIFEST_NAME, HEAD_BYTES, interrupted)? {
-                Some(there) => compare(place, &there, save_id),
-                None => Err(error.into()),
-            }
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Endpoints and buckets that were seen to honour conditional writes, by this process or by the one it was forked from.
-static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-
-/// Tries a conditional write twice on a key of its own: a store that lets both through fences nobody.
-fn probe(place: &Place, store: &Store, save_id: &str, interrupted: Interrupted<'_>) -> Result<()> {
-    let bucket: Vec<&str> = store.uri().splitn(4, '/').take(3).collect();
-    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-    let place_of_keys = format!("{endpoint} {}", bucket.join("/"));
-    // A lock that is held (or was, when this process was forked) costs a probe too many, never a wait.
-    if FENCED
-        .try_lock()
-        .is_ok_and(|fenced| fenced.contains(&place_of_keys))
-    {
-        return Ok(());
-    }
-    let (handle, key) = (
-        store.clone(),
-        format!(".hocket-probe-{save_id}-{}", std::process::id()),
-    );
-    let attempt = async move {
-        let put = || handle.put(&key, Bytes::from_static(b"probe"), PutMode::Create);
-        let first = put().await;
-        let second = match &first {
-            Err(error) if !remote::is_unsettled(error) => None,
-            _ => Some(put().await),
-        };
-        handle.delete(&key).await?;
-        match (first, second) {
-            (Err(error), None) => Err(error.into()),
-            (_, Some(Ok(_)) | None) => Ok(false),
-            // A lost answer followed by a broken condition is told as `Transient`: fenced, too.
-            (_, Some(Err(error))) if remote::is_unsettled(&error) => Ok(true),
-            (_, Some(Err(error))) => Err(error.into()),
-        }
-    };
-    if !remote::wait(attempt, interrupted)? {
-        return Err(CkptError::Unfenced {
-            uri: place.uri().to_owned(),
-        });
-    }
-    if let Ok(mut fenced) = FENCED.try_lock() {
-        fenced.insert(place_of_keys);
-    }
-    Ok(())
 }
 
 /// Success if the manifest that is there is that of `save_id`.

@@ -7,30 +7,39 @@
 //! Verbs here are synchronous: they run on threads of their own and call `interrupted` on the
 //! calling thread at least every 50 ms. Nothing lives longer than a call, so a fork is harmless.
 
+mod block;
 mod commit;
 mod digest;
 mod durable;
 mod error;
+mod gc;
 mod list;
 mod manifest;
 mod pace;
 mod place;
+mod plan;
 mod read;
 mod remote;
+mod remove;
+mod replace;
 mod safetensors;
+mod squeeze;
 mod verify;
 mod write;
 
-pub use commit::commit;
+pub use commit::{CommitOptions, commit};
 pub use digest::{BLOCK_BYTES, xxh3_128};
 pub use error::{CkptError, Result};
-pub use list::{Listed, Status, delete, list, sizes};
+pub use gc::{Collected, Garbage, Waste, gc};
+pub use list::{Listed, Status, list, sizes};
 pub use manifest::{
     DataFile, FORMAT, Head, MANIFEST_NAME, decode, encode, read_document, read_head,
 };
 pub use pace::Interrupted;
 pub use place::Place;
-pub use read::{Read, read};
+pub use plan::Read;
+pub use read::read;
+pub use remove::{delete, delete_files};
 pub use safetensors::{Dtype, Entry, Memory};
 pub use verify::verify_file;
-pub use write::{Written, write_file};
+pub use write::{WriteOptions, Written, describe_file, write_file};

@@ -1,15 +1,11 @@
-//! What stands under a prefix, and removing it.
+//! What stands under a prefix.
 
 use std::io;
-use std::path::Path;
 
-use hocket_store::Store;
-
-use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
 use crate::manifest::{HEAD_BYTES, Head, MANIFEST_NAME, decode_head};
 use crate::pace::Interrupted;
-use crate::place::{Kind, Place, found, is_plain_name};
+use crate::place::{Kind, Place, found};
 use crate::remote;
 
 /// What a child of a prefix is.
@@ -75,7 +71,7 @@ pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> 
 }
 
 /// Names of the folders under a prefix.
-fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+pub(crate) fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
     match place.kind() {
         Kind::Local(root) => {
             let look = || -> io::Result<Vec<String>> {
@@ -130,91 +126,6 @@ fn judge(place: &Place, name: String, start: Option<Vec<u8>>, has_data: bool) ->
         status,
         head,
         problem,
-    }
-}
-
-/// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
-///
-/// # Errors
-/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, and what the disk or the
-/// store says.
-pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<()> {
-    if !is_plain_name(name) {
-        return Err(CkptError::Invalid(format!(
-            "`{name}`: expected one plain name below `{}`",
-            place.uri()
-        )));
-    }
-    let child = place.child(name)?;
-    let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
-    if !has_manifest && !child.has_data(interrupted)? {
-        return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
-    }
-    match child.kind() {
-        Kind::Local(root) => delete_local(root),
-        Kind::Remote(store) => delete_remote(store, interrupted),
-    }
-}
-
-fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
-    let handle = store.clone();
-    let begin = async move {
-        handle.delete(MANIFEST_NAME).await?;
-        Ok(handle.list("data").await?)
-    };
-    let objects = remote::wait(begin, interrupted)?;
-    let remove = |index: usize| {
-        let (store, key) = (store.clone(), objects[index].key.clone());
-        async move { Ok(store.delete(&key).await?) }
-    };
-    remote::gather(objects.len(), remove, |_, ()| Ok(()), interrupted)
-}
-
-fn delete_local(root: &Path) -> Result<()> {
-    remove(&root.join(MANIFEST_NAME))?;
-    sync_folder(root)?;
-    let data = root.join("data");
-    if let Some(entries) = folder(&data)? {
-        for entry in entries {
-            remove(&entry)?;
-        }
-    }
-    // Manifests of commits that were cut short.
-    for entry in folder(root)?.unwrap_or_default() {
-        let name = entry
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        if name.starts_with(&format!(".{MANIFEST_NAME}.")) {
-            remove(&entry)?;
-        }
-    }
-    // What is not ours stays, and so does its folder.
-    let _ = std::fs::remove_dir(&data);
-    let _ = std::fs::remove_dir(root);
-    Ok(())
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CkptError::io(path, "remove the file", &error))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The files of a folder; none where there is no such folder.
-fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
-    let read = || -> io::Result<Vec<_>> {
-        std::fs::read_dir(path)?
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect()
-    };
-    match read() {
-        Ok(paths) => Ok(Some(paths)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(CkptError::io(path, "list the folder", &error)),
     }
 }
 

@@ -132,11 +132,23 @@ pub(crate) fn found_remote<T>(result: hocket_store::Result<T>) -> Result<Option<
     }
 }
 
+/// What the names of compressed data files end with.
+pub(crate) const BLOCKS_SUFFIX: &str = ".blocks";
+
 /// Whether a name is that of a data file.
 pub(crate) fn is_data_file(name: &str) -> bool {
-    Path::new(name)
-        .extension()
-        .is_some_and(|extension| extension == "safetensors")
+    name.ends_with(".safetensors") || name.ends_with(BLOCKS_SUFFIX)
+}
+
+/// The save that a data file belongs to, the first 8 digits of its id, by the file's name; none where it is not ours.
+pub(crate) fn save_of(name: &str) -> Option<&str> {
+    let (save, rest) = name.split_once("-r")?;
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_ours = save.len() == 8
+        && save.bytes().all(is_hex)
+        && rest.starts_with(|c: char| c.is_ascii_digit())
+        && is_data_file(rest);
+    is_ours.then_some(save)
 }
 
 /// Whether `path` is a plain relative path below `data/`: what a data file may be called.

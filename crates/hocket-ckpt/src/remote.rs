@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::mpsc::{self, RecvTimeoutError};
 
 use bytes::Bytes;
-use hocket_store::{Store, StoreError, runtime};
+use hocket_store::{Store, StoreError, Upload, runtime};
 
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, Result};
@@ -116,14 +116,13 @@ impl Drop for Running {
     }
 }
 
-/// Uploads a data file; returns the digests of its blocks.
-pub(crate) fn write(
+/// Begins the upload of a data file that must not be there yet.
+pub(crate) fn begin_upload(
     store: &Store,
     key: &str,
-    layout: &Layout,
+    size: u64,
     interrupted: Interrupted<'_>,
-) -> Result<Vec<u8>> {
-    let size = layout.header.len() as u64 + layout.data_bytes;
+) -> Result<Upload> {
     let (handle, name) = (store.clone(), key.to_owned());
     let start = async move {
         if found_remote(handle.head(&name).await)?.is_some() {
@@ -134,40 +133,68 @@ pub(crate) fn write(
         }
         Ok(handle.upload(&name, Some(size)).await?)
     };
-    let mut upload = wait(start, interrupted)?;
+    wait(start, interrupted)
+}
+
+/// Hands a piece to an upload. Parts go out on the I/O threads while the caller makes the next piece. An upload that is
+/// dropped, by an error or an interrupt, is aborted.
+pub(crate) fn send(
+    mut upload: Upload,
+    bytes: Bytes,
+    interrupted: Interrupted<'_>,
+) -> Result<Upload> {
+    wait(
+        async move {
+            upload.write(bytes).await?;
+            Ok(upload)
+        },
+        interrupted,
+    )
+}
+
+/// Uploads a data file; returns the digests of its blocks.
+pub(crate) fn write(
+    store: &Store,
+    key: &str,
+    layout: &Layout,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<u8>> {
+    let size = layout.header.len() as u64 + layout.data_bytes;
+    let mut upload = begin_upload(store, key, size, interrupted)?;
     let mut digests = Vec::new();
-    let send = |mut upload: hocket_store::Upload, bytes: Bytes| {
-        // Parts go out on the I/O threads while the next piece is copied and hashed here. An upload that is dropped, by
-        // an error or an interrupt, is aborted.
-        wait(
-            async move {
-                upload.write(bytes).await?;
-                Ok(upload)
-            },
-            interrupted,
-        )
-    };
-    upload = send(upload, Bytes::copy_from_slice(&layout.header))?;
+    upload = send(upload, Bytes::copy_from_slice(&layout.header), interrupted)?;
     let mut offset = 0;
     while offset < layout.data_bytes {
         let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64);
         let mut piece = vec![0_u8; length as usize];
         layout.fill(offset, &mut piece);
         digests.extend(piece.chunks(BLOCK_BYTES as usize).flat_map(xxh3_128));
-        upload = send(upload, Bytes::from(piece))?;
+        upload = send(upload, Bytes::from(piece), interrupted)?;
         offset += length;
     }
     wait(async move { Ok(upload.finish().await?) }, interrupted)?;
     Ok(digests)
 }
 
-/// At most the first `limit` bytes of an object; none where it is not there.
+/// The first `limit` bytes of an object, or all of a smaller one; none where it is not there.
+///
+/// One that is replaced between the look at its size and the read is read again, lest half of it be taken for all.
 pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
-    let Some(meta) = found_remote(store.head(&key).await)? else {
-        return Ok(None);
-    };
-    let bytes = store.get_range(&key, 0..meta.size.min(limit)).await;
-    Ok(found_remote(bytes)?.map(|bytes| bytes.to_vec()))
+    let mut last = None;
+    loop {
+        let Some(meta) = found_remote(store.head(&key).await)? else {
+            return Ok(None);
+        };
+        let bytes = if meta.size <= limit {
+            store.get(&key).await
+        } else {
+            store.get_range(&key, 0..limit).await
+        };
+        match found_remote(bytes) {
+            Err(_) if last.as_ref() != Some(&meta.etag) => last = Some(meta.etag),
+            bytes => return Ok(bytes?.map(|bytes| bytes.to_vec())),
+        }
+    }
 }
 
 /// Whether data files of ours are there.

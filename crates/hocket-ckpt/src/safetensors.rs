@@ -10,7 +10,7 @@ use crate::error::{CkptError, Result};
 pub(crate) const ALIGNMENT: u64 = 4096;
 
 /// The safetensors package refuses longer headers.
-const HEADER_LIMIT: usize = 100_000_000;
+pub(crate) const HEADER_LIMIT: usize = 100_000_000;
 
 /// A dtype by safetensors' name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,12 @@ use std::sync::Mutex;
 
 use hocket_store::Store;
 
+use crate::block::{Block, Source, Table, check_size, missing, open_data};
 use crate::digest::{BLOCK_BYTES, Digest, num_blocks, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, found_remote};
-use crate::read::{Block, Source, check_size, missing, open_data};
 use crate::remote;
 
 const MAX_WORKERS: usize = 4;
@@ -32,16 +32,14 @@ pub fn verify_file(
     file: &DataFile,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Bad>> {
-    let unusable = || {
-        let reason = format!("file `{}`: its digests do not fit it", file.path);
+    let header = file.header_digest().ok_or_else(|| {
+        let reason = format!("file `{}`: `header` is no digest", file.path);
         CkptError::bad_manifest(place.uri(), reason)
-    };
-    let digests = file.block_digests().ok_or_else(unusable)?;
-    let header = file.header_digest().ok_or_else(unusable)?;
+    })?;
     let task = Task {
         place,
         file,
-        digests,
+        table: Table::of(place, file)?,
         header,
     };
     let mut bad = match place.kind() {
@@ -55,18 +53,39 @@ pub fn verify_file(
 struct Task<'a> {
     place: &'a Place,
     file: &'a DataFile,
-    digests: Vec<Digest>,
+    table: Table,
     header: Digest,
 }
 
 impl Task<'_> {
-    fn judge_header(&self, bytes: &[u8]) -> Option<Bad> {
-        (xxh3_128(bytes) != self.header).then(|| (-1, -(self.file.data_start as i64)))
+    /// Judges the bytes of the file that stand before its first block: the header, or its frame.
+    fn judge_header(&self, stored: &[u8]) -> Option<Bad> {
+        let start = self.file.data_start;
+        let content = if self.file.frames.is_some() {
+            // A frame that does not decompress has no digest either.
+            zstd::bulk::decompress(stored, start as usize).unwrap_or_default()
+        } else {
+            stored.to_vec()
+        };
+        (xxh3_128(&content) != self.header).then(|| (-1, -(start as i64)))
     }
 
-    fn judge(&self, number: u64, bytes: &[u8]) -> Option<Bad> {
-        let is_good = xxh3_128(bytes) == self.digests[number as usize];
-        (!is_good).then_some((number as i64, (number * BLOCK_BYTES) as i64))
+    fn block(&self, number: u64) -> Block<'_> {
+        Block {
+            place: self.place,
+            file: self.file,
+            table: &self.table,
+            number,
+        }
+    }
+
+    /// Judges a block by what reading it came to; a failure of the disk or the store is passed on.
+    fn judge(block: &Block<'_>, read: Result<()>, content: &[u8]) -> Result<Option<Bad>> {
+        match read.and_then(|()| block.check(content)) {
+            Ok(()) => Ok(None),
+            Err(CkptError::Corrupt { .. }) => Ok(Some((block.number as i64, block.start() as i64))),
+            Err(error) => Err(error),
+        }
     }
 
     fn run_local(
@@ -75,23 +94,18 @@ impl Task<'_> {
         handle: &File,
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Bad>> {
-        let file = self.file;
-        let mut start = vec![0_u8; file.data_start as usize];
-        handle
-            .read_exact_at(&mut start, 0)
-            .map_err(|error| CkptError::io(&root.join(&file.path), "read the header", &error))?;
+        let mut start = vec![0_u8; self.block(0).stored().start as usize];
+        handle.read_exact_at(&mut start, 0).map_err(|error| {
+            CkptError::io(&root.join(&self.file.path), "read the header", &error)
+        })?;
         let bad = Mutex::new(Vec::from_iter(self.judge_header(&start)));
         let buffer = || Ok(vec![0_u8; BLOCK_BYTES as usize]);
-        let count = num_blocks(file.data_bytes()) as usize;
+        let count = num_blocks(self.file.data_bytes()) as usize;
         pace::run(MAX_WORKERS, count, interrupted, buffer, |buffer, index| {
-            let block = Block {
-                place: self.place,
-                file,
-                number: index as u64,
-            };
+            let block = self.block(index as u64);
             let content = &mut buffer[..block.bytes()];
-            Source { root, handle }.read_at(&block, 0, content)?;
-            if let (Some(found), Ok(mut bad)) = (self.judge(block.number, content), bad.lock()) {
+            let read = Source { root, handle }.read_block(&block, content);
+            if let (Some(found), Ok(mut bad)) = (Self::judge(&block, read, content)?, bad.lock()) {
                 bad.push(found);
             }
             Ok(())
@@ -108,14 +122,18 @@ impl Task<'_> {
             file,
             size.ok_or_else(|| missing(self.place, file))?,
         )?;
+        let blocks = num_blocks(file.data_bytes());
         // Request 0 is the header's.
-        let span = REQUEST_BLOCKS * BLOCK_BYTES;
-        let range = |index: usize| match index as u64 {
-            0 => 0..file.data_start,
-            number => {
-                let from = file.data_start + (number - 1) * span;
-                from..(from + span).min(file.size)
+        let of_request = |index: usize| {
+            let first = (index as u64 - 1) * REQUEST_BLOCKS;
+            first..(first + REQUEST_BLOCKS).min(blocks)
+        };
+        let range = |index: usize| {
+            if index == 0 {
+                return 0..self.block(0).stored().start;
             }
+            let blocks = of_request(index);
+            self.block(blocks.start).stored().start..self.block(blocks.end - 1).stored().end
         };
         let fetch = |index: usize| {
             let (store, key, range) = (store.clone(), file.path.clone(), range(index));
@@ -123,15 +141,21 @@ impl Task<'_> {
             async move { found_remote(store.get_range(&key, range).await)?.ok_or(gone) }
         };
         let mut bad = Vec::new();
-        let count = 1 + file.data_bytes().div_ceil(span) as usize;
+        let mut scratch = vec![0_u8; BLOCK_BYTES as usize];
+        let count = 1 + blocks.div_ceil(REQUEST_BLOCKS) as usize;
         let judge = |index: usize, bytes: bytes::Bytes| {
             if index == 0 {
                 bad.extend(self.judge_header(&bytes));
                 return Ok(());
             }
-            let first = (index as u64 - 1) * REQUEST_BLOCKS;
-            for (number, content) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
-                bad.extend(self.judge(first + number as u64, content));
+            let from = range(index).start;
+            for number in of_request(index) {
+                let block = self.block(number);
+                let stored = block.stored();
+                let piece = &bytes[(stored.start - from) as usize..(stored.end - from) as usize];
+                let content = &mut scratch[..block.bytes()];
+                let read = block.content(piece, content);
+                bad.extend(Self::judge(&block, read, content)?);
             }
             Ok(())
         };

@@ -15,9 +15,10 @@ use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, is_data_path};
+use crate::place::{BLOCKS_SUFFIX, Kind, Place, is_data_path};
 use crate::remote;
 use crate::safetensors::{ALIGNMENT, Entry, Layout, lay_out};
+use crate::squeeze::{self, Squeezed};
 
 /// Bytes of one buffer of the ring.
 pub(crate) const BUFFER_BYTES: usize = 4 << 20;
@@ -41,53 +42,145 @@ pub struct Written {
     pub entries: Vec<(String, u64, u64)>,
 }
 
+/// How a data file is written.
+#[derive(Debug, Clone, Copy)]
+pub struct WriteOptions {
+    /// Flush file and folder before returning.
+    pub sync: bool,
+    /// zstd's level, for a `.blocks` file; none for a plain safetensors file.
+    pub level: Option<i32>,
+}
+
 /// Writes one data file of a checkpoint, hashing on the way.
 ///
 /// # Errors
-/// `Exists` where `path` is there already, `Invalid` for a bad entry or path, and what the disk or the store says.
-/// Whatever fails, no file of ours is left.
+/// `Exists` where `path` is there already, `Invalid` for a bad entry, path or level, and what the disk or the store
+/// says. Whatever fails, no file of ours is left.
 pub fn write_file(
     place: &Place,
     path: &str,
     entries: Vec<Entry>,
     metadata: &BTreeMap<String, String>,
-    sync: bool,
+    options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<Written> {
-    if !is_data_path(path) {
-        return Err(CkptError::Invalid(format!(
-            "`{path}`: expected a plain path below `data/`"
-        )));
-    }
+    check_arguments(path, options)?;
     let layout = lay_out(entries, metadata)?;
-    let digests = match place.kind() {
-        Kind::Local(root) => write_local(&root.join(path), &layout, sync, interrupted)?,
-        Kind::Remote(store) => remote::write(store, path, &layout, interrupted)?,
+    let content = match (place.kind(), options.level) {
+        (Kind::Local(root), _) => write_local(&root.join(path), &layout, options, interrupted)?,
+        (Kind::Remote(store), None) => {
+            Content::plain(remote::write(store, path, &layout, interrupted)?)
+        }
+        (Kind::Remote(store), Some(level)) => {
+            squeeze::write_remote(store, path, &layout, level, interrupted)?.into()
+        }
     };
+    Ok(written(path, layout, content))
+}
+
+/// What `write_file` would say of a plain file with these entries, without writing it.
+///
+/// # Errors
+/// `Invalid` for a bad entry or path.
+pub fn describe_file(
+    path: &str,
+    entries: Vec<Entry>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Written> {
+    let options = WriteOptions {
+        sync: false,
+        level: None,
+    };
+    check_arguments(path, options)?;
+    let layout = lay_out(entries, metadata)?;
+    let mut digests = Vec::new();
+    let mut block = vec![0_u8; BLOCK_BYTES as usize];
+    for number in 0..num_blocks(layout.data_bytes) {
+        let offset = number * BLOCK_BYTES;
+        let length = (layout.data_bytes - offset).min(BLOCK_BYTES) as usize;
+        layout.fill(offset, &mut block[..length]);
+        digests.extend(xxh3_128(&block[..length]));
+    }
+    Ok(written(path, layout, Content::plain(digests)))
+}
+
+fn written(path: &str, layout: Layout, content: Content) -> Written {
     let data_start = layout.header.len() as u64;
-    Ok(Written {
+    Written {
         file: DataFile {
             path: path.to_owned(),
             size: data_start + layout.data_bytes,
             data_start,
             header: to_base64(&xxh3_128(&layout.header)),
-            digests: to_base64(&digests),
+            digests: to_base64(&content.digests),
+            frames: content.frames,
         },
         entries: layout
             .entries
             .into_iter()
             .map(|(offset, entry)| (entry.name, offset, entry.memory.bytes() as u64))
             .collect(),
-    })
+    }
+}
+
+fn check_arguments(path: &str, options: WriteOptions) -> Result<()> {
+    if !is_data_path(path) {
+        return Err(CkptError::Invalid(format!(
+            "`{path}`: expected a plain path below `data/`"
+        )));
+    }
+    if path.ends_with(BLOCKS_SUFFIX) != options.level.is_some() {
+        return Err(CkptError::Invalid(format!(
+            "`{path}`: compressed files, and no others, end with `{BLOCKS_SUFFIX}`"
+        )));
+    }
+    let levels = zstd::compression_level_range();
+    match options.level {
+        Some(level) if level == 0 || !levels.contains(&level) => Err(CkptError::Invalid(format!(
+            "zstd has no level {level}; expected one from {} to {}, not 0",
+            levels.start(),
+            levels.end()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the manifest says of a file's bytes.
+struct Content {
+    digests: Vec<u8>,
+    frames: Option<String>,
+}
+
+impl Content {
+    fn plain(digests: Vec<u8>) -> Self {
+        Self {
+            digests,
+            frames: None,
+        }
+    }
+}
+
+impl From<Squeezed> for Content {
+    fn from(squeezed: Squeezed) -> Self {
+        let frames: Vec<u8> = squeezed
+            .frames
+            .iter()
+            .flat_map(|length| length.to_le_bytes())
+            .collect();
+        Self {
+            digests: squeezed.digests,
+            frames: Some(to_base64(&frames)),
+        }
+    }
 }
 
 /// Creates the file, fills it, and removes it again if anything fails.
 fn write_local(
     path: &Path,
     layout: &Layout,
-    sync: bool,
+    options: WriteOptions,
     interrupted: Interrupted<'_>,
-) -> Result<Vec<u8>> {
+) -> Result<Content> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)
             .map_err(|error| CkptError::io(folder, "make the folder", &error))?;
@@ -103,7 +196,12 @@ fn write_local(
             },
             _ => CkptError::io(path, "create the file", &error),
         })?;
-    let outcome = fill_local(path, file, layout, sync, interrupted);
+    let outcome = fill(path, &file, layout, options, interrupted).and_then(|content| {
+        if options.sync {
+            flush(path.to_owned(), file, interrupted)?;
+        }
+        Ok(content)
+    });
     if outcome.is_err() {
         // The first error is the one to tell; what is left behind shows as an orphan.
         let _ = std::fs::remove_file(path);
@@ -111,20 +209,34 @@ fn write_local(
     outcome
 }
 
-fn fill_local(
+fn fill(
     path: &Path,
-    file: File,
+    file: &File,
     layout: &Layout,
-    sync: bool,
+    options: WriteOptions,
+    interrupted: Interrupted<'_>,
+) -> Result<Content> {
+    match options.level {
+        Some(level) => {
+            squeeze::write_local(path, file, layout, level, interrupted).map(Content::from)
+        }
+        None => fill_plain(path, file, layout, interrupted).map(Content::plain),
+    }
+}
+
+fn fill_plain(
+    path: &Path,
+    file: &File,
+    layout: &Layout,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<u8>> {
     let data_start = layout.header.len() as u64;
     let size = data_start + layout.data_bytes;
-    preallocate(&file, size)
+    preallocate(file, size)
         .map_err(|error| CkptError::io(path, &format!("reserve {size} bytes"), &error))?;
     file.write_all_at(&layout.header, 0)
         .map_err(|error| CkptError::io(path, "write the header", &error))?;
-    let sink = Sink::open(path, &file, layout.data_bytes);
+    let sink = Sink::open(path, file, layout.data_bytes);
     let digests = Mutex::new(vec![
         0_u8;
         num_blocks(layout.data_bytes) as usize * DIGEST_BYTES
@@ -158,10 +270,6 @@ fn fill_local(
     // A direct write of the tail is a whole number of pages.
     file.set_len(size)
         .map_err(|error| CkptError::io(path, "set the length", &error))?;
-    drop(sink);
-    if sync {
-        flush(path.to_owned(), file, interrupted)?;
-    }
     digests
         .into_inner()
         .map_err(|_| CkptError::Invalid("a writer panicked".to_owned()))

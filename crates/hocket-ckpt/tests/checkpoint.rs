@@ -4,11 +4,19 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hocket_ckpt::{CkptError, DataFile, Dtype, Entry, Memory, Place, Read, Status, Written};
+use hocket_ckpt::{
+    CkptError, CommitOptions, DataFile, Dtype, Entry, Memory, Place, Read, Status, WriteOptions,
+    Written,
+};
 use proptest::prelude::*;
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
+
+const DURABLE: WriteOptions = WriteOptions {
+    sync: true,
+    level: None,
+};
 
 fn never() -> bool {
     false
@@ -50,7 +58,7 @@ fn memory(bytes: &[u8]) -> Memory {
 
 fn write(place: &Place, path: &str, entries: Vec<Entry>) -> Written {
     let metadata = BTreeMap::from([("format".to_owned(), "hocket-ckpt/1".to_owned())]);
-    hocket_ckpt::write_file(place, path, entries, &metadata, true, &never).unwrap()
+    hocket_ckpt::write_file(place, path, entries, &metadata, DURABLE, &never).unwrap()
 }
 
 /// A document of one-dimensional byte tensors.
@@ -76,7 +84,7 @@ fn encoded(document: &serde_json::Value) -> Vec<u8> {
 
 fn commit(place: &Place, save_id: &str, step: u64, written: &Written) -> hocket_ckpt::Result<()> {
     let manifest = encoded(&document(save_id, step, written));
-    hocket_ckpt::commit(place, manifest, save_id, false, &never)
+    hocket_ckpt::commit(place, manifest, save_id, &CommitOptions::default(), &never)
 }
 
 fn id(digit: char) -> String {
@@ -152,7 +160,7 @@ fn a_data_file_is_never_replaced() {
             "data/a.safetensors",
             vec![entry("t", &bytes)],
             &BTreeMap::new(),
-            true,
+            DURABLE,
             &never,
         );
         assert!(matches!(again, Err(CkptError::Exists { .. })), "{again:?}");
@@ -281,7 +289,7 @@ fn an_interrupt_ends_a_write_and_leaves_nothing() {
         "data/a.safetensors",
         vec![entry("t", &bytes)],
         &BTreeMap::new(),
-        true,
+        DURABLE,
         &|| true,
     );
     // A disk may be quicker than the first tick.
@@ -301,6 +309,7 @@ fn sample() -> serde_json::Value {
         data_start: 4096,
         header: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
         digests: "AAAAAAAAAAAAAAAAAAAAAA==".to_owned(),
+        frames: None,
     };
     json!({
         "format": 1, "version": "0.1.0", "save_id": id('d'), "step": 7, "created": "2026-01-01T00:00:00.000000Z",

@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use crate::errors::ckpt_error;
 use crate::wait::look;
 use hocket_ckpt::{
-    CkptError, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read, Status, Written,
+    CkptError, CommitOptions, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read,
+    Status, WriteOptions, Written,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -17,6 +18,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CKPT_BLOCK_BYTES", hocket_ckpt::BLOCK_BYTES)?;
     module.add("CKPT_FORMAT", hocket_ckpt::FORMAT)?;
     module.add_function(wrap_pyfunction!(ckpt_write_file, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_describe_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_encode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_decode, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_read, module)?)?;
@@ -25,14 +27,13 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_read, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_list, module)?)?;
-    module.add_function(wrap_pyfunction!(ckpt_delete, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_sizes, module)?)?;
     module.add_function(wrap_pyfunction!(xxh3_128, module)?)?;
     Ok(())
 }
 
 /// Runs a verb without the interpreter lock; a signal's exception is raised as it is.
-fn call<T: Send>(
+pub(crate) fn call<T: Send>(
     py: Python<'_>,
     verb: impl FnOnce(Interrupted<'_>) -> hocket_ckpt::Result<T> + Send,
 ) -> PyResult<T> {
@@ -67,6 +68,8 @@ struct FileItem {
     data_start: u64,
     header: String,
     digests: String,
+    #[pyo3(default)]
+    frames: Option<String>,
 }
 
 impl From<FileItem> for DataFile {
@@ -77,6 +80,7 @@ impl From<FileItem> for DataFile {
             data_start,
             header,
             digests,
+            frames,
         } = item;
         Self {
             path,
@@ -84,6 +88,7 @@ impl From<FileItem> for DataFile {
             data_start,
             header,
             digests,
+            frames,
         }
     }
 }
@@ -109,7 +114,7 @@ fn entry(item: EntryItem) -> PyResult<Entry> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, path, *, entries, metadata, sync = true))]
+#[pyo3(signature = (uri, path, *, entries, metadata, sync = true, level = None))]
 fn ckpt_write_file<'py>(
     py: Python<'py>,
     uri: &str,
@@ -117,6 +122,7 @@ fn ckpt_write_file<'py>(
     entries: Vec<EntryItem>,
     metadata: HashMap<String, String>,
     sync: bool,
+    level: Option<i32>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let entries = entries
         .into_iter()
@@ -129,10 +135,26 @@ fn ckpt_write_file<'py>(
             path,
             entries,
             &metadata,
-            sync,
+            WriteOptions { sync, level },
             interrupted,
         )
     })?;
+    written_to_dict(py, written)
+}
+
+#[pyfunction]
+#[pyo3(signature = (path, *, entries, metadata))]
+fn ckpt_describe_file<'py>(
+    py: Python<'py>,
+    path: &str,
+    entries: Vec<EntryItem>,
+    metadata: BTreeMap<String, String>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let entries = entries
+        .into_iter()
+        .map(entry)
+        .collect::<PyResult<Vec<_>>>()?;
+    let written = call(py, |_| hocket_ckpt::describe_file(path, entries, &metadata))?;
     written_to_dict(py, written)
 }
 
@@ -147,6 +169,9 @@ fn written_to_dict(py: Python<'_>, written: Written) -> PyResult<Bound<'_, PyDic
     dict.set_item("data_start", written.file.data_start)?;
     dict.set_item("header", written.file.header)?;
     dict.set_item("digests", written.file.digests)?;
+    if let Some(frames) = written.file.frames {
+        dict.set_item("frames", frames)?;
+    }
     dict.set_item("entries", entries)?;
     Ok(dict)
 }
@@ -185,20 +210,22 @@ fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, Py
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, manifest, save_id, *, unfenced = false))]
+#[pyo3(signature = (uri, manifest, save_id, *, unfenced = false, replaces = None))]
 fn ckpt_commit(
     py: Python<'_>,
     uri: &str,
     manifest: &[u8],
     save_id: &str,
     unfenced: bool,
+    replaces: Option<String>,
 ) -> PyResult<()> {
+    let options = CommitOptions { unfenced, replaces };
     call(py, |interrupted| {
         hocket_ckpt::commit(
             &Place::open(uri)?,
             manifest.to_vec(),
             save_id,
-            unfenced,
+            &options,
             interrupted,
         )
     })
@@ -270,13 +297,6 @@ fn listed_to_dict(py: Python<'_>, listed: Listed) -> PyResult<Bound<'_, PyDict>>
     dict.set_item("bytes", head.map(|head| head.bytes))?;
     dict.set_item("problem", listed.problem)?;
     Ok(dict)
-}
-
-#[pyfunction]
-fn ckpt_delete(py: Python<'_>, uri: &str, name: &str) -> PyResult<()> {
-    call(py, |interrupted| {
-        hocket_ckpt::delete(&Place::open(uri)?, name, interrupted)
-    })
 }
 
 #[pyfunction]

@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod ckpt;
+mod ckpt_removing;
 mod credentials;
 mod errors;
 mod order;
@@ -21,6 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     order::register(module)?;
     stream_writer::register(module)?;
     ckpt::register(module)?;
+    ckpt_removing::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.
     module.dict().del_item("__all__")
 }

@@ -15,6 +15,7 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::errors::stream_error;
 use crate::store::Store;
+use crate::wait::look;
 
 /// How long one wait may last before Python's signals are looked at.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -45,7 +46,7 @@ impl ShardWriter {
             });
             match answer {
                 Ok(Some(value)) => return Ok(value),
-                Ok(None) => py.check_signals()?,
+                Ok(None) => look(py)?,
                 Err(error) => return Err(stream_error(py, &error)),
             }
         }

@@ -11,6 +11,7 @@ use crate::error::{Result, StoreError};
 use crate::http::Connector;
 use crate::options::StoreOptions;
 use crate::process::{self, with_table};
+use crate::uploads::Lister;
 use crate::uri::{Bucket, Service};
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
@@ -27,6 +28,8 @@ pub(crate) struct Remote {
     pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
     /// Listing page by page, so that one page is tried again and not all of them.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// What lists unfinished uploads, where that can be asked.
+    pub(crate) uploads: Option<Lister>,
     /// Replacing is conditional on a generation and not on an ETag.
     pub(crate) has_generations: bool,
     /// What to look at when access is refused.
@@ -54,6 +57,7 @@ impl Remote {
             objects: Arc::clone(&store) as _,
             multipart: Some(store),
             pages: None,
+            uploads: None,
             has_generations: false,
             credentials_help: "",
             counters: process::counters(),
@@ -63,11 +67,10 @@ impl Remote {
     }
 
     /// A service's client that can do everything.
-    fn service<T>(store: T, key: &ClientKey) -> Self
+    fn service<T>(store: Arc<T>, key: &ClientKey) -> Self
     where
         T: ObjectStore + MultipartStore + PaginatedListStore,
     {
-        let store = Arc::new(store);
         Self {
             multipart: Some(Arc::clone(&store) as _),
             pages: Some(Arc::clone(&store) as _),
@@ -81,6 +84,7 @@ impl Remote {
             objects,
             multipart: None,
             pages: None,
+            uploads: None,
             has_generations: key.bucket.service == Service::Gcs,
             credentials_help: key.bucket.service.credentials_help(),
             counters: process::counters(),

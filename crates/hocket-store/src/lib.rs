@@ -39,6 +39,7 @@ pub mod runtime;
 mod staged;
 mod store;
 mod upload;
+mod uploads;
 mod uri;
 
 pub use counters::{Counts, bytes_in_flight, counts};
@@ -47,3 +48,4 @@ pub use meta::{Listing, ObjectMeta, PutMode};
 pub use options::StoreOptions;
 pub use store::Store;
 pub use upload::Upload;
+pub use uploads::Unfinished;

@@ -200,12 +200,14 @@ def test_a_name_that_is_not_there_is_told_with_its_neighbours(sound):
         checkpoint["model.embed.weights"]
 
 
-@pytest.mark.parametrize("module", ["listing", "reader", "verifying"])
-def test_the_examples_in_docstrings_run(sound, module):
+@pytest.mark.parametrize("module", ["listing", "reader", "removing", "resharding", "verifying"])
+def test_the_examples_in_docstrings_run(folder, module):
     names = {
-        "folder": str(sound.parent),
+        "folder": str(folder.parent),
         "hocket": hocket,
         "list_checkpoints": hocket.ckpt.list_checkpoints,
+        "remove": hocket.ckpt.remove,
+        "reshard": hocket.ckpt.reshard,
         "verify": hocket.ckpt.verify,
     }
     ran = doctest.testmod(importlib.import_module(f"hocket.ckpt.{module}"), globs=names)

@@ -3,12 +3,13 @@
 import math
 import shutil
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.planning import Placing, local_box
+from hocket.ckpt.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
 from hocket.ckpt.torch.committing import Report, build_manifest, commit
 from hocket.ckpt.torch.filling import Target, read_into
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
@@ -16,16 +17,21 @@ from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
 from hocket.ckpt.torch.saving import SaveJob
 from hocket.ckpt.torch.snapshot import Planner, Snapshot, Staging, hold_still
 from hocket.native import _native
+from support.sampling import cases
 
 SAVE_ID = "0123456789abcdef" * 2
 
 
+MESHES = [(n,) for n in range(1, 9)] + [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2)]
+
+
 @st.composite
 def placings(draw, num_dims):
-    """One axis, or two of two ranks and more: each cuts a dim or replicates."""
-    mesh = draw(st.sampled_from([(1,), (2,), (3,), (5,), (2, 2), (2, 3)]))
+    """A mesh of up to eight ranks whose axes each cut a dim or replicate; FSDP over TP, too."""
+    mesh = draw(st.sampled_from(MESHES))
     cut = st.none() | st.integers(0, num_dims - 1) if num_dims else st.none()
-    return Placing(mesh, tuple(range(math.prod(mesh))), tuple(draw(cut) for _ in mesh))
+    late = tuple(axis for axis in range(len(mesh) - 1) if draw(st.booleans()))
+    return Placing(mesh, tuple(range(math.prod(mesh))), tuple(draw(cut) for _ in mesh), late)
 
 
 @st.composite
@@ -90,8 +96,9 @@ def write(uri, fulls, placings, world_size, is_staged):
     commit(uri, manifest)
 
 
+@pytest.mark.slow
 @given(worlds(), st.booleans(), st.booleans(), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(full=3000, sample=40), deadline=None)
 def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_staged, is_strided, seed):
     shapes, dtypes, saved, loaded = world
     generator = torch.Generator().manual_seed(seed)
@@ -151,6 +158,46 @@ def test_boxes_are_torchs_own():
                         box = local_box(shape, placing, rank)
                         assert box.size == tuple(size)
                         assert box.start == tuple(start) or box.num_items == 0
+
+
+def test_strided_shards_are_torchs_own_where_torch_cuts_evenly():
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    for mesh in [(2, 2), (2, 3), (4, 2)]:
+        for rows in (24, 48):
+            placing = Placing(mesh, tuple(range(math.prod(mesh))), (0, 0), (0,))
+            for rank in placing.ranks:
+                size, start = _compute_local_shape_and_global_offset(
+                    (rows, 5),
+                    mesh,
+                    list(divmod(rank, mesh[1])),
+                    [_StridedShard(0, split_factor=mesh[1]), Shard(0)],
+                )
+                assert local_box((rows, 5), placing, rank) == (tuple(start), tuple(size))
+
+
+@pytest.mark.slow
+@given(worlds(), st.integers(1, 8))
+@settings(max_examples=cases(full=3000, sample=60), deadline=None)
+def test_what_is_replicated_is_written_once_and_evenly(world, num_large):
+    shapes, _, saved, _ = world
+    items = [
+        Item(f"t{number}", shape, 4, placing)
+        for number, (shape, placing) in enumerate(zip(shapes, saved, strict=True))
+    ]
+    ranks = 8
+    everywhere = Placing((2, 4), tuple(range(ranks)), (None, 0))
+    items += [Item(f"large{number}", (4096, 64 + number), 4, everywhere) for number in range(num_large)]
+    for item in items:
+        written = [part.box for rank in range(ranks) for part in plan_parts([item], ranks, rank)[0]]
+        assert sum(box.num_items for box in written) == math.prod(item.shape)
+    parts = [plan_parts(items, ranks, rank) for rank in range(ranks)]
+    loads = parts[0][1]
+    assert all(other == loads for _, other in parts)
+    assert sum(loads) == sum(math.prod(item.shape) * item.item_bytes for item in items)
+    assert max(loads) <= 1.1 * sum(loads) / ranks + SPLIT_BYTES
 
 
 def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypatch):

@@ -26,9 +26,36 @@ pub struct DataFile {
     pub header: String,
     /// Base64 of the digests of the data's blocks, one after the other.
     pub digests: String,
+    /// For a compressed file: base64 of the bytes of each frame, the header's first, as little endian 32 bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<String>,
 }
 
 impl DataFile {
+    /// Bytes of the file as it is stored. `size` is what a compressed one has when it is decompressed.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        match &self.frames {
+            None => self.size,
+            Some(_) => self
+                .frame_starts()
+                .and_then(|starts| starts.last().copied())
+                .unwrap_or(0),
+        }
+    }
+
+    /// Where the frame of each block begins, and where the last one ends; none where they do not fit the blocks.
+    pub(crate) fn frame_starts(&self) -> Option<Vec<u64>> {
+        let bytes = from_base64(self.frames.as_deref()?)?;
+        let (lengths, rest) = bytes.as_chunks::<4>();
+        let fits = rest.is_empty() && lengths.len() as u64 == num_blocks(self.data_bytes()) + 1;
+        let mut end = 0;
+        let starts = lengths.iter().map(|length| {
+            end += u64::from(u32::from_le_bytes(*length));
+            end
+        });
+        fits.then(|| starts.collect())
+    }
+
     /// Bytes of data.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.size.saturating_sub(self.data_start)

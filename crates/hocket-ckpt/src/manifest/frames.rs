@@ -1,5 +1,7 @@
 //! The manifest's bytes: a small frame with the head, the document's frame, a skippable frame with the digest of both.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
 
@@ -146,6 +148,15 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usi
     Ok((head, json, used))
 }
 
+/// The data files that a document names.
+///
+/// # Errors
+/// `Corrupt` where it is no document.
+pub(crate) fn data_paths(document: &[u8], uri: &str) -> Result<HashSet<String>> {
+    let parsed = parse(document, uri)?;
+    Ok(parsed.files.into_iter().map(|file| file.path).collect())
+}
+
 fn parse(document: &[u8], uri: &str) -> Result<Document> {
     serde_json::from_slice(document)
         .map_err(|error| CkptError::bad_manifest(uri, format!("document: {error}")))
@@ -163,7 +174,7 @@ fn head_of(document: &Document, digest: String) -> Head {
         bytes: document
             .files
             .iter()
-            .fold(0, |sum, file| sum.saturating_add(file.size)),
+            .fold(0, |sum, file| sum.saturating_add(file.stored_bytes())),
         digest,
     }
 }

@@ -6,8 +6,8 @@ mod rules;
 mod tiling;
 
 pub use document::{DataFile, FORMAT};
-pub(crate) use frames::decode_head;
 pub use frames::{Head, decode, encode};
+pub(crate) use frames::{data_paths, decode_head};
 
 use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;

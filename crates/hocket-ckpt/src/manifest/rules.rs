@@ -2,12 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use zstd::zstd_safe::compress_bound;
+
 use super::document::{Chunks, DataFile, Document, Step, Tensor};
 use super::tiling::{self, Box as Region};
-use crate::digest::from_base64;
+use crate::digest::{BLOCK_BYTES, from_base64};
 use crate::error::{CkptError, Result};
-use crate::place::is_data_path;
-use crate::safetensors::Dtype;
+use crate::place::{BLOCKS_SUFFIX, is_data_path};
+use crate::safetensors::{Dtype, HEADER_LIMIT};
 
 /// Tensors of at most so many bytes may stand in the manifest, and so many bytes in all.
 const INLINE_BYTES: u64 = 1 << 10;
@@ -80,6 +82,33 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
                 file.data_bytes()
             ));
         }
+        check_frames(file).map_err(|reason| format!("file `{path}`: {reason}"))?;
+    }
+    Ok(())
+}
+
+/// A compressed file has a frame for its header and one for each block, none larger than zstd makes them.
+fn check_frames(file: &DataFile) -> std::result::Result<(), String> {
+    if file.frames.is_some() != file.path.ends_with(BLOCKS_SUFFIX) {
+        return Err(format!(
+            "files with `frames`, and no others, end with `{BLOCKS_SUFFIX}`"
+        ));
+    }
+    if file.frames.is_none() {
+        return Ok(());
+    }
+    let starts = file
+        .frame_starts()
+        .ok_or("`frames` has not one length for the header and one for each block")?;
+    if file.data_start > HEADER_LIMIT as u64 {
+        return Err(format!("a header of {} bytes", file.data_start));
+    }
+    let header_limit = compress_bound(file.data_start as usize) as u64;
+    let limit = compress_bound(BLOCK_BYTES as usize) as u64;
+    let is_too_long = starts.first().is_none_or(|length| *length > header_limit)
+        || starts.windows(2).any(|pair| pair[1] - pair[0] > limit);
+    if is_too_long {
+        return Err("a frame is longer than zstd makes it".to_owned());
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{ClientKey, Connector, Remote, once};
 use crate::error::{Result, StoreError};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use std::sync::Arc;
 
 /// Names that Azure's own tools and mosaicml-streaming read, beside those that the client knows.
 const ALIASES: [(&str, AzureConfigKey); 6] = [
@@ -65,7 +66,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         .with_container_name(&key.bucket.name)
         .build()
         .map_err(|error| key.refused("AZURE_*", &error))?;
-    Ok(Remote::service(store, key))
+    Ok(Remote::service(Arc::new(store), key))
 }
 
 /// The parts of a connection string that say where and as whom.

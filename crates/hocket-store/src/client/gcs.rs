@@ -42,7 +42,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         .with_bucket_name(&key.bucket.name)
         .build()
         .map_err(|error| key.refused("GOOGLE_*", &error))?;
-    Ok(Remote::service(store, key))
+    Ok(Remote::service(Arc::new(store), key))
 }
 
 #[cfg(test)]

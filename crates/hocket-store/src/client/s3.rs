@@ -3,8 +3,10 @@
 use super::{ClientKey, Connector, Remote, once};
 use crate::credentials::{self, Provided};
 use crate::error::{Result, StoreError};
+use crate::uploads::Lister;
 use crate::uri::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::HttpConnector;
 use std::sync::Arc;
 
 /// Where an endpoint may stand, the first that is set wins.
@@ -119,15 +121,25 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     if is_paid_by_requester(key) {
         builder = builder.with_request_payer(true);
     }
+    let is_signed = source != Source::Anonymous;
     builder = match source {
         Source::Anonymous => builder.with_skip_signature(true),
         Source::Environment => builder,
         Source::Profile(profile) => builder.with_credentials(Arc::new(Provided { profile })),
     };
-    let store = builder
-        .build()
-        .map_err(|error| key.refused("AWS_*", &error))?;
-    Ok(Remote::service(store, key))
+    let refused = |error| key.refused("AWS_*", &error);
+    let store = Arc::new(builder.build().map_err(refused)?);
+    let lister = Lister {
+        s3: Arc::clone(&store),
+        client: Connector::default()
+            .connect(&key.client_options(endpoint))
+            .map_err(refused)?,
+        region: region.unwrap_or("us-east-1").to_owned(),
+    };
+    Ok(Remote {
+        uploads: is_signed.then_some(lister),
+        ..Remote::service(store, key)
+    })
 }
 
 fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {

@@ -44,7 +44,7 @@ ITEM_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes of one item, by safetensors' name of the dtype."""
 
-_FILE_FIELDS = ("path", "size", "data_start", "header", "digests")
+_FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list's position."""
@@ -194,7 +194,7 @@ class Manifest:
 
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:
-    """The five fields of a file: what `ckpt_write_file` returns has one more."""
+    """The fields of a file: what `ckpt_write_file` returns has one more."""
     return {name: value for name, value in file.items() if name in _FILE_FIELDS}
 
 

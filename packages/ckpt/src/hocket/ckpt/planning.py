@@ -41,6 +41,14 @@ class Placing:
     """The mesh's global ranks, row-major."""
     cuts: tuple[int | None, ...]
     """Per mesh axis: the tensor's dim that it cuts into near-equal pieces, or None where it replicates."""
+    late: tuple[int, ...] = ()
+    """Axes that cut after all axes behind them: FSDP over tensor parallelism, which torch calls strided."""
+
+    @property
+    def order(self) -> list[int]:
+        """The axes in the order in which they cut: left to right, then the late ones from right to left."""
+        first = [axis for axis in range(len(self.cuts)) if axis not in self.late]
+        return [*first, *sorted(self.late, reverse=True)]
 
 
 class Holding(NamedTuple):
@@ -77,12 +85,12 @@ def local_box(shape: Sequence[int], placing: Placing, rank: int) -> Box | None:
 
 @lru_cache(maxsize=65536)
 def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
-    coordinate = []
-    for num_ranks in reversed(placing.mesh_shape):
-        index, position = divmod(index, num_ranks)
-        coordinate.append(position)
+    positions = [0] * len(placing.mesh_shape)
+    for axis in reversed(range(len(positions))):
+        index, positions[axis] = divmod(index, placing.mesh_shape[axis])
     start, size = [0] * len(shape), list(shape)
-    for dim, num_ranks, position in zip(placing.cuts, placing.mesh_shape, reversed(coordinate), strict=True):
+    for axis in placing.order:
+        dim, num_ranks, position = placing.cuts[axis], placing.mesh_shape[axis], positions[axis]
         if dim is None:
             continue
         # As torch.chunk cuts: all pieces ⌈n/R⌉ but for the last, which is shorter, and those behind it,

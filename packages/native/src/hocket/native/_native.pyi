@@ -3,7 +3,7 @@
 from builtins import list as _list
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias, TypedDict, final, type_check_only
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -529,12 +529,30 @@ class CkptFile(TypedDict):
     data_start: int
     header: str
     digests: str
+    frames: NotRequired[str]
 
 @type_check_only
 class CkptWritten(CkptFile):
     """What `ckpt_write_file` says of the file it wrote: the manifest's record, and where each entry lies."""
 
     entries: dict[str, tuple[int, int]]
+
+@type_check_only
+class CkptGarbage(TypedDict):
+    """Something that `ckpt_gc` removed, or would remove."""
+
+    name: str
+    path: str
+    waste: Literal["file", "upload", "manifest"]
+    bytes: int
+    age_s: float
+
+@type_check_only
+class CkptCollected(TypedDict):
+    """What `ckpt_gc` did. `skipped`: (name, reason) of checkpoints whose manifest does not read."""
+
+    garbage: list[CkptGarbage]
+    skipped: list[tuple[str, str]]
 
 @type_check_only
 class CkptListed(TypedDict):
@@ -559,8 +577,9 @@ def ckpt_write_file(
     entries: Sequence[tuple[str, str, Sequence[int], int, int]],
     metadata: Mapping[str, str],
     sync: bool = True,
+    level: int | None = None,
 ) -> CkptWritten:
-    """Writes one data file, a plain safetensors file, straight from memory.
+    """Writes one data file, a plain safetensors file or a compressed one, straight from memory.
 
     The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by
     descending item size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are
@@ -574,17 +593,25 @@ def ckpt_write_file(
             size. An entry of no bytes may have address 0.
         metadata: The header's `__metadata__`.
         sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
+        level: zstd's: `path` ends with `.blocks` then, and the file is the safetensors file as zstd frames,
+            one for the header and one for each block.
 
     Returns:
         `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);
         `digests` (base64 of the XXH3-128 of each block of data, in order, 16 bytes each); `entries` (name →
-        (offset in the data, bytes)). XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum
-        -H2` prints it.
+        (offset in the data, bytes)). Of a compressed file also `frames` (base64 of the bytes of each frame,
+        32 bits little endian), while `size`, `data_start` and the digests are those of what is in it.
+        XXH3-128 is always its canonical form: 16 bytes, big endian, as `xxhsum -H2` prints it.
 
     Raises:
         CheckpointExistsError: `path` is there already.
         ValueError: A bad entry (unknown dtype, bytes that do not fit the shape, a name twice) or a bad path.
     """
+
+def ckpt_describe_file(
+    path: str, *, entries: Sequence[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]
+) -> CkptWritten:
+    """What `ckpt_write_file` would return for a plain file with these entries; writes nothing."""
 
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
@@ -616,7 +643,9 @@ def ckpt_manifest_read(uri: str) -> bytes:
 def ckpt_manifest_head(uri: str) -> bytes:
     """The first frame of a manifest, JSON, by one ranged read. Raises as `ckpt_manifest_read`."""
 
-def ckpt_commit(uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False) -> None:
+def ckpt_commit(
+    uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False, replaces: str | None = None
+) -> None:
     """Writes the manifest to its name if and only if none is there: this is the commit.
 
     Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed.
@@ -629,9 +658,12 @@ def ckpt_commit(uri: str, manifest: bytes, save_id: str, *, unfenced: bool = Fal
         save_id: The save id inside it.
         unfenced: Commit although the store lets two conditional writes through. Two savers then may both
             believe that they won.
+        replaces: The save id of the checkpoint to replace, in one step and only if it is still that one
+            (under a lock on a disk, by `If-Match` on an object store). Its files stay: remove them with
+            `ckpt_delete_files`.
 
     Raises:
-        CheckpointExistsError: Another save's checkpoint is there.
+        CheckpointExistsError: Another save's checkpoint is there, and not the one to replace.
         CheckpointUnfencedError: The store does not honour conditional writes (tried once per process and
             endpoint).
     """
@@ -690,6 +722,29 @@ def ckpt_delete(uri: str, name: str) -> None:
     Raises:
         CheckpointNotFoundError: Nothing is there.
         ValueError: `name` is not one plain path component.
+    """
+
+def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
+    """Removes data files of a checkpoint that its manifest does not name any more.
+
+    Raises:
+        ValueError: A path is not below `data/`.
+    """
+
+def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
+    """Removes what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
+
+    Data files that their folder's manifest does not name, manifests that never came to their name, and
+    unfinished multipart uploads, if the youngest of their save is `min_age_s` old. Files that are not ours
+    stay.
+
+    Args:
+        uri: The prefix.
+        min_age_s: Seconds. A save that takes longer is in danger.
+        dry_run: Remove nothing.
+
+    Raises:
+        CheckpointNotFoundError: There is no such prefix.
     """
 
 def ckpt_sizes(uri: str, paths: Sequence[str]) -> list[int | None]:

@@ -50,6 +50,19 @@ def check_model(model: Any) -> None:
         )
 
 
+def number_to_keep(number: Any) -> int | None:
+    """How many checkpoints stay; None for all of them, which -1 says.
+
+    Raises:
+        TrainerConfigError: If it is neither -1 nor positive.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < -1 or number == 0:
+        raise TrainerConfigError(
+            f"`save_num_checkpoints_to_keep` is {number!r}; expected a number from 1 on, or -1 to keep all"
+        )
+    return None if number == -1 else number
+
+
 def check_microbatch_size(size: Any) -> None:
     """Refuse what is no number of samples.
 

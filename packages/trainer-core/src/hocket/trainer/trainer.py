@@ -23,6 +23,7 @@ from hocket.trainer.arguments import (
     check_model,
     keep_initial_rates,
     made_up_name,
+    number_to_keep,
     one_config,
 )
 from hocket.trainer.checkpointing import CheckpointSaver, find_source, load
@@ -77,13 +78,15 @@ class Trainer:
         save_filename: A checkpoint's name in it, with fields such as `{epoch}` and `{batch}`.
         save_interval: How often; also at the end of training.
         save_async: Whether training goes on while a checkpoint is written.
+        save_num_checkpoints_to_keep: How many of the newest checkpoints in `save_folder` stay; older ones go
+            once a new one is committed. -1 keeps all.
         load_path: A checkpoint to start from.
         autoresume: Start from the newest committed checkpoint in `save_folder`, where there is one.
         fsdp_config: How to shard, for `hocket-dist`; a dict or its `FSDPConfig`.
         parallelism_config: The same as `{"fsdp": fsdp_config}`.
         parallelism: An object that spreads the model, instead of the installed package's.
         checkpoint_store: An object that keeps checkpoints, instead of the installed package's.
-        dist_timeout: Seconds to wait for another rank before it counts as lost.
+        dist_timeout: Seconds to wait for another rank before it counts as lost, in saves and loads too.
 
     Raises:
         TrainerConfigError: If arguments do not fit together.
@@ -118,6 +121,7 @@ class Trainer:
         save_filename: str = "ep{epoch}-ba{batch}",
         save_interval: TimeInput | IsTime = "1ep",
         save_async: bool = False,
+        save_num_checkpoints_to_keep: int = -1,
         load_path: str | os.PathLike[str] | None = None,
         autoresume: bool = False,
         fsdp_config: Any = None,
@@ -163,7 +167,10 @@ class Trainer:
             self._precision = Precision(self.state.precision, chosen)
             self._run_state = RunState(self.state, self._precision)
             self._notices: list[str] = []
-            store = self._find_store(checkpoint_store, save_folder, load_path)
+            keep_last = number_to_keep(save_num_checkpoints_to_keep)
+            store = self._find_store(
+                checkpoint_store, save_folder, load_path, timeout_s=dist_timeout, keep_last=keep_last
+            )
             self._saver: CheckpointSaver | None = None
             if store is not None and (save_folder is not None or checkpoint_store is not None):
                 self._saver = CheckpointSaver(
@@ -272,6 +279,7 @@ class Trainer:
         given: CheckpointStore | None,
         save_folder: str | os.PathLike[str] | None,
         load_path: str | os.PathLike[str] | None,
+        **options: Any,
     ) -> CheckpointStore | None:
         if given is not None:
             return given
@@ -285,7 +293,7 @@ class Trainer:
             folder, asked_by = os.fspath(load_path).rstrip("/").rpartition("/")[0] or ".", "`load_path`"
         else:
             return None
-        store: CheckpointStore = find_provider("checkpoints", asked_by=asked_by)(folder)
+        store: CheckpointStore = find_provider("checkpoints", asked_by=asked_by)(folder, **options)
         self._own(store)
         if save_folder is not None:
             # A folder that cannot be reached is told now, not when the first checkpoint is due.

@@ -10,7 +10,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="hocket-ckpt",
-    help="Looks at checkpoints and checks them: on a disk or on an object store, without torch.",
+    help="Looks at checkpoints, checks and tidies them: on a disk or on an object store, without torch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -65,6 +65,52 @@ def ls(
 
     with told():
         listing.show(prefix, as_json=as_json)
+
+
+@app.command()
+def reshard(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="The checkpoint: a folder or a URI.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Where the new one goes.")],
+    ranks: Annotated[int, typer.Option(metavar="M", help="How many ranks will load it.")],
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much tensor data may be held: 512MiB, 4GiB.")
+    ] = "256MiB",
+    as_json: _Json = False,
+) -> None:
+    """Rewrite a checkpoint for M ranks, from store to store; run it again to go on after a kill."""
+    from hocket.ckpt.cli import resharding
+
+    with told():
+        resharding.show(source, destination, ranks=ranks, memory=memory, as_json=as_json)
+
+
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go.")]
+
+
+@app.command()
+def rm(uri: _Uri, dry_run: _DryRun = False, as_json: _Json = False) -> None:
+    """Remove a checkpoint, committed or partial."""
+    from hocket.ckpt.cli import removing
+
+    with told():
+        removing.show_removal(uri, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def gc(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A folder of checkpoints, or a URI.")],
+    min_age: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Leave what is younger: 90s, 30m, 24h, 7d. No save takes longer."),
+    ] = "24h",
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Remove what saves that never finished left behind: files that no manifest names, unfinished uploads."""
+    from hocket.ckpt.cli import removing
+
+    with told():
+        removing.show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
+from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
 from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
 from hocket.ckpt.torch.failures import Failure
@@ -103,10 +104,10 @@ def check_files(uri: str, reports: Sequence[Report]) -> None:
                 f"0: this "
                 "folder is not shared by all nodes. Save to a shared file system or an object store."
             )
-        if size != file["size"]:
+        if size != stored_bytes(file):
             raise CheckpointError(
                 f"`{file['path']}` under `{uri}` has {size} bytes as seen from rank 0; rank {rank} wrote "
-                f"{file['size']}. Did another job write here?"
+                f"{stored_bytes(file)}. Did another job write here?"
             )
 
 
@@ -165,11 +166,21 @@ def build_manifest(
     )
 
 
-def commit(uri: str, manifest: Manifest) -> None:
+def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None) -> None:
     """Writes the manifest, checked once more as a reader would; from here on there is a checkpoint.
+
+    Args:
+        uri: The checkpoint.
+        manifest: Its manifest.
+        replaces: That of the checkpoint whose place it takes, in one step. Its files stay.
 
     Raises:
         CheckpointExistsError: Another save was quicker.
         CheckpointUnfencedError: The store cannot keep two savers apart.
     """
-    _native.ckpt_commit(uri, _native.ckpt_manifest_encode(manifest.to_document()), manifest.save_id)
+    _native.ckpt_commit(
+        uri,
+        _native.ckpt_manifest_encode(manifest.to_document()),
+        manifest.save_id,
+        replaces=None if replaces is None else replaces.save_id,
+    )

@@ -10,6 +10,7 @@ import torch
 
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.overlap import overlap
 from hocket.ckpt.planning import Box
 from hocket.ckpt.torch.layout import describe, torch_dtype
 from hocket.ckpt.tree import Leaf
@@ -136,29 +137,18 @@ def _reads(target: Target) -> Iterator[_Read]:
     """What of each chunk lies in the box, as runs of whole rows of the chunk."""
     dtype, box = torch_dtype(target.record.dtype, target.name), target.box
     for chunk in target.record.chunks:
-        start = tuple(map(max, chunk.start, box.start))
-        end = tuple(
-            min(a + m, b + n) for a, m, b, n in zip(chunk.start, chunk.size, box.start, box.size, strict=True)
-        )
-        size = tuple(e - s for s, e in zip(start, end, strict=True))
-        if any(length <= 0 for length in size):
+        shared = overlap(chunk, box)
+        if shared is None:
             continue
-        wanted = _part(target.local, [s - b for s, b in zip(start, box.start, strict=True)], size)
-        within = [s - c for s, c in zip(start, chunk.start, strict=True)]
-        # Leading dims of which one item is wanted only shift the run; the first other one bounds it.
-        dim = next((dim for dim, length in enumerate(size) if length > 1), len(size))
-        rows = (*size[: dim + 1], *chunk.size[dim + 1 :])
-        skip = (*([0] * min(dim + 1, len(size))), *within[dim + 1 :])
-        strides = [math.prod(chunk.size[d + 1 :]) for d in range(len(size))]
-        first = sum(w * stride for w, stride in zip(within[: dim + 1], strides, strict=False))
+        begin = [s - b for s, b in zip(shared.box.start, box.start, strict=True)]
         yield _Read(
             name=target.name,
             chunk=chunk,
-            offset=chunk.offset + first * dtype.itemsize,
-            num_bytes=math.prod(rows) * dtype.itemsize,
-            rows=rows,
-            skip=skip,
-            target=wanted,
+            offset=chunk.offset + shared.first * dtype.itemsize,
+            num_bytes=shared.num_items * dtype.itemsize,
+            rows=shared.rows,
+            skip=shared.skip,
+            target=_part(target.local, begin, shared.box.size),
             dtype=dtype,
         )
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch.background import SaveHandle
 from hocket.ckpt.torch.loading import Loaded
 from hocket.ckpt.torch.store import CheckpointStore
@@ -14,13 +15,16 @@ __all__ = ["load", "provide", "save"]
 _stores: dict[tuple[str, int], CheckpointStore] = {}
 
 
-def provide(uri: str, **options: Any) -> CheckpointStore:
+def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
     """Makes a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
 
     Args:
         uri: A folder or an object prefix.
+        keep_last: How many of the newest checkpoints stay; None for all, or for what `retention` says.
         **options: `CheckpointStore`'s.
     """
+    if keep_last is not None:
+        options["retention"] = (KeepLast(num=keep_last), *options.get("retention", ()))
     return CheckpointStore(uri, **options)
 
 
@@ -32,6 +36,7 @@ def save(
     per_rank: Mapping[str, object] | None = None,
     user: object = None,
     mode: Literal["sync", "async"] = "sync",
+    overwrite: bool = False,
 ) -> SaveHandle:
     """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
@@ -43,7 +48,9 @@ def save(
         {'weight': tensor([0., 1., 2.])}
     """
     store, name = _store_of(destination)
-    return store.save(state, step=step, name=name, per_rank=per_rank, user=user, mode=mode)
+    return store.save(
+        state, step=step, name=name, per_rank=per_rank, user=user, mode=mode, overwrite=overwrite
+    )
 
 
 def load(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
@@ -109,7 +110,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
     Raises:
         CheckpointStateError: A tensor cannot be saved or filled: sparse, without memory (`meta`), of a dtype
             that safetensors has no name for, a tensor subclass that is not a DTensor, or a DTensor whose
-            placement is partial or strided.
+            placement is partial, or strided in another way than FSDP's over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     everywhere = ((world_size,), tuple(range(world_size)))
@@ -123,7 +124,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
             mesh = tensor.device_mesh
             if id(mesh) not in meshes:
                 meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
-            placing = Placing(*meshes[id(mesh)], _cuts(name, tensor))
+            placing = _placing(name, tensor, *meshes[id(mesh)])
         else:
             placing = Placing(*everywhere, (None,))
         shape = tuple(map(int, tensor.shape))
@@ -176,19 +177,33 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _cuts(name: str, tensor: DTensor) -> tuple[int | None, ...]:
+def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placing:
     from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
 
     cuts: list[int | None] = []
-    for placement in tensor.placements:
-        # By exact type: a strided shard is not one box, and counts as no `Shard`, whatever it derives from.
-        if type(placement) is Shard:
-            cuts.append(placement.dim % max(tensor.ndim, 1))
-        elif type(placement) is Replicate:
+    late = []
+    for axis, placement in enumerate(tensor.placements):
+        # By exact type: in some versions of torch a strided shard derives from `Shard`.
+        if type(placement) is Replicate:
             cuts.append(None)
-        else:
+            continue
+        is_late = type(placement) is _StridedShard
+        if type(placement) is not Shard and not (is_late and _cuts_last(tensor, mesh_shape, axis)):
             raise CheckpointStateError(
-                f"`{name}` is placed as `{placement!r}` on a mesh of {tuple(tensor.device_mesh.shape)}; "
-                "expected `Shard` or `Replicate` per axis. Redistribute it before saving."
+                f"`{name}` is placed as `{placement!r}` on axis {axis} of a mesh of {mesh_shape}; expected "
+                "`Replicate`, `Shard`, or the strided shard that FSDP makes over tensor parallelism. "
+                "Redistribute it before saving."
             )
-    return tuple(cuts)
+        cuts.append(cast("Any", placement).dim % max(tensor.ndim, 1))
+        if is_late:
+            late.append(axis)
+    return Placing(mesh_shape, ranks, tuple(cuts), tuple(late))
+
+
+def _cuts_last(tensor: DTensor, mesh_shape: tuple[int, ...], axis: int) -> bool:
+    """Whether a strided shard means: after all axes behind it that cut the same dim."""
+    strided: Any = tensor.placements[axis]
+    behind = zip(tensor.placements[axis + 1 :], mesh_shape[axis + 1 :], strict=True)
+    cut = math.prod(size for other, size in behind if getattr(other, "dim", None) == strided.dim)
+    return bool(strided.split_factor == cut)

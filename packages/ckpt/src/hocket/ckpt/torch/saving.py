@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -17,13 +18,14 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
     CheckpointTimeoutError,
 )
+from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.torch import committing
 from hocket.ckpt.torch.committing import Report
 from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
 from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.snapshot import Entry, Snapshot
 from hocket.ckpt.values import from_canonical
-from hocket.native import Store, _native
+from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptWritten
@@ -48,6 +50,10 @@ class SaveJob:
     rendezvous: Rendezvous
     timeout_s: float
     policy: Literal["reseed", "require", "drop"]
+    overwrite: bool = False
+    """Take the place of the checkpoint that is there when the save begins."""
+    level: int | None = None
+    """zstd's, for compressed data files."""
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
@@ -59,6 +65,8 @@ class SaveJob:
     """What went wrong on this rank so far; the other ranks are told by `settle`."""
     written: CkptWritten | None = None
     inlined: dict[str, bytes] = field(default_factory=dict)
+    replaces: Manifest | None = None
+    """What the coordinator found at the destination, to be replaced."""
 
     def write(self) -> None:
         """Writes this rank's data file. Afterwards the entries' memory is the caller's again."""
@@ -71,7 +79,7 @@ class SaveJob:
 
     def _write(self) -> None:
         assert self.snapshot is not None
-        self._refuse_existing()
+        self._look_at_destination()
         shapes = {info.name: info.shape for info in self.snapshot.infos}
         for entry in self.entries:
             if entry.part.name in self.snapshot.plan.inlined:
@@ -79,7 +87,7 @@ class SaveJob:
         if self.entries:
             self.written = _native.ckpt_write_file(
                 self.uri,
-                f"data/{self.save_id[:8]}-r{self.rendezvous.rank:05d}-000.safetensors",
+                data_path(self.save_id, self.rendezvous.rank, level=self.level),
                 entries=[
                     (
                         _entry_name(entry, shapes),
@@ -90,19 +98,22 @@ class SaveJob:
                     )
                     for entry in self.entries
                 ],
-                metadata={"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": self.save_id},
+                metadata=file_metadata(self.save_id),
+                level=self.level,
             )
 
-    def _refuse_existing(self) -> None:
+    def _look_at_destination(self) -> None:
         try:
             head = json.loads(_native.ckpt_manifest_head(self.uri))
         except CheckpointNotFoundError:
             return
-        raise CheckpointExistsError(
-            f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
-            f"Nothing was "
-            "written. Save under another name, or delete it first."
-        )
+        if not self.overwrite:
+            raise CheckpointExistsError(
+                f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
+                f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
+            )
+        if self.rendezvous.is_coordinator:
+            self.replaces = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
 
     def settle(self) -> None:
         """Reports, and waits for the outcome.
@@ -144,7 +155,7 @@ class SaveJob:
             # From here on an error need not mean that nothing was committed: it may be the answer that was
             # lost.
             may_remove = False
-            committing.commit(self.uri, manifest)
+            committing.commit(self.uri, manifest, self.replaces)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
@@ -153,6 +164,8 @@ class SaveJob:
                 self._remove_files()
             raise
         self._post(key, {})
+        if self.replaces is not None:
+            self._remove([file["path"] for file in self.replaces.files])
 
     def _gather(self) -> list[Report]:
         others = range(1, self.rendezvous.world_size)
@@ -247,12 +260,14 @@ class SaveJob:
 
     def _remove_files(self) -> None:
         """Takes back what this rank wrote: it is no part of any checkpoint."""
-        if self.written is None:
-            return
+        if self.written is not None:
+            self._remove([self.written["path"]])
+
+    def _remove(self, paths: list[str]) -> None:
         try:
-            Store(self.uri).delete(self.written["path"])
-        except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own error is what counts
-            _log.warning("could not remove `%s` under `%s`: %s", self.written["path"], self.uri, error)
+            _native.ckpt_delete_files(self.uri, paths)
+        except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own end is what counts
+            _log.warning("could not remove %s under `%s`: %s", paths, self.uri, error)
 
 
 def _entry_name(entry: Entry, shapes: dict[str, tuple[int, ...]]) -> str:

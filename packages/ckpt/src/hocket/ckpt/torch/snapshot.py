@@ -118,7 +118,7 @@ class Planner:
 
 def _plain(entry: Any) -> Any:
     name, path, dtype, shape, placing, same_as = entry
-    return [name, path, dtype, shape, placing.mesh_shape, placing.ranks, placing.cuts, same_as]
+    return [name, path, dtype, shape, placing.mesh_shape, placing.ranks, placing.cuts, placing.late, same_as]
 
 
 def _inlined(infos: Sequence[TensorInfo]) -> frozenset[str]:
@@ -161,20 +161,33 @@ def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
 class Staging:
     """A buffer in host memory that saves copy into; pinned where tensors come from a device. Allocated once.
 
+    Args:
+        budget_bytes: The most it may hold; None is no limit.
+
     Attributes:
         num_allocations: How often it had to be allocated, or to grow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget_bytes: int | None = None) -> None:
         self.num_allocations = 0
+        self._budget_bytes = budget_bytes
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone."""
+        """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone.
+
+        Raises:
+            CheckpointStateError: They are more than the budget.
+        """
         offsets, total = [], 0
         for view in views:
             offsets.append(total)
             total += -(-view.nbytes // _ALIGN) * _ALIGN
+        if self._budget_bytes is not None and total > self._budget_bytes:
+            raise CheckpointStateError(
+                f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
+                f"`staging_bytes` room; a synchronous save from host memory needs none."
+            )
         on_device = any(view.device.type != "cpu" for view in views)
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes

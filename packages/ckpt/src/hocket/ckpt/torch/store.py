@@ -1,13 +1,16 @@
 """The checkpoints of a run: saved, listed, loaded and deleted under one folder or prefix."""
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hocket.ckpt.datafiles import compression_level
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.background import SaveHandle, Worker, close_at_exit
 from hocket.ckpt.torch.failures import agree
 from hocket.ckpt.torch.filling import fill
@@ -19,6 +22,8 @@ from hocket.ckpt.values import canonical
 from hocket.native import _native
 
 __all__ = ["CheckpointStore", "Entry"]
+
+_log = logging.getLogger(__name__)
 
 # How long the coordinator, whose process serves the rendezvous, stays for ranks that have not heard the last
 # outcome: they ask twenty times a second. Only a rank that is gone or late makes it wait to the end.
@@ -50,6 +55,12 @@ class CheckpointStore:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
         timeout_s: How long a rank may be later than the others in a save or a load, before it is given up and
             named. Also how long an exiting process waits for a save under way.
+        compression: `"zstd:N"` writes compressed data files, N from 1 to 22.
+        retention: Policies (`KeepLast`, `KeepEvery`, `KeepBest`). After each save, once it is committed, rank
+            0 deletes the committed checkpoints that none of them keeps; without any, all stay. A failure to
+            delete is logged and fails no save.
+        staging_bytes: A budget for this rank's staging buffer; a save that needs more is refused. Without
+            one, the buffer is as large as what the rank writes.
 
     Attributes:
         uri: As given, without a slash at its end.
@@ -63,12 +74,24 @@ class CheckpointStore:
         {'weight': tensor([0., 1., 2.]), 'epoch': 1}
     """
 
-    def __init__(self, uri: str, *, timeout_s: float = 600, rendezvous: Rendezvous | None = None):
+    def __init__(
+        self,
+        uri: str,
+        *,
+        timeout_s: float = 600,
+        compression: str | None = None,
+        retention: Policy | Sequence[Policy] = (),
+        staging_bytes: int | None = None,
+        rendezvous: Rendezvous | None = None,
+    ):
         self.uri = uri.rstrip("/") or "/"
         self.timeout_s = timeout_s
+        self._level = compression_level(compression)
+        policies = retention if isinstance(retention, Sequence) else (retention,)
+        self._retainer = Retainer(self.uri, policies)
         self._rendezvous = rendezvous or open_rendezvous()
         self._planner = Planner(rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
-        self._staging = Staging()
+        self._staging = Staging(staging_bytes)
         self._worker = Worker()
         self._num_saves = 0
         self._num_loads = 0
@@ -93,6 +116,7 @@ class CheckpointStore:
         per_rank_policy: Literal["reseed", "require", "drop"] = "reseed",
         user: object = None,
         mode: Literal["sync", "async"] = "sync",
+        overwrite: bool = False,
     ) -> SaveHandle:
         """Saves a state tree; collective.
 
@@ -111,10 +135,12 @@ class CheckpointStore:
                 the others it gets None.
             user: Whatever plain value goes with it; rank 0's is kept.
             mode: `sync` or `async`.
+            overwrite: Take the place of a checkpoint of that name. It stays whole until the new one is,
+                changes to it in one step, and its files go afterwards.
 
         Raises:
-            CheckpointExistsError: There is a checkpoint of that name. (Asynchronous: from the handle, as all
-                that another rank can cause.)
+            CheckpointExistsError: There is a checkpoint of that name; with `overwrite`, one that came while
+                this save went on. (Asynchronous: from the handle, as all that another rank can cause.)
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
             CheckpointError: The save failed on a rank, which is named. Nothing was committed.
@@ -129,6 +155,8 @@ class CheckpointStore:
             rendezvous=self._rendezvous,
             timeout_s=self.timeout_s,
             policy=per_rank_policy,
+            overwrite=overwrite,
+            level=self._level,
         )
         try:
             self._await_turn(mode)
@@ -176,6 +204,14 @@ class CheckpointStore:
         if before is not None and self._rendezvous.is_coordinator:
             # All ranks have reported this save, so all have seen the outcome of the one before.
             self._rendezvous.forget(f"{before}/outcome", f"{before}/seen")
+        if self._rendezvous.is_coordinator:
+            self._retain(job.uri.rpartition("/")[2])
+
+    def _retain(self, name: str) -> None:
+        try:
+            self._retainer.after(name)
+        except Exception as error:  # noqa: BLE001 - the checkpoint is there; the next save tries again
+            _log.warning("could not delete old checkpoints under `%s`: %s", self.uri, error)
 
     def load(
         self,

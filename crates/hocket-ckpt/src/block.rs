@@ -1,0 +1,215 @@
+//! Data files as they are stored: where each block lies in them, and its bytes, checked.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
+use crate::error::{CkptError, Result};
+use crate::manifest::DataFile;
+use crate::place::Place;
+use crate::plan::Read;
+
+/// What the manifest says of a file's blocks, decoded.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    /// Of each block.
+    pub(crate) digests: Vec<Digest>,
+    /// Where the frame of each block begins in a compressed file, and where the last one ends.
+    frames: Option<Vec<u64>>,
+}
+
+impl Table {
+    pub(crate) fn of(place: &Place, file: &DataFile) -> Result<Self> {
+        let unusable = |what: &str| {
+            CkptError::bad_manifest(
+                place.uri(),
+                format!("file `{}`: `{what}` has not one entry a block", file.path),
+            )
+        };
+        let digests = file.block_digests().ok_or_else(|| unusable("digests"))?;
+        let frames = match &file.frames {
+            None => None,
+            Some(_) => Some(file.frame_starts().ok_or_else(|| unusable("frames"))?),
+        };
+        Ok(Self { digests, frames })
+    }
+
+    /// The digest of a block; that of nothing where there is no such block, which no block has.
+    pub(crate) fn digest(&self, block: u64) -> Digest {
+        self.digests
+            .get(block as usize)
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+/// A block of a file.
+pub(crate) struct Block<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) file: &'a DataFile,
+    pub(crate) table: &'a Table,
+    pub(crate) number: u64,
+}
+
+impl Block<'_> {
+    /// Where it begins in the file's data.
+    pub(crate) fn start(&self) -> u64 {
+        self.number * BLOCK_BYTES
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.file.block_bytes(self.number) as usize
+    }
+
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.table.frames.is_some()
+    }
+
+    /// Where its bytes, or its frame, lie in the file as it is stored.
+    pub(crate) fn stored(&self) -> Range<u64> {
+        let at = |index: u64| {
+            let frames = self.table.frames.as_deref().unwrap_or_default();
+            frames.get(index as usize).copied().unwrap_or_default()
+        };
+        if self.is_compressed() {
+            return at(self.number)..at(self.number + 1);
+        }
+        let from = self.file.data_start + self.start();
+        from..from + self.bytes() as u64
+    }
+
+    /// What of a read lies in this block: (offset in the block, offset in the read, bytes).
+    pub(crate) fn overlap(&self, read: &Read) -> (usize, usize, usize) {
+        let from = read.offset.max(self.start());
+        let to = read.end().min(self.start() + self.bytes() as u64);
+        (
+            (from - self.start()) as usize,
+            (from - read.offset) as usize,
+            (to - from) as usize,
+        )
+    }
+
+    /// Copies what a read wants of the block's content.
+    pub(crate) fn scatter(&self, content: &[u8], read: &Read) {
+        let (in_block, in_read, length) = self.overlap(read);
+        // SAFETY: destinations do not overlap, and one worker alone has this block.
+        let target = unsafe { read.memory.slice_mut(in_read, length) };
+        target.copy_from_slice(&content[in_block..in_block + length]);
+    }
+
+    /// Fills `target` with the block's content, given its bytes as they are stored.
+    pub(crate) fn content(&self, stored: &[u8], target: &mut [u8]) -> Result<()> {
+        if self.is_compressed() {
+            return self.expand(stored, target);
+        }
+        target.copy_from_slice(stored);
+        Ok(())
+    }
+
+    /// Decompresses the block's frame into `target`, which has the block's length.
+    pub(crate) fn expand(&self, frame: &[u8], target: &mut [u8]) -> Result<()> {
+        match zstd::bulk::decompress_to_buffer(frame, target) {
+            Ok(length) if length == target.len() => Ok(()),
+            Ok(length) => Err(self.corrupt(format!(
+                "this block's frame holds {length} bytes, expected {}",
+                target.len()
+            ))),
+            Err(error) => {
+                Err(self.corrupt(format!("this block's frame does not decompress: {error}")))
+            }
+        }
+    }
+
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<()> {
+        if xxh3_128(bytes) == self.table.digest(self.number) {
+            return Ok(());
+        }
+        Err(self.corrupt(format!(
+            "the {} bytes of this block do not have the digest that was written with them",
+            bytes.len()
+        )))
+    }
+
+    fn corrupt(&self, reason: String) -> CkptError {
+        CkptError::Corrupt {
+            uri: self.place.uri().to_owned(),
+            file: Some(self.file.path.clone()),
+            offset: Some(self.start()),
+            reason,
+        }
+    }
+}
+
+/// An open data file.
+pub(crate) struct Source<'a> {
+    pub(crate) root: &'a Path,
+    pub(crate) handle: &'a File,
+}
+
+impl Source<'_> {
+    /// Reads a part of a block of a file that is not compressed.
+    pub(crate) fn read_at(
+        &self,
+        block: &Block<'_>,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<()> {
+        self.read_exact(block, block.stored().start + offset as u64, target)
+    }
+
+    /// Reads a whole block, decompressed where it has to be. `target` has the block's length.
+    pub(crate) fn read_block(&self, block: &Block<'_>, target: &mut [u8]) -> Result<()> {
+        if !block.is_compressed() {
+            return self.read_at(block, 0, target);
+        }
+        let stored = block.stored();
+        let mut frame = vec![0_u8; (stored.end - stored.start) as usize];
+        self.read_exact(block, stored.start, &mut frame)?;
+        block.expand(&frame, target)
+    }
+
+    fn read_exact(&self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
+        self.handle.read_exact_at(target, at).map_err(|error| {
+            let action = format!("read {} bytes at {at}", target.len());
+            CkptError::io(&self.root.join(&block.file.path), &action, &error)
+        })
+    }
+}
+
+/// Opens a data file whose size is what the manifest says.
+pub(crate) fn open_data(root: &Path, place: &Place, file: &DataFile) -> Result<File> {
+    let path = root.join(&file.path);
+    let handle = File::open(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => missing(place, file),
+        _ => CkptError::io(&path, "open the data file", &error),
+    })?;
+    let size = handle
+        .metadata()
+        .map_err(|error| CkptError::io(&path, "look at the data file", &error))?
+        .len();
+    check_size(place, file, size)?;
+    Ok(handle)
+}
+
+pub(crate) fn missing(place: &Place, file: &DataFile) -> CkptError {
+    place.not_found(format!(
+        "the manifest names data file `{}`, which is not there",
+        file.path
+    ))
+}
+
+pub(crate) fn check_size(place: &Place, file: &DataFile, size: u64) -> Result<()> {
+    let expected = file.stored_bytes();
+    if size == expected {
+        return Ok(());
+    }
+    Err(CkptError::Corrupt {
+        uri: place.uri().to_owned(),
+        file: Some(file.path.clone()),
+        offset: None,
+        reason: format!("it has {size} bytes, {expected} were written"),
+    })
+}

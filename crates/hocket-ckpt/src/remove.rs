@@ -1,0 +1,130 @@
+//! Removing checkpoints, and single files of them.
+
+use std::io;
+use std::path::Path;
+
+use hocket_store::Store;
+
+use crate::durable::sync_folder;
+use crate::error::{CkptError, Result};
+use crate::manifest::MANIFEST_NAME;
+use crate::pace::{self, Interrupted};
+use crate::place::{Kind, Place, is_data_path, is_plain_name};
+use crate::remote;
+use crate::replace::Lock;
+
+/// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
+///
+/// # Errors
+/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, and what the disk or the
+/// store says.
+pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<()> {
+    if !is_plain_name(name) {
+        return Err(CkptError::Invalid(format!(
+            "`{name}`: expected one plain name below `{}`",
+            place.uri()
+        )));
+    }
+    let child = place.child(name)?;
+    let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
+    if !has_manifest && !child.has_data(interrupted)? {
+        return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
+    }
+    match child.kind() {
+        Kind::Local(root) => {
+            let root = root.to_owned();
+            pace::detached(interrupted, move || delete_local(&root, has_manifest))
+        }
+        Kind::Remote(store) => delete_remote(store, interrupted),
+    }
+}
+
+fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
+    let handle = store.clone();
+    let begin = async move {
+        handle.delete(MANIFEST_NAME).await?;
+        Ok(handle.list("data").await?)
+    };
+    let objects = remote::wait(begin, interrupted)?;
+    let remove = |index: usize| {
+        let (store, key) = (store.clone(), objects[index].key.clone());
+        async move { Ok(store.delete(&key).await?) }
+    };
+    remote::gather(objects.len(), remove, |_, ()| Ok(()), interrupted)
+}
+
+fn delete_local(root: &Path, has_manifest: bool) -> Result<()> {
+    // Nobody replaces the manifest meanwhile.
+    let _lock = if has_manifest {
+        Some(Lock::take(root)?)
+    } else {
+        None
+    };
+    remove(&root.join(MANIFEST_NAME))?;
+    sync_folder(root)?;
+    let data = root.join("data");
+    if let Some(entries) = folder(&data)? {
+        for entry in entries {
+            remove(&entry)?;
+        }
+    }
+    // Manifests of commits that were cut short.
+    for entry in folder(root)?.unwrap_or_default() {
+        let name = entry
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        if name.starts_with(&format!(".{MANIFEST_NAME}.")) {
+            remove(&entry)?;
+        }
+    }
+    // What is not ours stays, and so does its folder.
+    let _ = std::fs::remove_dir(&data);
+    let _ = std::fs::remove_dir(root);
+    Ok(())
+}
+
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(CkptError::io(path, "remove the file", &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The files of a folder; none where there is no such folder.
+pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
+    let read = || -> io::Result<Vec<_>> {
+        std::fs::read_dir(path)?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .collect()
+    };
+    match read() {
+        Ok(paths) => Ok(Some(paths)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(CkptError::io(path, "list the folder", &error)),
+    }
+}
+
+/// Removes data files of a checkpoint that no manifest names any more; those that are gone already are no error.
+///
+/// # Errors
+/// `Invalid` where a path is no data file's, and what the disk or the store says.
+pub fn delete_files(place: &Place, paths: &[String], interrupted: Interrupted<'_>) -> Result<()> {
+    if let Some(bad) = paths.iter().find(|path| !is_data_path(path)) {
+        return Err(CkptError::Invalid(format!(
+            "`{bad}`: expected a plain path below `data/`"
+        )));
+    }
+    match place.kind() {
+        Kind::Local(root) => paths.iter().try_for_each(|path| remove(&root.join(path))),
+        Kind::Remote(store) => {
+            let remove = |index: usize| {
+                let (store, key) = (store.clone(), paths[index].clone());
+                async move { Ok(store.delete(&key).await?) }
+            };
+            remote::gather(paths.len(), remove, |_, ()| Ok(()), interrupted)
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Writing the manifest under a condition: on a disk under a lock, on an object store by the store's own.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::path::Path;
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use hocket_store::{PutMode, Store};
+
+use crate::commit::{compare, publish};
+use crate::error::{CkptError, Result};
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode_head};
+use crate::pace::Interrupted;
+use crate::place::{Place, found, found_remote};
+use crate::remote;
+
+/// Whoever holds it alone replaces or removes a folder's manifest. Creating one needs no lock: a link is atomic.
+pub(crate) struct Lock(#[allow(dead_code, reason = "dropped, it unlocks")] File);
+
+impl Lock {
+    /// Waits for the lock; on a thread that may wait.
+    pub(crate) fn take(root: &Path) -> Result<Self> {
+        let path = root.join(format!(".{MANIFEST_NAME}.lock"));
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(|error| CkptError::io(&path, "open the lock", &error))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| CkptError::io(&path, "lock the manifest", &error.into()))?;
+        Ok(Self(file))
+    }
+}
+
+/// Gives the file the manifest's name if the save that has it is `old`, or if nobody has it; false where another does.
+pub(crate) fn replace(
+    place: &Place,
+    temporary: &Path,
+    name: &Path,
+    old: &str,
+    unfenced: bool,
+) -> Result<bool> {
+    let _lock = Lock::take(temporary.parent().unwrap_or(Path::new(".")))?;
+    let mut start = Vec::new();
+    let mut read = || File::open(name)?.take(HEAD_BYTES).read_to_end(&mut start);
+    if found(read(), name, "read the manifest")?.is_none() {
+        return publish(temporary, name, unfenced);
+    }
+    if compare(place, &start, old).is_err() {
+        return Ok(false);
+    }
+    std::fs::rename(temporary, name)
+        .map(|()| true)
+        .map_err(|error| CkptError::io(name, "replace the manifest", &error))
+}
+
+/// A manifest on its way to an object store.
+pub(crate) struct Put<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) store: &'a Store,
+    pub(crate) manifest: Bytes,
+    pub(crate) save_id: &'a str,
+    pub(crate) interrupted: Interrupted<'a>,
+}
+
+impl Put<'_> {
+    /// Writes it if there is none.
+    pub(crate) fn create(&self) -> Result<()> {
+        self.put(PutMode::Create)
+    }
+
+    /// Writes it if the one that is there is that of `old`, or if there is none.
+    pub(crate) fn replace(&self, old: &str) -> Result<()> {
+        let store = self.store.clone();
+        // The tag first: a manifest that changes before it is read below does not have it any more.
+        let look = async move { found_remote(store.head(MANIFEST_NAME).await) };
+        let Some(meta) = remote::wait(look, self.interrupted)? else {
+            return self.create();
+        };
+        match self.read_back()? {
+            None => self.create(),
+            Some(there) if is_of(self.place, &there, old) => match meta.etag {
+                Some(etag) => self.put(PutMode::Match(etag)),
+                None => Err(CkptError::Unfenced {
+                    uri: self.place.uri().to_owned(),
+                }),
+            },
+            Some(there) => compare(self.place, &there, self.save_id),
+        }
+    }
+
+    fn put(&self, mode: PutMode) -> Result<()> {
+        let (store, manifest) = (self.store.clone(), self.manifest.clone());
+        let put = async move { Ok(store.put(MANIFEST_NAME, manifest, mode).await) };
+        match remote::wait(put, self.interrupted)? {
+            Ok(_) => Ok(()),
+            Err(error) if remote::is_unsettled(&error) => match self.read_back()? {
+                // Whose write it was, only the object itself tells.
+                Some(there) => compare(self.place, &there, self.save_id),
+                None => Err(error.into()),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn read_back(&self) -> Result<Option<Vec<u8>>> {
+        self.place
+            .get_start(MANIFEST_NAME, HEAD_BYTES, self.interrupted)
+    }
+}
+
+fn is_of(place: &Place, manifest: &[u8], save_id: &str) -> bool {
+    decode_head(manifest, place.uri()).is_ok_and(|(head, _, _)| head.save_id == save_id)
+}
+
+/// Endpoints and buckets that were seen to honour conditions, by this process or by the one it was forked from.
+static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// An entity tag that no object has.
+const NO_TAG: &str = "\"00000000000000000000000000000000\"";
+
+/// Tries on a key of its own whether the store honours the condition: one that lets two writes through fences nobody.
+///
+/// # Errors
+/// `Unfenced` where it does not, and what the store says.
+pub(crate) fn probe(write: &Put<'_>, replaces: bool) -> Result<()> {
+    let bucket: Vec<&str> = write.store.uri().splitn(4, '/').take(3).collect();
+    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
+    let tried = format!("{endpoint} {} {replaces}", bucket.join("/"));
+    // A lock that is held (or was, when this process was forked) costs a probe too many, never a wait.
+    if FENCED
+        .try_lock()
+        .is_ok_and(|fenced| fenced.contains(&tried))
+    {
+        return Ok(());
+    }
+    let store = write.store.clone();
+    let key = format!(".hocket-probe-{}-{}", write.save_id, std::process::id());
+    let second = if replaces {
+        PutMode::Match(NO_TAG.to_owned())
+    } else {
+        PutMode::Create
+    };
+    let attempt = async move {
+        let put = |mode| store.put(&key, Bytes::from_static(b"probe"), mode);
+        let first = put(PutMode::Create).await;
+        let second = match &first {
+            Err(error) if !remote::is_unsettled(error) => None,
+            _ => Some(put(second).await),
+        };
+        store.delete(&key).await?;
+        match (first, second) {
+            (Err(error), None) => Err(error.into()),
+            (_, Some(Ok(_)) | None) => Ok(false),
+            // A lost answer followed by a broken condition is told as `Transient`: fenced, too.
+            (_, Some(Err(error))) if remote::is_unsettled(&error) => Ok(true),
+            (_, Some(Err(error))) => Err(error.into()),
+        }
+    };
+    if !remote::wait(attempt, write.interrupted)? {
+        return Err(CkptError::Unfenced {
+            uri: write.place.uri().to_owned(),
+        });
+    }
+    if let Ok(mut fenced) = FENCED.try_lock() {
+        fenced.insert(tried);
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Multipart uploads that were begun and never finished: finding and ending them.
+//!
+//! The client below has no such listing, so the request is made here, signed by the client's own authorizer.
+
+use crate::client::Remote;
+use crate::error::{Result, StoreError};
+use crate::retry::{Fault, Load, Tries};
+use crate::store::{Backend, Store};
+use crate::uri::check_key;
+use http::{Method, Request};
+use object_store::aws::{AmazonS3, AwsAuthorizer};
+use object_store::client::{HttpClient, HttpRequestBody};
+use object_store::path::Path as ObjectPath;
+use object_store::signer::Signer;
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
+use url::Url;
+
+/// An upload that was begun and neither finished nor aborted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The key it would become, below the store's own prefix.
+    pub key: String,
+    /// What the store calls the upload.
+    pub id: String,
+    /// When it was begun, in milliseconds since 1970 (UTC).
+    pub initiated_ms: i64,
+}
+
+/// What a listing of uploads is asked by, beside the client.
+#[derive(Debug)]
+pub(crate) struct Lister {
+    pub(crate) s3: Arc<AmazonS3>,
+    pub(crate) client: HttpClient,
+    pub(crate) region: String,
+}
+
+/// One page of the answer.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Page {
+    #[serde(default, rename = "Upload")]
+    uploads: Vec<Listed>,
+    #[serde(default)]
+    is_truncated: bool,
+    next_key_marker: Option<String>,
+    next_upload_id_marker: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    key: String,
+    upload_id: String,
+    initiated: String,
+}
+
+impl Store {
+    /// The unfinished uploads below the store's prefix; none where a store has no such thing.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head), without `NotFound`.
+    pub async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+        let Backend::Remote(remote) = self.backend().await? else {
+            return Ok(Vec::new());
+        };
+        let Some(lister) = &remote.uploads else {
+            return Ok(Vec::new());
+        };
+        let own = match self.prefix() {
+            "" => String::new(),
+            prefix => format!("{prefix}/"),
+        };
+        let mut found = Vec::new();
+        let mut after = None;
+        loop {
+            let page = self.page_of_uploads(&remote, lister, &own, after).await?;
+            for upload in page.uploads {
+                let Some(key) = upload.key.strip_prefix(&own) else {
+                    continue;
+                };
+                let initiated = chrono::DateTime::parse_from_rfc3339(&upload.initiated);
+                let initiated = initiated.map_err(|error| {
+                    StoreError::io(
+                        self.uri(),
+                        format!(
+                            "an upload was begun at `{}`, which is no time: {error}",
+                            upload.initiated
+                        ),
+                    )
+                })?;
+                found.push(Unfinished {
+                    key: key.to_owned(),
+                    id: upload.upload_id,
+                    initiated_ms: initiated.timestamp_millis(),
+                });
+            }
+            after = match (page.is_truncated, page.next_key_marker) {
+                (true, Some(key)) => Some((key, page.next_upload_id_marker.unwrap_or_default())),
+                _ => return Ok(found),
+            };
+        }
+    }
+
+    /// Ends an unfinished upload and frees its parts; one that is gone already is no error.
+    ///
+    /// # Errors
+    /// As [`list_uploads`](Self::list_uploads).
+    pub async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
+        check_key(self.uri(), key)?;
+        let Backend::Remote(remote) = self.backend().await? else {
+            return Ok(());
+        };
+        let Some(multipart) = &remote.multipart else {
+            return Ok(());
+        };
+        let (path, id) = (self.path(key)?, id.to_owned());
+        let mut tries = Tries::new(self, key, Load::None);
+        loop {
+            let request = multipart.abort_multipart(&path, &id);
+            match tries.attempt(&remote, request).await {
+                Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+
+    async fn page_of_uploads(
+        &self,
+        remote: &Remote,
+        lister: &Lister,
+        prefix: &str,
+        after: Option<(String, String)>,
+    ) -> Result<Page> {
+        let mut tries = Tries::new(self, "", Load::None);
+        loop {
+            match tries
+                .attempt(remote, lister.page(prefix, after.as_ref()))
+                .await
+            {
+                Ok(text) => {
+                    return quick_xml::de::from_str(&text).map_err(|error| {
+                        let reason = format!(
+                            "the listing of unfinished uploads is not what S3 defines: {error}"
+                        );
+                        StoreError::io(self.uri(), reason)
+                    });
+                }
+                Err(fault) => tries.pause(fault).await?,
+            }
+        }
+    }
+}
+
+impl Lister {
+    /// One page, as XML.
+    async fn page(
+        &self,
+        prefix: &str,
+        after: Option<&(String, String)>,
+    ) -> object_store::Result<String> {
+        let mut url = self.bucket_url().await?;
+        {
+            let mut query = url.query_pairs_mut();
+            query
+                .append_pair("uploads", "")
+                .append_pair("prefix", prefix);
+            if let Some((key, id)) = after {
+                query.append_pair("key-marker", key);
+                query.append_pair("upload-id-marker", id);
+            }
+        }
+        let mut request = Request::builder()
+            .method(Method::GET)
+            .uri(url.as_str())
+            .body(HttpRequestBody::empty())
+            .map_err(failed)?;
+        let credential = self.s3.credentials().get_credential().await?;
+        AwsAuthorizer::new(&credential, "s3", &self.region).try_authorize(&mut request, None)?;
+        let answer = self.client.execute(request).await.map_err(failed)?;
+        let status = answer.status();
+        let body = answer.into_body().bytes().await.map_err(failed)?;
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if status.is_success() {
+            Ok(text)
+        } else {
+            let start: String = text.chars().take(400).collect();
+            Err(failed(format!("{status}: {start}")))
+        }
+    }
+
+    /// Where the bucket answers. The client keeps that to itself, but for the links that it signs.
+    async fn bucket_url(&self) -> object_store::Result<Url> {
+        let name = "x";
+        let link = self
+            .s3
+            .signed_url(
+                Method::GET,
+                &ObjectPath::from(name),
+                Duration::from_secs(60),
+            )
+            .await?;
+        let mut url = link;
+        url.set_query(None);
+        let path = url.path().strip_suffix(name).map(str::to_owned);
+        url.set_path(&path.unwrap_or_default());
+        Ok(url)
+    }
+}
+
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "S3",
+        source: error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_whether_empty_or_not() {
+        let empty = "<ListMultipartUploadsResult><Bucket>b</Bucket><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>";
+        assert!(
+            quick_xml::de::from_str::<Page>(empty)
+                .unwrap()
+                .uploads
+                .is_empty()
+        );
+        let two = "<ListMultipartUploadsResult><Upload><Key>a&amp;b</Key><UploadId>1</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
+            <Upload><Key>c</Key><UploadId>2</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
+            <IsTruncated>true</IsTruncated><NextKeyMarker>c</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker></ListMultipartUploadsResult>";
+        let page: Page = quick_xml::de::from_str(two).unwrap();
+        assert_eq!(
+            (page.uploads[0].key.as_str(), page.uploads.len()),
+            ("a&b", 2)
+        );
+        assert!(page.is_truncated);
+    }
+}

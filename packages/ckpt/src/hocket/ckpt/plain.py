@@ -1,0 +1,149 @@
+"""Format 1 read by safetensors and zstandard alone: a second implementation, to check the first by.
+
+This file imports nothing of Hocket and may be copied. It reads folders, whole data files at a time. Digests
+are compared where `xxhash` is installed (`hocket-ckpt[xxhash]`); without it sizes and zstd's checksums are.
+"""
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - makes numpy know bf16 and fp8 by name
+import numpy as np
+import safetensors
+import zstandard
+
+try:
+    from xxhash import xxh3_128_digest
+except ImportError:
+    xxh3_128_digest = None  # type: ignore[assignment]
+
+__all__ = ["load_tensors", "load_values", "read_manifest"]
+
+_BLOCK_BYTES = 1 << 20
+_TRAILER = bytes.fromhex("502a4d1810000000")  # a skippable frame of 16 bytes
+_DTYPES = {
+    "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
+    "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8", "C64": "<c8", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest's document of a committed checkpoint, as docs/format.md describes it.
+
+    Raises:
+        FileNotFoundError: There is no manifest: no checkpoint, or one that was never committed.
+        ValueError: It is not what was written, or of a later format.
+    """
+    stored = (Path(folder) / "checkpoint.json.zst").read_bytes()
+    content = stored[:-24]
+    _expect(stored[-24:-16] == _TRAILER, "the manifest's last frame is not its digest")
+    _check(content, stored[-16:], "the manifest")
+    head_text, frame = _first_frame(content)
+    head = json.loads(head_text)
+    _expect(head["format"] == 1, f"format {head['format']}: this reader knows format 1")
+    _check(frame, bytes.fromhex(head["digest"]), "the manifest's document")
+    text, rest = _first_frame(frame)
+    _expect(not rest, "bytes stand between the manifest's document and its digest")
+    return dict(json.loads(text))
+
+
+def load_tensors(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Tensors of a checkpoint, whole; only files that hold a part of them are read, one at a time.
+
+    Args:
+        folder: The checkpoint.
+        names: Which; all of them without.
+
+    Raises as `read_manifest`, for data files too; a KeyError where there is no such tensor.
+    """
+    document = read_manifest(folder)
+    records = document["tensors"]
+    chosen = records if names is None else names
+    origins = {name: records[name].get("same_as", name) for name in chosen}
+    arrays = {
+        key: np.empty(records[key]["shape"], _DTYPES[records[key]["dtype"]]) for key in origins.values()
+    }
+    for number, file in enumerate(document["files"]):
+        wanted = [name for name in arrays if number in records[name].get("chunks", {}).get("file", ())]
+        content = _content(Path(folder), file) if wanted else b""
+        entries = dict(safetensors.deserialize(content) if wanted else {})  # type: ignore[no-untyped-call]
+        for name in wanted:
+            _fill(arrays[name], name, records[name]["chunks"], number, entries)
+    for name, array in arrays.items():
+        if "data" in records[name]:
+            data = base64.b64decode(records[name]["data"])
+            array[...] = np.frombuffer(data, array.dtype).reshape(array.shape)
+    return {name: arrays[origin] for name, origin in origins.items()}
+
+
+def load_values(folder: str | Path) -> dict[str, Any]:
+    """The leaves that are no tensors, by name. Raises as `read_manifest`."""
+    return {name: _decode(leaf["value"]) for name, leaf in read_manifest(folder)["values"].items()}
+
+
+def _fill(array: Any, name: str, chunks: dict[str, Any], number: int, entries: dict[str, Any]) -> None:
+    for i, file in enumerate(chunks["file"]):
+        if file != number:
+            continue
+        start, size = ([column[i] for column in chunks[key]] for key in ("start", "size"))
+        whole = size == list(array.shape)
+        entry = entries[name if whole and name in entries else f"{name}@{','.join(map(str, start))}"]
+        _expect(entry["shape"] == size, f"an entry of `{name}` has shape {entry['shape']}, expected {size}")
+        box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+        array[(*box, ...)] = np.frombuffer(bytes(entry["data"]), array.dtype).reshape(size)
+
+
+def _content(folder: Path, file: dict[str, Any]) -> bytes:
+    """A data file as plain safetensors, every digest compared."""
+    stored: bytes = (folder / str(file["path"])).read_bytes()
+    start, digests = file["data_start"], base64.b64decode(file["digests"])
+    if "frames" in file:  # each block a zstd frame, and the header in front of them
+        ends = np.cumsum(np.frombuffer(base64.b64decode(file["frames"]), "<u4"), dtype=np.int64).tolist()
+        _expect(len(stored) == ends[-1], f"`{file['path']}` has {len(stored)} bytes, expected {ends[-1]}")
+        pieces = [stored[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        stored = b"".join(_first_frame(piece)[0] for piece in pieces)
+    _expect(len(stored) == file["size"], f"`{file['path']}` has {len(stored)} bytes, expected {file['size']}")
+    _check(stored[:start], base64.b64decode(file["header"]), f"the header of `{file['path']}`")
+    for number, at in enumerate(range(start, len(stored), _BLOCK_BYTES)):
+        digest = digests[16 * number : 16 * number + 16]
+        _check(stored[at : at + _BLOCK_BYTES], digest, f"`{file['path']}` at data offset {at - start}")
+    return stored
+
+
+def _first_frame(stored: bytes) -> tuple[bytes, bytes]:
+    """What the zstd frame at the beginning holds, and the bytes behind it."""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        content = frame.decompress(stored)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"a zstd frame is not what was written: {error}") from error
+    _expect(frame.eof, "a zstd frame is cut short")
+    return bytes(content), frame.unused_data
+
+
+def _decode(raw: Any) -> Any:
+    if isinstance(raw, list):
+        return [_decode(item) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    tag, inner = next(iter(raw.items())) if len(raw) == 1 else ("", ())
+    if tag == "$map":
+        return {_decode(key): _decode(item) for key, item in inner}
+    if tag == "$tuple":
+        return tuple(map(_decode, inner))
+    decoders: dict[str, Any] = {"$float": float, "$int": int, "$bytes": base64.b64decode}
+    return decoders[tag](inner) if tag in decoders else {key: _decode(item) for key, item in raw.items()}
+
+
+def _check(content: bytes, digest: bytes, what: str) -> None:
+    _expect(xxh3_128_digest is None or xxh3_128_digest(content) == digest, f"{what} is not what was written")
+
+
+def _expect(is_so: bool, problem: str) -> None:
+    if not is_so:
+        raise ValueError(problem)

@@ -1,0 +1,335 @@
+"""A checkpoint of N ranks rewritten for M, from store to store, in bounded memory.
+
+The new files are small: each is read, put together and written in one piece of memory, so that the whole
+takes no more than it is given, however large the tensors are. Which file holds what follows from the source
+and the arguments alone, and so does the save id: a rerun after a kill finds the files that are finished, and
+compares them with what they would become, digest by digest.
+"""
+
+import json
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.datafiles import data_path, file_metadata
+from hocket.ckpt.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+)
+from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRecord
+from hocket.ckpt.overlap import overlap
+from hocket.ckpt.planning import Box, Placing, local_box
+from hocket.ckpt.reader import numpy_dtype
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptWritten
+
+__all__ = ["MEMORY_BYTES", "Resharded", "reshard"]
+
+MEMORY_BYTES = 256 << 20
+"""What a reshard may hold of the tensors' data, where nobody says another number."""
+
+_LEAST_MEMORY_BYTES = 16 << 20
+_WORKERS = 2
+# A worker holds a file, the same again while it gathers it, and a ring of as much while it writes it.
+_HELD = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resharded:
+    """What a reshard did."""
+
+    manifest: Manifest
+    num_written: int
+    """Files that were written now."""
+    num_found: int
+    """Files that an earlier run had finished."""
+
+
+class _Part(NamedTuple):
+    """A box of a tensor, as an entry of a file."""
+
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to write."""
+
+    rank: int
+    number: int
+    parts: tuple[_Part, ...]
+
+
+OnFile = Callable[[str, int], None]
+
+
+def reshard(
+    source: str,
+    destination: str,
+    *,
+    ranks: int,
+    memory_bytes: int = MEMORY_BYTES,
+    on_file: OnFile | None = None,
+) -> Resharded:
+    """Rewrites a checkpoint for another number of ranks, cut as FSDP2 cuts dim 0.
+
+    Each rank of the new job reads only its own files. Values, step and what the user attached stay; what
+    differed by rank goes, unless the number of ranks stays what it was.
+
+    Args:
+        source: The checkpoint's folder or URI.
+        destination: Where the new one goes; nothing else may be there.
+        ranks: For how many.
+        memory_bytes: How much of the tensors' data may be held at a time.
+        on_file: Called after each file with its path and the bytes of its tensors, from several threads.
+
+    Raises:
+        CheckpointNotFoundError: There is no such checkpoint.
+        CheckpointCorruptError: A block of the source is not what was written.
+        CheckpointExistsError: Something else is at the destination.
+        CheckpointIncompatibleError: The source requires its own number of ranks.
+
+    Example:
+        >>> reshard(folder + "/demo", folder + "/demo-3", ranks=3).manifest.world_size
+        3
+    """
+    _check_arguments(ranks, memory_bytes)
+    manifest = Manifest.from_document(_native.ckpt_manifest_read(source))
+    per_rank = _own_values(manifest, source, ranks)
+    files = list(_plan(manifest, ranks, memory_bytes // (_WORKERS * _HELD)))
+    save_id = _save_id(source, ranks, memory_bytes)
+    done = _committed(destination, save_id)
+    if done is not None:
+        return Resharded(manifest=done, num_written=0, num_found=len(done.files))
+    job = _Job(source, manifest, destination, save_id, on_file)
+    written = job.run(files)
+    resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
+    _native.ckpt_commit(destination, _native.ckpt_manifest_encode(resharded.to_document()), save_id)
+    return Resharded(manifest=resharded, num_written=len(files) - job.num_found, num_found=job.num_found)
+
+
+def _check_arguments(ranks: int, memory_bytes: int) -> None:
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"`ranks` is {ranks!r}; expected an integer from 1 on")
+    if memory_bytes < _LEAST_MEMORY_BYTES:
+        raise ValueError(f"`memory_bytes` is {memory_bytes}; expected at least {_LEAST_MEMORY_BYTES}")
+
+
+def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
+    own = manifest.per_rank
+    if own is None or len(own.ranks) == ranks:
+        return own
+    if own.policy == "require":
+        raise CheckpointIncompatibleError(
+            f"`{source}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` "
+            f"values; it cannot be cut for {ranks}."
+        )
+    return None
+
+
+def _save_id(source: str, ranks: int, memory_bytes: int) -> str:
+    head = json.loads(_native.ckpt_manifest_head(source))
+    text = json.dumps(["reshard", 1, head["save_id"], head["digest"], ranks, memory_bytes])
+    return _native.xxh3_128(text.encode()).hex()
+
+
+def _committed(destination: str, save_id: str) -> Manifest | None:
+    """The manifest of an earlier run that came to its end."""
+    try:
+        head = json.loads(_native.ckpt_manifest_head(destination))
+    except CheckpointNotFoundError:
+        return None
+    if head["save_id"] != save_id:
+        raise CheckpointExistsError(
+            f"`{destination}` holds another checkpoint already, of step {head['step']}, and was not touched. "
+            "Name another place, or remove it first."
+        )
+    return Manifest.from_document(_native.ckpt_manifest_read(destination))
+
+
+def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
+    """The files, rank by rank, each of at most `file_bytes`."""
+    placing = Placing((ranks,), tuple(range(ranks)), (0,))
+    for rank in range(ranks):
+        number, filled = 0, 0
+        parts: list[_Part] = []
+        for name, record in manifest.tensors.items():
+            if record.same_as is not None:
+                continue
+            for box in _boxes(record, placing, rank, file_bytes):
+                num_bytes = box.num_items * ITEM_BYTES[record.dtype]
+                if parts and filled + num_bytes > file_bytes:
+                    yield _File(rank, number, tuple(parts))
+                    number, parts, filled = number + 1, [], 0
+                parts.append(_Part(name, box))
+                filled += num_bytes
+        if parts:
+            yield _File(rank, number, tuple(parts))
+
+
+def _boxes(record: TensorRecord, placing: Placing, rank: int, limit: int) -> Iterator[Box]:
+    # A single number is nobody's in particular.
+    alone = Box((), ()) if rank == 0 else None
+    box = local_box(record.shape, placing, rank) if record.shape else alone
+    if box is not None and box.num_items:
+        yield from _pieces(box, ITEM_BYTES[record.dtype], limit)
+
+
+def _pieces(box: Box, item_bytes: int, limit: int) -> Iterator[Box]:
+    """Cuts a box along its first dim that can be cut, until each piece has at most `limit` bytes."""
+    num_bytes = box.num_items * item_bytes
+    dim = next((dim for dim, size in enumerate(box.size) if size > 1), None)
+    if num_bytes <= limit or dim is None:
+        yield box
+        return
+    step = max(1, limit // (num_bytes // box.size[dim]))
+    for row in range(0, box.size[dim], step):
+        start = (*box.start[:dim], box.start[dim] + row, *box.start[dim + 1 :])
+        size = (*box.size[:dim], min(step, box.size[dim] - row), *box.size[dim + 1 :])
+        yield from _pieces(Box(start, size), item_bytes, limit)
+
+
+class _Job:
+    """Reads and writes the files, a few at a time."""
+
+    def __init__(
+        self, source: str, manifest: Manifest, destination: str, save_id: str, on_file: OnFile | None
+    ) -> None:
+        self.num_found = 0
+        self._source = source
+        self._manifest = manifest
+        self._destination = destination
+        self._save_id = save_id
+        self._on_file = on_file
+        self._found: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self, files: Sequence[_File]) -> list["CkptWritten"]:
+        """Has every file at the destination; returns their records."""
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hocket-reshard") as pool:
+            futures = [pool.submit(self._bring, file) for file in files]
+            try:
+                ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                for future in futures:
+                    future.cancel()
+        self.num_found = self._found.qsize()
+        for future in ended:
+            future.result()  # raises what stopped the rest
+        return [future.result() for future in futures]
+
+    def _bring(self, file: _File) -> "CkptWritten":
+        arrays = self._gather(file.parts)
+        shapes = {name: record.shape for name, record in self._manifest.tensors.items()}
+        entries = [
+            (
+                _entry_name(part, shapes[part.name]),
+                self._manifest.tensors[part.name].dtype,
+                part.box.size,
+                array.ctypes.data,
+                array.nbytes,
+            )
+            for part, array in zip(file.parts, arrays, strict=True)
+        ]
+        path = data_path(self._save_id, file.rank, file.number)
+        written = self._write(path, entries)
+        if self._on_file is not None:
+            self._on_file(path, sum(array.nbytes for array in arrays))
+        return written
+
+    def _write(self, path: str, entries: list[tuple[str, str, tuple[int, ...], int, int]]) -> "CkptWritten":
+        metadata = file_metadata(self._save_id)
+        try:
+            return _native.ckpt_write_file(self._destination, path, entries=entries, metadata=metadata)
+        except CheckpointExistsError:
+            expected = _native.ckpt_describe_file(path, entries=entries, metadata=metadata)
+        if not _is_there(self._destination, expected):
+            _native.ckpt_delete_files(self._destination, [path])
+            return _native.ckpt_write_file(self._destination, path, entries=entries, metadata=metadata)
+        self._found.put(None)
+        return expected
+
+    def _gather(self, parts: Sequence[_Part]) -> list[npt.NDArray[Any]]:
+        """The parts' bytes, each in one run."""
+        arrays, reads, scattered = [], [], []
+        for part in parts:
+            record = self._manifest.tensors[part.name]
+            array = np.empty(part.box.size, numpy_dtype(record.dtype))
+            arrays.append(array)
+            if record.data is not None and not record.chunks:
+                whole = np.frombuffer(record.data, array.dtype).reshape(record.shape)
+                box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
+                array[...] = whole[box]
+                continue
+            for chunk in record.chunks:
+                shared = overlap(chunk, part.box)
+                if shared is None:
+                    continue
+                # With an ellipsis, lest a 0-d array come as a copy.
+                target = array[cast("Any", (*shared.within(part.box.start), ...))]
+                run = target
+                if not (target.flags.c_contiguous and shared.rows == target.shape):
+                    run = np.empty(shared.rows, array.dtype)
+                    scattered.append((target, run, shared.wanted))
+                offset = chunk.offset + shared.first * array.itemsize
+                reads.append((chunk.file, offset, run.nbytes, run.ctypes.data))
+        _native.ckpt_read(self._source, self._manifest.files, reads)
+        for target, run, wanted in scattered:
+            target[...] = run[wanted]
+        return arrays
+
+
+def _is_there(destination: str, expected: "CkptWritten") -> bool:
+    """Whether a file has its size and each of its digests. What is cut short or half flushed does not."""
+    try:
+        return not _native.ckpt_verify_file(destination, expected)
+    except (CheckpointCorruptError, CheckpointNotFoundError):
+        return False
+
+
+def _entry_name(part: _Part, shape: tuple[int, ...]) -> str:
+    if part.box.size == shape:
+        return part.name
+    return f"{part.name}@{','.join(map(str, part.box.start))}"
+
+
+def _manifest(
+    source: Manifest,
+    save_id: str,
+    ranks: int,
+    files: Sequence[_File],
+    written: Sequence["CkptWritten"],
+    per_rank: PerRank | None,
+) -> Manifest:
+    chunks: dict[str, list[Chunk]] = {}
+    for index, (file, record) in enumerate(zip(files, written, strict=True)):
+        for part in file.parts:
+            offset, length = record["entries"][_entry_name(part, source.tensors[part.name].shape)]
+            chunks.setdefault(part.name, []).append(
+                Chunk(file=index, offset=offset, length=length, start=part.box.start, size=part.box.size)
+            )
+    tensors: Mapping[str, TensorRecord] = {
+        name: replace(record, chunks=tuple(chunks.get(name, ()))) for name, record in source.tensors.items()
+    }
+    return replace(
+        source,
+        save_id=save_id,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        version=_native.__version__,
+        writer="hocket.ckpt.reshard",
+        world_size=ranks,
+        mesh={"shard": ranks},
+        files=tuple(written),
+        tensors=tensors,
+        per_rank=per_rank,
+    )

@@ -1,0 +1,131 @@
+"""Which checkpoints stay: policies, and the deleting of what none of them keeps.
+
+Only committed checkpoints count, by listing, so that retention survives restarts and works remotely; what is
+partial or foreign is never touched. A checkpoint goes if no policy keeps it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from hocket.ckpt.errors import CheckpointNotFoundError
+from hocket.ckpt.listing import Listing, list_checkpoints
+from hocket.ckpt.manifest import Manifest
+from hocket.native import _native
+
+__all__ = ["KeepBest", "KeepEvery", "KeepLast", "Policy", "Retainer"]
+
+UserOf = Callable[[Listing], Any]
+"""Reads what the user attached to a checkpoint."""
+
+
+class Policy(Protocol):
+    """What keeps checkpoints."""
+
+    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+        """Names of those to keep, of all that are committed, the newest last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepLast:
+    """Keeps the newest, by step and creation."""
+
+    num: int
+
+    def __post_init__(self) -> None:
+        _expect_positive("num", self.num)
+
+    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+        """Names of the last `num`."""
+        return {listing.name for listing in committed[-self.num :]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepEvery:
+    """Keeps those of every so many steps: steps that `steps` divides."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _expect_positive("steps", self.steps)
+
+    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+        """Names of those whose step is a multiple."""
+        return {
+            listing.name
+            for listing in committed
+            if listing.step is not None and listing.step % self.steps == 0
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepBest:
+    """Keeps the best by a number that was attached when saving: `user={"loss": 0.1}`.
+
+    One without the number, or with NaN, is not among the best.
+    """
+
+    metric: str
+    num: int = 1
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        _expect_positive("num", self.num)
+        if self.mode not in ("min", "max"):
+            raise ValueError(f"`mode` is {self.mode!r}; expected 'min' or 'max'")
+
+    def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
+        """Names of the `num` best; of two that are as good, the newer."""
+        sign = 1 if self.mode == "min" else -1
+        ranked = []
+        for age, listing in enumerate(reversed(committed)):
+            user = user_of(listing)
+            value = user.get(self.metric) if isinstance(user, Mapping) else None
+            if isinstance(value, int | float) and not math.isnan(value):
+                ranked.append((sign * value, age, listing.name))
+        return {name for _, _, name in sorted(ranked)[: self.num]}
+
+
+def _expect_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` is {value!r}; expected an integer from 1 on")
+
+
+class Retainer:
+    """Deletes what no policy keeps, under one prefix.
+
+    Args:
+        prefix: The folder or URI of the checkpoints.
+        policies: What keeps them; with none, all stay.
+    """
+
+    def __init__(self, prefix: str, policies: Sequence[Policy]) -> None:
+        self._prefix = prefix
+        self._policies = tuple(policies)
+        self._users: dict[str | None, Any] = {}
+
+    def after(self, name: str) -> list[str]:
+        """Deletes, once the checkpoint `name` is committed, those that no policy keeps; `name` itself stays.
+
+        Returns:
+            The names of the deleted.
+        """
+        if not self._policies:
+            return []
+        committed = [found for found in list_checkpoints(self._prefix) if found.status == "committed"]
+        kept = {name}.union(*(policy.keeps(committed, self._user_of) for policy in self._policies))
+        gone = [listing.name for listing in committed if listing.name not in kept]
+        for each in gone:
+            try:
+                _native.ckpt_delete(self._prefix, each)
+            except CheckpointNotFoundError:
+                continue  # somebody else was quicker
+        return gone
+
+    def _user_of(self, listing: Listing) -> Any:
+        """Read once for each save: a manifest does not change under its save id."""
+        if listing.save_id not in self._users:
+            manifest = Manifest.from_document(_native.ckpt_manifest_read(listing.uri))
+            self._users[listing.save_id] = manifest.user
+        return self._users[listing.save_id]

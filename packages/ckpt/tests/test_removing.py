@@ -1,0 +1,141 @@
+"""Removal takes what it says: `rm` one checkpoint, `gc` what unfinished saves left, on disks and stores."""
+
+import json
+import os
+import time
+
+import boto3
+import pytest
+from botocore.config import Config
+
+import hocket.ckpt
+from hocket.ckpt import collect_garbage, remove
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.demo import write_demo
+from hocket.ckpt.errors import CheckpointNotFoundError
+from hocket.native import Store, _native
+
+
+@pytest.fixture
+def server(s3d, monkeypatch):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return s3d
+
+
+@pytest.fixture(params=["disk", "store"])
+def prefix(request, tmp_path, server):
+    if request.param == "disk":
+        return str(tmp_path / "runs")
+    return server.uri(f"removing/{time.monotonic_ns()}")
+
+
+def call(capsys, *args):
+    with pytest.raises(SystemExit) as ended:
+        app([str(arg) for arg in args])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def orphan(prefix, name, save="0badc0de", rank=0):
+    path = f"data/{save}-r{rank:05d}-000.safetensors"
+    Store(f"{prefix}/{name}").put(path, b"x" * 100)
+    return path
+
+
+def keys(prefix):
+    return {found.key for found in Store(prefix).list()}
+
+
+def test_rm_takes_one_checkpoint_and_leaves_its_neighbours(prefix, capsys):
+    for name in ("one", "two"):
+        write_demo(f"{prefix}/{name}")
+    orphan(prefix, "three")
+    code, out, _ = call(capsys, "rm", f"{prefix}/one", "--dry-run")
+    assert (code, "would remove" in out, "of step 1000, 4 files" in out) == (0, True, True)
+    assert hocket.ckpt.verify(f"{prefix}/one").is_sound
+    code, out, _ = call(capsys, "rm", f"{prefix}/one", "--json")
+    document = json.loads(out)
+    assert (code, document["status"], document["num_files"]) == (0, "committed", 4)
+    assert remove(f"{prefix}/three").status == "partial"
+    assert {key.partition("/")[0] for key in keys(prefix)} == {"two"}
+    assert hocket.ckpt.verify(f"{prefix}/two").is_sound
+    code, _, error = call(capsys, "rm", f"{prefix}/one")
+    assert (code, "nothing found" in error) == (3, True)
+    assert call(capsys, "rm", "s3://bucket")[0] == 2
+
+
+def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
+    write_demo(f"{prefix}/good")
+    committed = keys(f"{prefix}/good")
+    paths = {("good", orphan(prefix, "good")), ("dead", orphan(prefix, "dead"))}
+    Store(f"{prefix}/dead").put("notes.txt", b"not ours")
+    assert collect_garbage(prefix).garbage == ()  # all of it is young
+    found = collect_garbage(prefix, min_age_s=0, dry_run=True).garbage
+    assert {(one.name, one.path) for one in found} == paths
+    assert {one.waste for one in found} == {"file"}
+    assert keys(f"{prefix}/good") > committed
+    code, out, _ = call(capsys, "gc", prefix, "--min-age", "0s", "--json")
+    assert (code, len(json.loads(out)["garbage"])) == (0, 2)
+    assert keys(f"{prefix}/good") == committed
+    assert keys(f"{prefix}/dead") == {"notes.txt"}
+    assert hocket.ckpt.verify(f"{prefix}/good").is_sound
+    code, out, _ = call(capsys, "gc", prefix)
+    assert (code, "removed 0 leftovers" in out) == (0, True)
+    code, _, error = call(capsys, "gc", prefix, "--min-age", "soon")
+    assert (code, "24h" in error) == (2, True)
+
+
+def test_gc_leaves_alone_what_it_cannot_read(prefix, capsys):
+    write_demo(f"{prefix}/later")
+    orphan(prefix, "later")
+    Store(f"{prefix}/later").put("checkpoint.json.zst", b"of a later format, or spoiled")
+    before = keys(prefix)
+    code, out, _ = call(capsys, "gc", prefix, "--min-age", "0s")
+    assert (code, "left alone: later" in out) == (0, True)
+    assert keys(prefix) == before
+    assert remove(f"{prefix}/later").status == "foreign"
+    with pytest.raises(CheckpointNotFoundError):
+        remove(f"{prefix}/later")
+
+
+def test_one_young_file_keeps_all_of_its_save(tmp_path):
+    paths = [orphan(str(tmp_path), "live", rank=rank) for rank in range(3)]
+    paths.append(orphan(str(tmp_path), "live", save="11111111"))
+    day_before = time.time() - 90_000
+    for path in [paths[0], paths[1], paths[3]]:
+        os.utime(tmp_path / "live" / path, (day_before, day_before))
+    assert [one.path for one in collect_garbage(str(tmp_path)).garbage] == [paths[3]]
+    assert keys(str(tmp_path)) == {f"live/{path}" for path in paths[:3]}
+
+
+def test_gc_aborts_uploads_that_never_finished(server):
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
+    )
+    prefix = f"uploads/{time.monotonic_ns()}"
+    ours = [f"{prefix}/run & co/data/0badc0de-r0000{rank}-000.safetensors" for rank in range(3)]
+    theirs = f"{prefix}/run & co/data/model.bin"
+    for key in [*ours, theirs]:
+        begun = client.create_multipart_upload(Bucket=server.bucket, Key=key)
+        client.upload_part(Bucket=server.bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x")
+
+    def uploads():
+        found = client.list_multipart_uploads(Bucket=server.bucket, Prefix=prefix).get("Uploads", [])
+        return sorted(upload["Key"] for upload in found)
+
+    uri = server.uri(prefix)
+    assert collect_garbage(uri).garbage == ()
+    found = collect_garbage(uri, min_age_s=0, dry_run=True).garbage
+    assert [(one.waste, one.name) for one in found] == [("upload", "run & co")] * 3
+    assert uploads() == sorted([*ours, theirs])
+    collect_garbage(uri, min_age_s=0)
+    assert uploads() == [theirs]
+    client.close()
+
+
+def test_only_data_files_are_deleted_by_path(tmp_path):
+    with pytest.raises(ValueError, match="below `data/`"):
+        _native.ckpt_delete_files(str(tmp_path), ["../data/x.safetensors"])

@@ -1,0 +1,126 @@
+"""Retention counts committed checkpoints only, and there is always one, whatever fails."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.listing import Listing, list_checkpoints
+from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast
+from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.functions import provide
+from hocket.native import Store
+
+
+@pytest.fixture
+def server(s3d, monkeypatch):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return s3d
+
+
+@pytest.fixture(params=["disk", "store"])
+def prefix(request, tmp_path, server):
+    if request.param == "disk":
+        return str(tmp_path / "runs")
+    return server.uri(f"retention/{tmp_path.name}")
+
+
+def state(step):
+    return {"w": torch.full((100,), float(step))}
+
+
+def steps(prefix):
+    return [listing.step for listing in list_checkpoints(prefix) if listing.status == "committed"]
+
+
+def test_the_last_every_tenth_and_the_best_stay(prefix):
+    policies = (KeepLast(num=2), KeepEvery(steps=10), KeepBest(metric="loss"))
+    losses = {3: 0.5, 10: 2.0, 14: 0.1, 17: float("nan"), 20: 0.3, 21: 0.4, 22: 0.2}
+    for step, loss in losses.items():
+        # Each from a store of its own: what stays is told by the listing, not by memory.
+        store = CheckpointStore(prefix, retention=policies)
+        store.save(state(step), step=step, user={"loss": loss})
+        store.close()
+    assert steps(prefix) == [10, 14, 20, 21, 22]
+
+
+def test_partial_and_foreign_ones_neither_count_nor_go(prefix):
+    Store(prefix).put("notes/readme.txt", b"not ours")
+    Store(prefix).put("step-90/data/0badc0de-r00000-000.safetensors", b"x")
+    store = provide(prefix, keep_last=1)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    assert steps(prefix) == [2]
+    assert {listing.name for listing in list_checkpoints(prefix)} == {"notes", "step-90", "step-2"}
+    store.close()
+
+
+def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    store.save(state(30), step=30)
+    store.save(state(5), step=5)
+    assert steps(str(tmp_path)) == [5, 30]
+    assert torch.equal(store.load("step-5", state(0)).state["w"], state(5)["w"])
+    store.close()
+
+
+@given(st.lists(st.sampled_from(["save", "async", "fail"]), min_size=1, max_size=8))
+@settings(max_examples=25, deadline=None)
+def test_with_failing_saves_there_is_always_a_committed_one(tmp_path_factory, acts):
+    prefix = str(tmp_path_factory.mktemp("always"))
+    store = CheckpointStore(prefix, retention=KeepLast(num=1))
+    last = None
+    for step, act in enumerate(acts):
+        if act == "fail":
+            # A data file of the coming save's name cannot be made: something stands in its way.
+            (folder := Store(f"{prefix}/step-{step}")).put("data", b"in the way")
+            with pytest.raises((CheckpointError, OSError)):
+                store.save(state(step), step=step)
+            folder.delete("data")
+        else:
+            store.save(state(step), step=step, mode="sync" if act == "save" else "async").wait(60)
+            last = step
+        assert steps(prefix) == ([] if last is None else [last])
+    if last is not None:
+        assert torch.equal(store.load(f"step-{last}", state(0)).state["w"], state(last)["w"])
+    store.close()
+
+
+def listing(step):
+    return Listing(name=f"step-{step}", uri=f"x/step-{step}", status="committed", step=step)
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=12, unique=True),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.randoms(use_true_random=False),
+)
+def test_policies_keep_what_they_say(numbers, num, every, rng):
+    committed = [listing(step) for step in sorted(numbers)]
+    metrics = {one.name: {"acc": rng.choice([0, 1, 2, 3])} for one in committed}
+
+    def user_of(one):
+        return metrics[one.name]
+
+    assert KeepLast(num=num).keeps(committed, user_of) == {f"step-{n}" for n in sorted(numbers)[-num:]}
+    assert KeepEvery(steps=every).keeps(committed, user_of) == {
+        f"step-{n}" for n in numbers if n % every == 0
+    }
+    best = KeepBest(metric="acc", num=num, mode="max").keeps(committed, user_of)
+    assert len(best) == min(num, len(numbers))
+    for name, other in itertools.product(best, set(metrics) - best):
+        assert metrics[name]["acc"] >= metrics[other]["acc"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [(KeepLast, {"num": 0}), (KeepEvery, {"steps": -1}), (KeepBest, {"metric": "x", "mode": "up"})],
+)
+def test_policies_that_make_no_sense_are_refused(policy, options):
+    with pytest.raises(ValueError, match="expected"):
+        policy(**options)

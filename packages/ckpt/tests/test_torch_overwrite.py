@@ -1,0 +1,127 @@
+"""Overwriting only when asked, never in place: at every instant exactly one whole checkpoint is there."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hocket.ckpt
+from hocket.ckpt.errors import CheckpointExistsError
+from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.native import Store
+from support.ranks import run_ranks
+from support.sampling import cases
+
+
+def alone(prefix, **options):
+    """A store of its own, as another job would open it."""
+    rendezvous = Rendezvous(Alone(), rank=0, world_size=1, nonce=os.urandom(16))
+    return CheckpointStore(prefix, rendezvous=rendezvous, **options)
+
+
+@pytest.fixture
+def server(s3d, monkeypatch):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return s3d
+
+
+@pytest.fixture(params=["disk", "store"])
+def prefix(request, tmp_path, server):
+    if request.param == "disk":
+        return str(tmp_path / "runs")
+    return server.uri(f"overwrite/{os.urandom(4).hex()}")
+
+
+def state(fill):
+    return {"w": torch.full((5000,), float(fill)), "epoch": fill}
+
+
+def data_files(uri):
+    return {found.key for found in Store(uri).list("data")}
+
+
+def named_files(uri):
+    return {file["path"] for file in hocket.ckpt.open(uri).manifest.files}
+
+
+def test_only_when_asked(prefix):
+    store = alone(prefix)
+    store.save(state(1), step=1, name="last")
+    first = named_files(f"{prefix}/last")
+    with pytest.raises(CheckpointExistsError, match="overwrite=True"):
+        store.save(state(2), step=2, name="last")
+    assert data_files(f"{prefix}/last") == first
+    store.save(state(2), step=2, name="last", overwrite=True)
+    store.save(state(3), step=3, name="last", mode="async", overwrite=True).wait(60)
+    store.save(state(4), step=4, name="fresh", overwrite=True)
+    loaded = store.load("last", state(0))
+    assert (loaded.step, loaded.state["epoch"]) == (3, 3)
+    assert loaded.state["w"].eq(3).all()
+    assert data_files(f"{prefix}/last") == named_files(f"{prefix}/last")
+    assert not first & data_files(f"{prefix}/last")
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_writers_one_wins_and_nothing_of_the_other_stays(prefix, overwrite):
+    trials = cases(full=100, sample=8)
+    barrier = threading.Barrier(2, timeout=60)
+    stores = [alone(prefix), alone(prefix)]
+
+    def run(writer, name):
+        barrier.wait()
+        try:
+            stores[writer].save(state(writer + 1), step=writer + 1, name=name, overwrite=overwrite)
+        except CheckpointExistsError:
+            return False
+        return True
+
+    old = alone(prefix)
+    winners = set()
+    with ThreadPoolExecutor(2) as pool:
+        for trial in range(trials):
+            name = f"trial-{trial}"
+            if overwrite:
+                old.save(state(9), step=9, name=name)
+            won = list(pool.map(run, range(2), [name] * 2))
+            uri = f"{prefix}/{name}"
+            checkpoint = hocket.ckpt.open(uri)
+            step = checkpoint.manifest.step
+            # One that comes so late that it finds the other's checkpoint replaces that one, rightly.
+            assert won[step - 1]
+            assert any(won) if overwrite else sum(won) == 1
+            assert (checkpoint["w"] == step).all()
+            assert data_files(uri) == named_files(uri)
+            winners.add(tuple(won))
+    if overwrite:
+        assert winners - {(True, True)}, "the two never met"
+    for store in [*stores, old]:
+        store.close()
+
+
+def rank_overwrites(folder):
+    store = CheckpointStore(folder, timeout_s=30)
+    rank = dist.get_rank()
+    weight = torch.arange(1 << 17, dtype=torch.float32)
+    store.save({"w": weight}, step=1, name="last")
+    store.save({"w": weight + 1}, step=2, name="last", overwrite=True)
+    failed = None
+    try:
+        store.save({"w": weight + rank, "loop": rank}, step=3, name="last", overwrite=True)
+    except Exception as error:  # noqa: BLE001 - compared by the test
+        failed = type(error).__name__
+    loaded = store.load("last", {"w": torch.zeros(1 << 17)}).state["w"]
+    store.close()
+    return failed, torch.equal(loaded, weight + 1)
+
+
+def test_two_ranks_replace_their_checkpoint_and_a_failed_save_leaves_it(tmp_path):
+    for found in run_ranks(rank_overwrites, 2, str(tmp_path), init="gloo", timeout_s=120):
+        assert found == ("CheckpointStateError", True)
+    assert data_files(str(tmp_path / "last")) == named_files(str(tmp_path / "last"))

@@ -31,7 +31,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Runs a verb without the interpreter lock; a signal's exception is raised as it is.
-fn call<T: Send>(
+pub(crate) fn call<T: Send>(
     py: Python<'_>,
     verb: impl FnOnce(Interrupted<'_>) -> hocket_ckpt::Result<T> + Send,
 ) -> PyResult<T> {

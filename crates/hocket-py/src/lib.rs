@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 mod ckpt;
 mod errors;
+mod foreign;
 mod store;
 mod stream;
 mod wait;
@@ -15,6 +16,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     store::register(module)?;
     stream::register(module)?;
     ckpt::register(module)?;
+    foreign::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.
     module.dict().del_item("__all__")
 }

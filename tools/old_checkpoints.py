@@ -1,6 +1,6 @@
 """Writes distributed checkpoints as torch and Python of other versions pickle them, without those versions.
 
-The classes that a `.metadata` names are made up here under torch's module names, and pickled by the real pickle.
+The classes that a `.metadata` names are made here under torch's module names, and pickled by the real pickle.
 Run in a process of its own, where torch is not loaded:
 
     python tools/old_checkpoints.py DIR
@@ -69,7 +69,7 @@ class MemoryFormat(enum.Enum):
     TORCH_CONTIGUOUS_FORMAT = 0
 
 
-def _get_layout(name):
+def _get_layout(_name):
     return None
 
 
@@ -145,9 +145,13 @@ def write(folder: Path, *, protocol: int, old: bool, path: object = None, **chan
     """Writes one checkpoint. `changes` spoil it: see `main`."""
     folder.mkdir(parents=True)
     numbers = struct.pack("<12f", *range(12))
-    items = [torch_zip(0.5, None), torch_zip(Tensor((2, 4)), numbers[:32]), torch_zip(Tensor((1, 4)), numbers[32:])]
+    items = [
+        torch_zip(0.5, None),
+        torch_zip(Tensor((2, 4)), numbers[:32]),
+        torch_zip(Tensor((1, 4)), numbers[32:]),
+    ]
     (folder / "__0_0.distcp").write_bytes(b"".join(items))
-    where = "__0_0.distcp" if "relative_path" not in changes else changes["relative_path"]
+    where = changes.get("relative_path", "__0_0.distcp")
     offsets = [0, len(items[0]), len(items[0]) + len(items[1])]
     infos = [
         StorageInfo(relative_path=where, offset=at, length=len(item))

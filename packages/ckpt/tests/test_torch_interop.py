@@ -112,12 +112,12 @@ def test_what_torch_saves_is_read(saved):
 
 def test_a_trainers_file_is_read(tmp_path):
     """Generators' states and timestamps, as Composer's `ep0-ba1-rank0.pt` has them."""
-    import datetime
+    import datetime as dt
     import random
 
     random.seed(0)
     state = {
-        "state": {"model": {"w": torch.ones(2)}, "timestamp": {"total_wct": datetime.timedelta(seconds=3)}},
+        "state": {"model": {"w": torch.ones(2)}, "timestamp": {"total_wct": dt.timedelta(seconds=3)}},
         "rng": [{"python": random.getstate(), "numpy": np.random.RandomState(0).get_state()}],
     }
     torch.save(state, tmp_path / "ep0-ba1-rank0.pt")
@@ -173,7 +173,11 @@ def test_any_chain_of_formats_gives_the_same_back(tmp_path_factory, data):
         to = data.draw(st.sampled_from(["hocket", "dcp", "safetensors", "torch"]))
         target = folder / (f"{step}.out.pt" if to == "torch" else f"{step}.out")
         convert(
-            str(source), str(target), to=to, max_shard_bytes=data.draw(st.integers(1, 99)), memory_bytes=16 << 20
+            str(source),
+            str(target),
+            to=to,
+            max_shard_bytes=data.draw(st.integers(1, 99)),
+            memory_bytes=16 << 20,
         )
         source = target
     check(source, tensors)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,8 @@ def convert(
 
     Args:
         source: What `open` takes.
-        destination: A folder or prefix; for `torch`, and for `safetensors` if it ends so, a file. Nothing in it
-            is replaced.
+        destination: A folder or prefix; a file for `torch`, and for `safetensors` where it ends so. Nothing
+            there is replaced.
         to: The format.
         dtype: safetensors' name of the dtype that floating-point tensors become, such as `BF16`.
         include: Globs of names; where there are some, only what one of them matches is taken.
@@ -150,7 +150,9 @@ def _content(
         new = _renamed(path, rename)
         name = join_path(new)
         if name in taken:
-            raise CheckpointIncompatibleError(f"`{old}` becomes `{name}`, and so does another. Rename it apart.")
+            raise CheckpointIncompatibleError(
+                f"`{old}` becomes `{name}`, and so does another. Rename it apart."
+            )
         taken.add(name)
         return name, new
 
@@ -303,7 +305,7 @@ class _Reader:
         if locate is not None:
             locate(names)
 
-    def __enter__(self) -> "_Reader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

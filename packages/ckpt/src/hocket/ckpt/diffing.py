@@ -17,7 +17,7 @@ __all__ = ["Difference", "TensorDifference", "diff"]
 
 _MEMORY_BYTES = 256 << 20
 _COPIES = 12
-"""Bytes in memory for each byte of a piece, at most: two of each, widened to fp64, and what is made of them."""
+"""Bytes in memory for each byte of a piece, at most: of both, widened, and of their differences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,9 +120,7 @@ def _canonical(value: Any) -> str:
     return json.dumps(encode_value(value), sort_keys=True)
 
 
-def _compare_tensor(
-    first: Checkpoint, second: Checkpoint, name: str, limit: int, found: Difference
-) -> None:
+def _compare_tensor(first: Checkpoint, second: Checkpoint, name: str, limit: int, found: Difference) -> None:
     a, b = first.record(name), second.record(name)
     numbers: Mapping[str, Any] = {}
     if a.shape == b.shape:

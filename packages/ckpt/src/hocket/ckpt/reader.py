@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
-from hocket.ckpt.formats.boxes import Box, Filling, whole
+from hocket.ckpt.formats.boxes import Box, Filling, index_of, whole
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, TensorRecord
 from hocket.native import _native
 
@@ -123,9 +123,7 @@ class Checkpoint:
             array = np.empty(box.size, numpy_dtype(record.dtype))
             if record.data is not None:
                 held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
-                array[...] = held[
-                    (*(slice(a, a + n) for a, n in zip(box.start, box.size, strict=True)), ...)
-                ]
+                array[...] = held[index_of(box.start, box.size)]
             else:
                 filling.add(array, box, record.chunks)
             arrays.append(array)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
 from hocket.ckpt.formats.catalogue import Catalogue
-from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.formats.flaws import verify_file
+from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import name_tensors, open  # noqa: A004 - this package's own
 from hocket.native import _native

@@ -526,10 +526,10 @@ def xxh3_128(buffer: bytes) -> bytes:
 def foreign_open(uri: str) -> bytes:
     """Recognises and lists a checkpoint that is not ours; returns a catalogue, JSON.
 
-    Fields: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path, bytes]), `tensors` (name → dtype,
-    shape, path, same_as, chunks with file, offset, length, start, size, strides, wrapped), `values` (name →
-    path and tagged value), `opaque` (name → why it is not looked into), `items` (the zips of a distributed
-    checkpoint: file, offset, bytes, `torch` or `zstd`, name), `integer_keyed` (paths).
+    Fields: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path, bytes]), `tensors` (name →
+    dtype, shape, path, same_as, chunks with file, offset, length, start, size, strides, wrapped), `values`
+    (name → path and tagged value), `opaque` (name → why it is not looked into), `items` (the zips of a
+    distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name), `integer_keyed` (paths).
 
     Raises:
         CheckpointNotFoundError: Nothing that is known is there.
@@ -574,7 +574,7 @@ def foreign_verify_zips(
         zips: (offset, bytes, compressed or not) each.
 
     Returns:
-        For each bad one: which zip, the member (empty where the zip itself is bad), offset, bytes, the problem.
+        For each bad one: which zip, the member (empty where the zip is bad), offset, bytes, the problem.
     """
 
 def foreign_lax_rules(root: str, path: str) -> list[str]:

@@ -92,6 +92,6 @@ def show(
     if done.left_out:
         shown = ", ".join(done.left_out[:5]) + (", …" if len(done.left_out) > 5 else "")
         out.print(
-            Text(f"left out, for want of a place in this format: {count(len(done.left_out), 'value')} ({shown})",
+            Text(f"left out, without a place in this format: {count(len(done.left_out), 'value')} ({shown})",
                  "yellow")
         )  # fmt: skip

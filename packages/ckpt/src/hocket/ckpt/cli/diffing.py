@@ -44,7 +44,9 @@ def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
 
 
 def _print_verdict(out: Any, found: Difference, seconds: float) -> None:
-    compared = f"{count(found.num_equal, 'tensor')} equal; {size(found.num_bytes)} compared in {seconds:.1f} s"
+    compared = (
+        f"{count(found.num_equal, 'tensor')} equal; {size(found.num_bytes)} compared in {seconds:.1f} s"
+    )
     if found.is_empty:
         out.print(Text.assemble(("equal", "bold green"), f": {compared}"))
         return

@@ -1,7 +1,7 @@
 """Boxes of tensors as byte ranges of files: any part of any tensor, whatever its chunks and strides."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hocket.ckpt.formats.catalogue import ForeignChunk, c_strides
 from hocket.ckpt.manifest import Chunk
 
-__all__ = ["Box", "Filling", "pieces", "whole"]
+__all__ = ["Box", "Filling", "index_of", "pieces", "whole"]
 
 
 class Box(NamedTuple):
@@ -19,6 +19,11 @@ class Box(NamedTuple):
 
     start: tuple[int, ...]
     size: tuple[int, ...]
+
+
+def index_of(start: Iterable[int], size: Iterable[int]) -> tuple[Any, ...]:
+    """What to index an array with for a box of it; with an ellipsis, lest a 0-d array come as a copy."""
+    return (*(slice(a, a + n) for a, n in zip(start, size, strict=True)), ...)
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -69,12 +74,9 @@ class Filling:
                 for a, n, b, m, c in zip(box.start, box.size, chunk.start, chunk.size, start, strict=True)
             )
             if all(extent > 0 for extent in size):
-                index = tuple(
-                    slice(c - a, c - a + n) for c, a, n in zip(start, box.start, size, strict=True)
-                )
+                at = tuple(c - a for c, a in zip(start, box.start, strict=True))
                 inside = tuple(c - b for c, b in zip(start, chunk.start, strict=True))
-                # With an ellipsis, lest a 0-d array come as a copy.
-                self._add_part(target[(*index, ...)], chunk, inside)
+                self._add_part(target[index_of(at, size)], chunk, inside)
 
     def finish(self) -> None:
         """Copies what did not go straight to its place; call it when the reads are done."""

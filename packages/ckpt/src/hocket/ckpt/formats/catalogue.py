@@ -30,7 +30,7 @@ class ForeignChunk(Chunk):
     strides: tuple[int, ...] | None = None
     """In items; None where it lies in C order."""
     wrapped: Literal["torch", "zstd"] | None = None
-    """A zip of its own, plain or compressed, that offset and length speak of: to be located before it is read."""
+    """Offset and length are those of a zip, plain or compressed, in which it is to be located."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import Box, Filling
+from hocket.ckpt.formats.boxes import Box, Filling, index_of
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk, c_strides
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
@@ -137,11 +137,12 @@ class Foreign(Checkpoint):
 
 def _copy_part(target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, held: npt.NDArray[Any]) -> None:
     """Copies what a chunk, all of it in memory, has of a box."""
-    of_target, of_chunk = [], []
-    for a, n, b, m in zip(box.start, box.size, chunk.start, chunk.size, strict=True):
-        low, high = max(a, b), min(a + n, b + m)
-        if low >= high:
-            return
-        of_target.append(slice(low - a, high - a))
-        of_chunk.append(slice(low - b, high - b))
-    target[(*of_target, ...)] = held[(*of_chunk, ...)]
+    start = tuple(map(max, box.start, chunk.start))
+    ends = (
+        min(a + n, b + m) for a, n, b, m in zip(box.start, box.size, chunk.start, chunk.size, strict=True)
+    )
+    size = [end - low for low, end in zip(start, ends, strict=True)]
+    if all(extent > 0 for extent in size):
+        of_target = index_of((low - a for low, a in zip(start, box.start, strict=True)), size)
+        of_chunk = index_of((low - b for low, b in zip(start, chunk.start, strict=True)), size)
+        target[of_target] = held[of_chunk]

@@ -80,7 +80,7 @@ _ALIGNMENT = 64
 
 
 class ZipBuilder:
-    """A zip as torch writes it: members stored, payloads at multiples of 64 bytes, sizes of 64 bits where needed.
+    """A zip as torch writes it: members stored, payloads at multiples of 64 bytes, zip64 where needed.
 
     A payload's CRC-32 is known when it has passed, so it stands behind it and in the directory.
     """
@@ -148,10 +148,16 @@ def _wide(content: Part, begin: int) -> bytes:
 
 def _central(name: bytes, content: Part, begin: int, flags: int) -> bytes:
     length = min(num_bytes(content), _WIDE)
-    crc = content.crc if isinstance(content, Payload) else zlib.crc32(content) if isinstance(content, bytes) else 0
+    crc = (
+        content.crc
+        if isinstance(content, Payload)
+        else zlib.crc32(content)
+        if isinstance(content, bytes)
+        else 0
+    )
     wide = _wide(content, begin)
     head = struct.pack(
-        "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, flags, 0, 0, 0x21, crc, length, length, len(name), len(wide),
-        0, 0, 0, 0, min(begin, _WIDE),
+        "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, flags, 0, 0, 0x21, crc, length, length,
+        len(name), len(wide), 0, 0, 0, 0, min(begin, _WIDE),
     )  # fmt: skip
     return head + name + wide

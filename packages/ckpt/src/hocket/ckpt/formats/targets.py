@@ -124,7 +124,7 @@ def plan_torch(root: str, name: str, content: Content) -> Plan:
 
 def _integer_keyed(node: Any, path: tuple[str | int, ...], keyed: frozenset[tuple[str | int, ...]]) -> Any:
     """Lists that were mappings in the source become mappings again."""
-    if isinstance(node, list) and not isinstance(node, Tensor):
+    if isinstance(node, list):
         items = [_integer_keyed(item, (*path, i), keyed) for i, item in enumerate(node)]
         return dict(enumerate(items)) if path in keyed else items
     if isinstance(node, dict):
@@ -150,7 +150,7 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
     size = 0
     for name, start, parts in items:
         length = sum(map(num_bytes, parts))
-        if not files or size and size + length > limit:
+        if not files or (size and size + length > limit):
             files.append(OutFile(path=f"__0_{len(files)}.distcp"))
             size = 0
         files[-1].parts += parts
@@ -182,7 +182,7 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
 
 
 def _keys(path: tuple[PathItem, ...], content: Content) -> tuple[PathItem, ...]:
-    """A path in which only positions in lists are integers; keys that are become text, as torch's planner has it."""
+    """A path in which only positions in lists are integers; as torch's planner has it, keys are text."""
     origin = content.origin
     if not isinstance(origin, Catalogue) or not origin.integer_keyed:
         return path
@@ -268,16 +268,12 @@ def plan_hocket(root: str, content: Content, limit: int) -> Plan:
     return Plan(root=root, files=files, commit=commit)
 
 
-def _record(
-    tensor: Tensor, path: tuple[PathItem, ...], place: tuple[int, int] | None
-) -> TensorRecord:
+def _record(tensor: Tensor, path: tuple[PathItem, ...], place: tuple[int, int] | None) -> TensorRecord:
     chunks: tuple[Chunk, ...] = ()
     if place is not None:
         file, offset = place
         start = (0,) * len(tensor.shape)
-        chunks = (
-            Chunk(file=file, offset=offset, length=tensor.num_bytes, start=start, size=tensor.shape),
-        )
+        chunks = (Chunk(file=file, offset=offset, length=tensor.num_bytes, start=start, size=tensor.shape),)
     return TensorRecord(
         dtype=tensor.dtype, shape=tensor.shape, path=path, same_as=tensor.same_as, chunks=chunks
     )

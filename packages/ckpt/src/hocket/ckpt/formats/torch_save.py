@@ -12,8 +12,9 @@ from hocket.ckpt.manifest import ITEM_BYTES
 __all__ = ["TORCH_DTYPES", "torch_dtype", "torch_zip"]
 
 TORCH_DTYPES: Mapping[str, tuple[str, str | None]] = {
-    "F32": ("float32", "FloatStorage"), "F64": ("float64", "DoubleStorage"), "F16": ("float16", "HalfStorage"),
-    "BF16": ("bfloat16", "BFloat16Storage"), "I64": ("int64", "LongStorage"), "I32": ("int32", "IntStorage"),
+    "F32": ("float32", "FloatStorage"), "F64": ("float64", "DoubleStorage"),
+    "F16": ("float16", "HalfStorage"), "BF16": ("bfloat16", "BFloat16Storage"),
+    "I64": ("int64", "LongStorage"), "I32": ("int32", "IntStorage"),
     "I16": ("int16", "ShortStorage"), "I8": ("int8", "CharStorage"), "U8": ("uint8", "ByteStorage"),
     "BOOL": ("bool", "BoolStorage"), "C64": ("complex64", "ComplexFloatStorage"), "U16": ("uint16", None),
     "U32": ("uint32", None), "U64": ("uint64", None), "F8_E4M3": ("float8_e4m3fn", None),

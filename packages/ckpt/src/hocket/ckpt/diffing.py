@@ -185,12 +185,13 @@ def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
         low, high = np.minimum(a, b), np.maximum(a, b)
         if low.dtype.kind in "iu":
             return (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
-    return np.asarray(a.astype(np.result_type(a, np.float64)) - b)
+    gap: npt.NDArray[Any] = a.astype(np.result_type(a, np.float64)) - b
+    return gap
 
 
 def _magnitude(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-    return np.abs(wide)
+    size: npt.NDArray[Any] = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    return size
 
 
 def _largest(numbers: npt.NDArray[Any]) -> float:

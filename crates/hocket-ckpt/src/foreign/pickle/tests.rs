@@ -101,10 +101,8 @@ fn cpu_seconds() -> f64 {
         tv_nsec: 0,
     };
     // SAFETY: the call fills a structure of ours.
-    assert_eq!(
-        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
-        0
-    );
+    let outcome = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(outcome, 0);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 

@@ -85,7 +85,7 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         [one] => file(uri, &Blob::open(&place, one, interrupted)?, interrupted),
         [] => Err(place.not_found(EXPECTED)),
         several => Err(place.not_found(format!(
-            "{} files could be meant, without an index that says how they belong together; name one, such as `{}`",
+            "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
             several.len(),
             several.first().unwrap_or(&"")
         ))),

@@ -184,7 +184,8 @@ def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
         # Of integers, the larger less the smaller: it fits 64 bits without a sign, whatever they are.
         low, high = np.minimum(a, b), np.maximum(a, b)
         if low.dtype.kind in "iu":
-            return (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
+            apart: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
+            return apart.astype(np.float64)
     gap: npt.NDArray[Any] = a.astype(np.result_type(a, np.float64)) - b
     return gap
 

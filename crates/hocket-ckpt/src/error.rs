@@ -58,6 +58,19 @@ pub enum CkptError {
         /// Which version reads it.
         reason: String,
     },
+    /// A foreign file that asks for more than data.
+    #[error(
+        "file `{file}` of `{uri}` is refused: {reason}. Nothing of it was carried out. Where it comes from \
+         somebody you trust, load it with the program that wrote it and save it as safetensors or with Hocket"
+    )]
+    Unsafe {
+        /// The checkpoint.
+        uri: String,
+        /// The file inside it.
+        file: String,
+        /// What it asks for.
+        reason: String,
+    },
     /// The store does not honour conditional writes.
     #[error(
         "`{uri}`: this store lets a conditional write replace what is there, so two savers could \

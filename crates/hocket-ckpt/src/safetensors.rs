@@ -105,6 +105,12 @@ impl Dtype {
         DTYPES.into_iter().find(|dtype| dtype.name == name)
     }
 
+    /// safetensors' name of it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
     /// Bytes of a tensor of this shape; none where it does not fit 64 bits.
     #[must_use]
     pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {
@@ -134,6 +140,16 @@ impl Memory {
     #[must_use]
     pub unsafe fn new(address: usize, bytes: usize) -> Self {
         Self { address, bytes }
+    }
+
+    /// All of it, to be read.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the caller's memory, readable and written by nobody else, by the promise made to `new`.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
     pub(crate) fn bytes(self) -> usize {

@@ -68,6 +68,7 @@ pub fn ckpt_error(py: Python<'_>, error: &CkptError) -> PyErr {
         CkptError::Exists { .. } => "CheckpointExistsError",
         CkptError::Corrupt { .. } => "CheckpointCorruptError",
         CkptError::Incompatible { .. } => "CheckpointIncompatibleError",
+        CkptError::Unsafe { .. } => "CheckpointUnsafeError",
         CkptError::Unfenced { .. } => "CheckpointUnfencedError",
         _ => "CheckpointError",
     };

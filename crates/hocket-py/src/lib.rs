@@ -7,6 +7,7 @@ mod ckpt;
 mod ckpt_removing;
 mod credentials;
 mod errors;
+mod foreign;
 mod order;
 mod store;
 mod stream;
@@ -23,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream_writer::register(module)?;
     ckpt::register(module)?;
     ckpt_removing::register(module)?;
+    foreign::register(module)?;
     // `hocket.native` says what is public; a second list here would only have to agree with it.
     module.dict().del_item("__all__")
 }

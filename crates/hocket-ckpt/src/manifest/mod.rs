@@ -3,7 +3,7 @@
 mod document;
 mod frames;
 mod rules;
-mod tiling;
+pub(crate) mod tiling;
 
 pub use document::{DataFile, FORMAT};
 pub use frames::{Head, decode, encode};

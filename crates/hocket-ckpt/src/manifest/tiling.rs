@@ -7,9 +7,9 @@
 
 /// A box of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Box {
-    pub(super) start: Vec<u64>,
-    pub(super) size: Vec<u64>,
+pub(crate) struct Box {
+    pub(crate) start: Vec<u64>,
+    pub(crate) size: Vec<u64>,
 }
 
 /// Boxes compared pair by pair at most: 2 million comparisons.
@@ -25,7 +25,7 @@ impl Box {
 }
 
 /// Checks that non-empty boxes tile `shape`; the error says where they do not.
-pub(super) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
+pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
     for region in boxes.iter() {
         let inside =
             (0..shape.len()).all(|dim| region.end(dim).is_some_and(|end| end <= shape[dim]));

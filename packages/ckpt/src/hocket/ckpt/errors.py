@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointStateError",
     "CheckpointTimeoutError",
     "CheckpointUnfencedError",
+    "CheckpointUnsafeError",
 ]
 
 
@@ -55,6 +56,10 @@ class CheckpointStateError(CheckpointError, TypeError):
 
 class CheckpointUnfencedError(CheckpointError):
     """The store lets a conditional write replace what is there, so a commit cannot be trusted."""
+
+
+class CheckpointUnsafeError(CheckpointError):
+    """A foreign file asks for more than data, such as to call a function. It was not carried out."""
 
 
 class CheckpointTimeoutError(CheckpointError, TimeoutError):

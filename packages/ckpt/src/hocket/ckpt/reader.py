@@ -2,15 +2,23 @@
 
 import difflib
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.errors import (
+    CheckpointCorruptError,
+    CheckpointNotFoundError,
+    CheckpointPartialError,
+)
+from hocket.ckpt.formats.boxes import Box, Filling, index_of, whole
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, TensorRecord
 from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.ckpt.formats.catalogue import Catalogue
 
 __all__ = ["Checkpoint", "name_tensors", "open"]
 
@@ -32,26 +40,41 @@ _ML_DTYPES = {
 class Checkpoint:
     """A committed checkpoint, opened for reading; `checkpoint[name]` is one tensor, whole.
 
-    Holds its manifest and no open file.
+    Holds its manifest and no open file. One of another format is opened too, and has `contents` in place of
+    a manifest.
 
     Attributes:
         uri: Where it is.
-        manifest: Its table of contents.
     """
 
     def __init__(self, uri: str, manifest: Manifest, *, check: bool = True) -> None:
         self.uri = uri
-        self.manifest = manifest
+        self._manifest = manifest
         self._check = check
 
+    @property
+    def format(self) -> str:
+        """`hocket`; `dcp`, `torch` or `safetensors` where others wrote it."""
+        return "hocket"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The table of contents."""
+        return self._manifest
+
+    @property
+    def contents(self) -> "Manifest | Catalogue":
+        """Files, tensors and values, whatever the format."""
+        return self._manifest
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest.tensors)
+        return iter(self.contents.tensors)
 
     def __len__(self) -> int:
-        return len(self.manifest.tensors)
+        return len(self.contents.tensors)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.manifest.tensors
+        return name in self.contents.tensors
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.uri!r}: step {self.manifest.step}, {len(self)} tensors>"
@@ -62,12 +85,12 @@ class Checkpoint:
         Raises:
             CheckpointNotFoundError: There is no such tensor; the nearest names are given.
         """
-        record = self.manifest.tensors.get(name)
+        record = self.contents.tensors.get(name)
         if record is None:
-            near = difflib.get_close_matches(name, self.manifest.tensors, n=3)
+            near = difflib.get_close_matches(name, self.contents.tensors, n=3)
             hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
             raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {len(self)}.{hint}")
-        return record if record.same_as is None else self.manifest.tensors[record.same_as]
+        return record if record.same_as is None else self.contents.tensors[record.same_as]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
         """One tensor, assembled from its chunks; every block that is read is checked.
@@ -77,51 +100,69 @@ class Checkpoint:
             CheckpointCorruptError: A block or a file is not what was written.
         """
         record = self.record(name)
-        array = np.empty(record.shape, numpy_dtype(record.dtype))
-        if record.data is not None:
-            array.reshape(-1).view(np.uint8)[...] = np.frombuffer(record.data, np.uint8)
-            return array
-        reads = []
-        scattered = []
-        for chunk in record.chunks:
-            target = array[_box(chunk)]
-            if not target.flags.c_contiguous:
-                scratch = np.empty(chunk.size, array.dtype)
-                scattered.append((target, scratch))
-                target = scratch
-            reads.append((chunk.file, chunk.offset, chunk.length, target.ctypes.data))
         try:
-            _native.ckpt_read(self.uri, self.manifest.files, reads, check=self._check)
+            [array] = self.read([(name, whole(record.shape))])
         except CheckpointCorruptError as error:
             raise CheckpointCorruptError(f"Tensor `{name}`: {error}", error.file, error.offset) from error
-        for target, scratch in scattered:
-            target[...] = scratch
         return array
 
+    def read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
+        """Parts of tensors, each a new array in C order; all of them in one parallel read.
 
-def _box(chunk: Chunk) -> tuple[Any, ...]:
-    """The index of a chunk's box; with an ellipsis, lest a 0-d tensor come as a copy."""
-    return (*(slice(a, a + n) for a, n in zip(chunk.start, chunk.size, strict=True)), ...)
+        Args:
+            wanted: Tensors' names, each with the box of it that is wanted.
+
+        Raises:
+            CheckpointNotFoundError: There is no such tensor, or a data file is gone.
+            CheckpointCorruptError: A block or a file is not what was written.
+        """
+        filling = Filling()
+        arrays = []
+        for name, box in wanted:
+            record = self.record(name)
+            array = np.empty(box.size, numpy_dtype(record.dtype))
+            if record.data is not None:
+                held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
+                array[...] = held[index_of(box.start, box.size)]
+            else:
+                filling.add(array, box, record.chunks)
+            arrays.append(array)
+        if filling.reads:
+            _native.ckpt_read(self.uri, self.manifest.files, filling.reads, check=self._check)
+        filling.finish()
+        return arrays
 
 
 def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read as `hocket.ckpt.open`
     """Opens a committed checkpoint; reads its manifest and no data.
 
+    One that others wrote is recognised by what stands there: a distributed checkpoint of torch, a file of
+    `torch.save` (never unpickled: its opcodes are read as data), safetensors, single or sharded.
+
     Args:
-        source: Its folder, or a URI such as `s3://bucket/run/ep0-ba1000`.
-        check: Verify the digest of every block that is read.
+        source: Its folder or file, or a URI such as `s3://bucket/run/ep0-ba1000`.
+        check: Verify the digest of every block that is read. Other formats have none.
 
     Raises:
         CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
         CheckpointCorruptError: The manifest is not what was written, or breaks a rule of the format.
         CheckpointIncompatibleError: A later format; the version that reads it is named.
+        CheckpointUnsafeError: A foreign file asks for more than data.
 
     Example:
         >>> checkpoint = hocket.ckpt.open(folder + "/demo")
         >>> checkpoint["model.embed.weight"].shape
         (257, 64)
     """
-    return Checkpoint(source, Manifest.from_document(_native.ckpt_manifest_read(source)), check=check)
+    try:
+        document = _native.ckpt_manifest_read(source)
+    except CheckpointPartialError:
+        raise
+    except CheckpointNotFoundError:
+        from hocket.ckpt.formats.foreign import open_foreign
+
+        return open_foreign(source)
+    return Checkpoint(source, Manifest.from_document(document), check=check)
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.formats.catalogue import Catalogue
+from hocket.ckpt.formats.flaws import verify_file
+from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import name_tensors, open  # noqa: A004 - this package's own
 from hocket.native import _native
@@ -28,10 +31,10 @@ class Verdict:
     """What a verification found."""
 
     uri: str
-    manifest: Manifest
+    contents: Manifest | Catalogue
     flaws: tuple[Flaw, ...]
     num_blocks: int
-    """Blocks of data that were to be checked."""
+    """Blocks of data that were to be checked; of another format, the zips."""
     num_bytes: int
     """Bytes of all data files."""
 
@@ -44,16 +47,21 @@ class Verdict:
     def bad_tensors(self) -> list[str]:
         """Names of the tensors that are hit, each once, in the manifest's order."""
         hit = {name for flaw in self.flaws for name in flaw.tensors}
-        return [name for name in self.manifest.tensors if name in hit]
+        return [name for name in self.contents.tensors if name in hit]
 
 
-def verify(source: str, *, on_file: Callable[[str, int, list[Flaw]], None] | None = None) -> Verdict:
+def verify(
+    source: str, *, strict: bool = False, on_file: Callable[[str, int, list[Flaw]], None] | None = None
+) -> Verdict:
     """Reads every data file and compares header, size and blocks with the manifest's digests.
 
-    Goes on after a bad block, so that the verdict names all of them.
+    Goes on after a bad block, so that the verdict names all of them. Another format is compared with what it
+    has: torch's zips with their CRC-32, which torch itself never looks at; safetensors, which has no digests,
+    with the rules of its layout.
 
     Args:
         source: The checkpoint's folder or URI.
+        strict: Count as flaws of safetensors what its text forbids and its readers let pass.
         on_file: Called after each file with its path, its bytes and its flaws.
 
     Raises:
@@ -65,7 +73,10 @@ def verify(source: str, *, on_file: Callable[[str, int, list[Flaw]], None] | Non
         >>> verify(folder + "/demo").is_sound
         True
     """
-    manifest = open(source).manifest
+    opened = open(source)
+    if isinstance(opened, Foreign):
+        return _verify_foreign(opened, strict, on_file)
+    manifest = opened.manifest
     flaws: list[Flaw] = []
     num_blocks = 0
     for file in manifest.files:
@@ -76,10 +87,32 @@ def verify(source: str, *, on_file: Callable[[str, int, list[Flaw]], None] | Non
             on_file(file["path"], file["size"], found)
     return Verdict(
         uri=source,
-        manifest=manifest,
+        contents=manifest,
         flaws=tuple(flaws),
         num_blocks=num_blocks,
         num_bytes=sum(file["size"] for file in manifest.files),
+    )
+
+
+def _verify_foreign(
+    opened: Foreign, strict: bool, on_file: Callable[[str, int, list[Flaw]], None] | None
+) -> Verdict:
+    flaws: list[Flaw] = []
+    num_zips = 0
+    contents = opened.contents
+    for number, file in enumerate(contents.files):
+        zips, rows = verify_file(contents, number, strict)
+        found = [Flaw(file=file["path"], offset=at, tensors=names, problem=what) for at, names, what in rows]
+        flaws += found
+        num_zips += zips
+        if on_file is not None:
+            on_file(file["path"], file["size"], found)
+    return Verdict(
+        uri=opened.uri,
+        contents=contents,
+        flaws=tuple(flaws),
+        num_blocks=num_zips,
+        num_bytes=sum(file["size"] for file in contents.files),
     )
 
 

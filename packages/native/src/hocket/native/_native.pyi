@@ -752,3 +752,104 @@ def ckpt_sizes(uri: str, paths: Sequence[str]) -> list[int | None]:
 
 def xxh3_128(buffer: bytes) -> bytes:
     """XXH3-128 of bytes, 16 bytes in canonical (big endian) form."""
+
+# --- checkpoints of others ----------------------------------------------------------------------
+# `root` is the folder or prefix that a catalogue names, `path` a file in it. Nothing in a file is executed.
+
+def foreign_open(uri: str) -> bytes:
+    """Recognises and lists a checkpoint that is not ours; returns a catalogue, JSON.
+
+    Fields: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path, bytes]), `tensors` (name →
+    dtype, shape, path, same_as, chunks with file, offset, length, start, size, strides, wrapped), `values`
+    (name → path and tagged value), `opaque` (name → why it is not looked into), `items` (the zips of a
+    distributed checkpoint: file, offset, bytes, `torch` or `zstd`, name), `integer_keyed` (paths).
+
+    Raises:
+        CheckpointNotFoundError: Nothing that is known is there.
+        CheckpointUnsafeError: A pickle asks for more than data; the name it asks for is given.
+        CheckpointCorruptError: It breaks a rule of its format.
+        CheckpointIncompatibleError: A form of it that is not read.
+    """
+
+def foreign_locate(
+    root: str, path: str, items: Sequence[tuple[int, int, str, Sequence[int]]]
+) -> list[tuple[int, list[int] | None]]:
+    """Finds the tensors inside items of a distributed checkpoint's file, two small reads an item.
+
+    Args:
+        root: The checkpoint.
+        path: The file.
+        items: (offset, bytes, dtype, shape) each, as the catalogue has them.
+
+    Returns:
+        Where the first item of each tensor lies in the file, and the strides where they are not C order's.
+
+    Raises:
+        CheckpointCorruptError: An item does not hold what the metadata says.
+    """
+
+def foreign_unpack(
+    root: str, path: str, item: tuple[int, int, str, Sequence[int]]
+) -> tuple[bytes, list[int] | None]:
+    """The bytes of the tensor in one compressed item, and its strides where they are not C order's.
+
+    The whole item is held in memory. Raises as `foreign_locate`.
+    """
+
+def foreign_verify_zips(
+    root: str, path: str, zips: Sequence[tuple[int, int, bool]]
+) -> list[tuple[int, str, int, int, str]]:
+    """Compares every member of zips in one file with its CRC-32.
+
+    Args:
+        root: The checkpoint.
+        path: The file.
+        zips: (offset, bytes, compressed or not) each.
+
+    Returns:
+        For each bad one: which zip, the member (empty where the zip is bad), offset, bytes, the problem.
+    """
+
+def foreign_lax_rules(root: str, path: str) -> list[str]:
+    """What a safetensors file breaks of the format's text although readers take it.
+
+    Raises:
+        CheckpointCorruptError: No reader takes it.
+    """
+
+def crc32(address: int, num_bytes: int, value: int = 0) -> int:
+    """CRC-32 of memory, carried on from `value`."""
+
+@final
+class CkptSink:
+    """A file written front to back in pieces. It has its name when it is whole, never in place of another.
+
+    One that is not finished leaves nothing.
+
+    Args:
+        uri: The folder or prefix.
+        path: The file in it.
+        size: Bytes that will come, exactly.
+        data_start: Hash the bytes before it as the header, those after it in blocks.
+
+    Raises:
+        CheckpointExistsError: `path` is there already.
+    """
+
+    def __new__(cls, uri: str, path: str, *, size: int, data_start: int | None = None) -> CkptSink: ...
+    def write(self, data: bytes) -> None:
+        """Appends bytes."""
+
+    def write_from(self, address: int, num_bytes: int) -> None:
+        """Appends memory that stays alive and unchanged until this returns."""
+
+    def finish(self) -> CkptFile | None:
+        """Makes the file durable and visible; the manifest's record of it, where it was hashed.
+
+        Raises:
+            CheckpointExistsError: The name was taken meanwhile.
+            ValueError: Not all bytes came.
+        """
+
+    def close(self) -> None:
+        """Gives an unfinished file up."""

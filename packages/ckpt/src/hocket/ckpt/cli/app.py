@@ -45,13 +45,77 @@ def inspect(
 
 
 @app.command()
-def verify(uri: _Uri, as_json: _Json = False) -> None:
-    """Read every block and compare it with its digest; name each bad tensor, file and offset."""
+def verify(
+    uri: _Uri,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Hold safetensors to the format's text, beyond what readers ask.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Compare every block with its digest (others': CRCs, layout); name each bad tensor, file and offset."""
     from hocket.ckpt.cli import verifying
 
     with told():
-        is_sound = verifying.show(uri, as_json=as_json)
+        is_sound = verifying.show(uri, strict=strict, as_json=as_json)
         if not is_sound:
+            raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint of any known format.")],
+    destination: Annotated[
+        str, typer.Argument(metavar="DST", help="A folder or URI; a file's name for `torch`. Never replaced.")
+    ],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch.")],
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What floating-point tensors become: BF16, F32, …")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave names out; may be repeated.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Replace the beginning of names (`model=`: cut it off)."),
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a file's tensors.")] = "5GB",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
+    as_json: _Json = False,
+) -> None:
+    """Write a checkpoint in another format, streaming; the source's format is recognised."""
+    from hocket.ckpt.cli import converting
+
+    with told():
+        converting.show(
+            source,
+            destination,
+            to=to,
+            dtype=dtype,
+            include=include or [],
+            exclude=exclude or [],
+            rename=rename or [],
+            max_shard_size=max_shard_size,
+            memory=memory,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint of any known format.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
+    as_json: _Json = False,
+) -> None:
+    """Compare two checkpoints: names, shapes, dtypes, every number. Exits 1 where they differ."""
+    from hocket.ckpt.cli import diffing
+
+    with told():
+        is_equal = diffing.show(a, b, memory=memory, as_json=as_json)
+        if not is_equal:
             raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from hocket.ckpt.cli.text import SHARD_MARKS, columns, console, count, print_json, size
 from hocket.ckpt.cli.tree import Row, rows_of
+from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value
 from hocket.ckpt.reader import Checkpoint, open  # noqa: A004 - this package's own
 
@@ -17,7 +18,7 @@ _VALUE_CELLS = 60
 
 
 def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
-    """Prints a checkpoint's head, files, tensors and values; reads only its manifest.
+    """Prints a checkpoint's head, files, tensors and values; reads no tensor.
 
     Args:
         uri: The checkpoint.
@@ -28,7 +29,7 @@ def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
     if as_json:
         print_json(_document(checkpoint))
         return
-    manifest = checkpoint.manifest
+    manifest = checkpoint.contents
     out = console()
     for line in _head(checkpoint):
         out.print(line)
@@ -38,10 +39,10 @@ def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
     out.print()
     for line in _tensors(manifest, unfold):
         out.print(line)
-    values = _values(manifest, unfold)
-    if values:
-        out.print()
-        for line in values:
+    for lines in (_values(manifest, unfold), _opaque(manifest)):
+        if lines:
+            out.print()
+        for line in lines:
             out.print(line)
 
 
@@ -54,21 +55,25 @@ def show_tensor(uri: str, name: str, *, as_json: bool) -> None:
 
 
 def _head(checkpoint: Checkpoint) -> list[Text]:
-    manifest = checkpoint.manifest
-    mesh = ", ".join(f"{axis} {extent}" for axis, extent in (manifest.mesh or {}).items())
-    by = count(manifest.world_size, "rank") + (f" ({mesh})" if mesh else "")
-    saved = manifest.created[:19].replace("T", " ")
-    num_aliases = sum(record.same_as is not None for record in manifest.tensors.values())
+    contents = checkpoint.contents
+    num_aliases = sum(record.same_as is not None for record in contents.tensors.values())
     tied = f", {num_aliases} of them tied," if num_aliases else ""
+    held = Text(
+        f"{count(len(contents.tensors), 'tensor')}{tied} of {size(contents.num_bytes)} "
+        f"in {count(len(contents.files), 'file')}"
+    )
+    uri = Text(checkpoint.uri, "bold")
+    if isinstance(contents, Catalogue):
+        return [uri, Text(FORMATS[contents.format]), held]
+    mesh = ", ".join(f"{axis} {extent}" for axis, extent in (contents.mesh or {}).items())
+    by = count(contents.world_size, "rank") + (f" ({mesh})" if mesh else "")
+    saved = contents.created[:19].replace("T", " ")
     return [
-        Text(checkpoint.uri, "bold"),
-        Text(f"step {manifest.step}, saved {saved} UTC by {by}"),
+        uri,
+        Text(f"step {contents.step}, saved {saved} UTC by {by}"),
+        held,
         Text(
-            f"{count(len(manifest.tensors), 'tensor')}{tied} of {size(manifest.num_bytes)} "
-            f"in {count(len(manifest.files), 'file')}"
-        ),
-        Text(
-            f"format {manifest.format}, by {manifest.writer} {manifest.version}, save {manifest.save_id}",
+            f"format {contents.format}, by {contents.writer} {contents.version}, save {contents.save_id}",
             "dim",
         ),
     ]
@@ -78,7 +83,7 @@ def _mark(file: int) -> str:
     return SHARD_MARKS[file] if file < len(SHARD_MARKS) else "+"
 
 
-def _files(manifest: Manifest) -> list[Text]:
+def _files(manifest: Manifest | Catalogue) -> list[Text]:
     num_chunks = [0] * len(manifest.files)
     for record in manifest.tensors.values():
         for chunk in record.chunks:
@@ -95,7 +100,7 @@ def _files(manifest: Manifest) -> list[Text]:
     return [Text("files", "bold"), *columns(rows, right=frozenset({2, 3}))]
 
 
-def _tensors(manifest: Manifest, unfold: bool) -> list[Text]:
+def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Text]:
     def kind(name: str) -> Hashable:
         record = manifest.tensors[name]
         return record.dtype, record.shape, record.same_as, len(record.chunks)
@@ -108,7 +113,7 @@ def _tensors(manifest: Manifest, unfold: bool) -> list[Text]:
     return [Text.assemble(("tensors", "bold"), (hint, "dim")), *lines]
 
 
-def _tensor_row(row: Row, manifest: Manifest) -> list[Text]:
+def _tensor_row(row: Row, manifest: Manifest | Catalogue) -> list[Text]:
     label = Text.assemble((row.guides, "dim"), (row.label, "" if row.name else "bold"))
     if row.name is None:
         inside = size(
@@ -128,7 +133,7 @@ def _tensor_row(row: Row, manifest: Manifest) -> list[Text]:
     return [label, Text(record.dtype), Text(shape), Text(size(record.num_bytes)), _strip(record)]
 
 
-def _is_alias(manifest: Manifest, name: str) -> bool:
+def _is_alias(manifest: Manifest | Catalogue, name: str) -> bool:
     return manifest.tensors[name].same_as is not None
 
 
@@ -151,19 +156,27 @@ def _strip(record: TensorRecord) -> Text:
     return Text(marks, "cyan")
 
 
-def _values(manifest: Manifest, unfold: bool) -> list[Text]:
+def _values(manifest: Manifest | Catalogue, unfold: bool) -> list[Text]:
     rows = [
         [Text(name), Text(repr(record.value) if unfold else _short(record.value))]
         for name, record in sorted(manifest.values.items())
     ]
-    if manifest.per_rank is not None:
+    if isinstance(manifest, Manifest) and manifest.per_rank is not None:
         kept = (
             f"{len(manifest.per_rank.ranks)} kept; with another number of ranks: {manifest.per_rank.policy}"
         )
         rows.append([Text("(per rank)", "dim"), Text(kept, "dim")])
-    if manifest.user is not None:
+    if isinstance(manifest, Manifest) and manifest.user is not None:
         rows.append([Text("(user)", "dim"), Text(repr(manifest.user))])
     return [Text("values", "bold"), *columns(rows)] if rows else []
+
+
+def _opaque(contents: Manifest | Catalogue) -> list[Text]:
+    """What a foreign checkpoint holds that is not looked into, and why."""
+    if not isinstance(contents, Catalogue) or not contents.opaque:
+        return []
+    rows = [[Text(name), Text(why, "dim")] for name, why in contents.opaque.items()]
+    return [Text("not looked into", "bold"), *columns(rows)]
 
 
 def _short(value: Any) -> str:
@@ -177,27 +190,32 @@ def _short(value: Any) -> str:
 
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:
-    manifest = checkpoint.manifest
-    return {
-        "uri": checkpoint.uri,
-        "format": manifest.format,
-        "version": manifest.version,
-        "writer": manifest.writer,
-        "save_id": manifest.save_id,
-        "step": manifest.step,
-        "created": manifest.created,
-        "world_size": manifest.world_size,
-        "mesh": None if manifest.mesh is None else dict(manifest.mesh),
-        "bytes": manifest.num_bytes,
+    contents = checkpoint.contents
+    held = {
+        "bytes": contents.num_bytes,
         "files": [
             {"path": file["path"], "size": file["size"], "data_start": file["data_start"]}
-            for file in manifest.files
+            for file in contents.files
         ],
-        "tensors": {name: describe(record) for name, record in manifest.tensors.items()},
-        "values": {name: encode_value(record.value) for name, record in manifest.values.items()},
-        "per_rank": manifest.per_rank
-        and {"policy": manifest.per_rank.policy, "ranks": len(manifest.per_rank.ranks)},
-        "user": encode_value(manifest.user),
+        "tensors": {name: describe(record) for name, record in contents.tensors.items()},
+        "values": {name: encode_value(record.value) for name, record in contents.values.items()},
+    }
+    if isinstance(contents, Catalogue):
+        return {"uri": checkpoint.uri, "format": contents.format, **held, "opaque": dict(contents.opaque)}
+    return {
+        "uri": checkpoint.uri,
+        "format": contents.format,
+        "version": contents.version,
+        "writer": contents.writer,
+        "save_id": contents.save_id,
+        "step": contents.step,
+        "created": contents.created,
+        "world_size": contents.world_size,
+        "mesh": None if contents.mesh is None else dict(contents.mesh),
+        **held,
+        "per_rank": contents.per_rank
+        and {"policy": contents.per_rank.policy, "ranks": len(contents.per_rank.ranks)},
+        "user": encode_value(contents.user),
     }
 
 

@@ -13,6 +13,7 @@ from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointUnfencedError,
+    CheckpointUnsafeError,
 )
 from hocket.native.errors import HocketError, StoreConfigError, StoreExistsError, StoreNotFoundError
 
@@ -20,7 +21,16 @@ __all__ = ["told"]
 
 _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((CheckpointCorruptError,), 1),
-    ((CheckpointExistsError, CheckpointIncompatibleError, CheckpointUnfencedError, StoreExistsError), 4),
+    (
+        (
+            CheckpointExistsError,
+            CheckpointIncompatibleError,
+            CheckpointUnfencedError,
+            CheckpointUnsafeError,
+            StoreExistsError,
+        ),
+        4,
+    ),
     ((CheckpointNotFoundError, StoreNotFoundError), 3),
     ((StoreConfigError, ValueError), 2),
 ]

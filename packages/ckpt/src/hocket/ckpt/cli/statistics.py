@@ -35,7 +35,7 @@ def show(checkpoint: Checkpoint, name: str, *, as_json: bool) -> None:
     out = console()
     shape = "×".join(map(str, record.shape)) or "0-d"
     out.print(Text.assemble((name, "bold"), f"  {record.dtype}  {shape}  {size(record.num_bytes)}"))
-    own = checkpoint.manifest.tensors[name]
+    own = checkpoint.contents.tensors[name]
     if own.same_as is not None:
         out.print(Text(f"shares {own.same_as}", "magenta"))
     out.print()
@@ -108,7 +108,7 @@ def _print_histogram(counts: list[int], edges: list[float]) -> None:
 
 
 def _chunk_rows(checkpoint: Checkpoint, chunks: tuple[Any, ...]) -> list[list[Text]]:
-    files = checkpoint.manifest.files
+    files = checkpoint.contents.files
     if not chunks:
         return [[Text("in the manifest"), Text(), Text(), Text()]]
     rows = []

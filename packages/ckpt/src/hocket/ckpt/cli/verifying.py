@@ -9,27 +9,31 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from hocket.ckpt.cli.text import console, count, print_json, size
+from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.reader import open  # noqa: A004 - this package's own
 from hocket.ckpt.verifying import Flaw, Verdict, verify
 
 __all__ = ["show"]
 
 
-def show(uri: str, *, as_json: bool) -> bool:
+def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
     """Verifies a checkpoint and prints the verdict; whether it is sound."""
     began = time.monotonic()
     if as_json:
-        verdict = verify(uri)
+        verdict = verify(uri, strict=strict)
         print_json(_document(verdict))
         return verdict.is_sound
     out = console()
-    verdict = _with_progress(uri, out) if sys.stdout.isatty() else verify(uri, on_file=_FilePrinter(out))
+    if sys.stdout.isatty():
+        verdict = _with_progress(uri, strict, out)
+    else:
+        verdict = verify(uri, strict=strict, on_file=_FilePrinter(out))
     _print_verdict(out, verdict, time.monotonic() - began)
     return verdict.is_sound
 
 
-def _with_progress(uri: str, out: Console) -> Verdict:
-    num_bytes = sum(file["size"] for file in open(uri).manifest.files)
+def _with_progress(uri: str, strict: bool, out: Console) -> Verdict:
+    num_bytes = sum(file["size"] for file in open(uri).contents.files)
     bar = Progress(
         TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         console=out, transient=True,
@@ -43,7 +47,7 @@ def _with_progress(uri: str, out: Console) -> Verdict:
             if flaws:
                 print_file(path, size, flaws)
 
-        return verify(uri, on_file=on_file)
+        return verify(uri, strict=strict, on_file=on_file)
 
 
 class _FilePrinter:
@@ -63,12 +67,18 @@ class _FilePrinter:
 
 
 def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:
-    checked = (
-        f"{count(len(verdict.manifest.files), 'file')}, {count(verdict.num_blocks, 'block')}, "
-        f"{size(verdict.num_bytes)} read in {seconds:.1f} s"
-    )
+    contents = verdict.contents
+    if isinstance(contents, Catalogue):
+        zips = count(verdict.num_blocks, "zip") + " by CRC-32"
+        by = "layout only: it has no digests" if contents.format == "safetensors" else zips
+        checked = f"{count(len(contents.files), 'file')}, {size(verdict.num_bytes)}, {by}, {seconds:.1f} s"
+    else:
+        checked = (
+            f"{count(len(contents.files), 'file')}, {count(verdict.num_blocks, 'block')}, "
+            f"{size(verdict.num_bytes)} read in {seconds:.1f} s"
+        )
     if verdict.is_sound:
-        num_tensors = count(len(verdict.manifest.tensors), "tensor")
+        num_tensors = count(len(verdict.contents.tensors), "tensor")
         out.print(Text.assemble(("sound", "bold green"), f": {num_tensors}; {checked}"))
         return
     hit = f"{count(len(verdict.flaws), 'flaw')} in {count(len(verdict.bad_tensors), 'tensor')}"
@@ -79,10 +89,10 @@ def _document(verdict: Verdict) -> dict[str, object]:
     return {
         "uri": verdict.uri,
         "sound": verdict.is_sound,
-        "files": len(verdict.manifest.files),
+        "files": len(verdict.contents.files),
         "blocks": verdict.num_blocks,
         "bytes": verdict.num_bytes,
-        "tensors": len(verdict.manifest.tensors),
+        "tensors": len(verdict.contents.tensors),
         "bad_tensors": verdict.bad_tensors,
         "flaws": [dataclasses.asdict(flaw) for flaw in verdict.flaws],
     }

@@ -1,0 +1,204 @@
+//! One file of somebody else's, read by byte ranges.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hocket_store::Store;
+
+use crate::error::{CkptError, Result};
+use crate::pace::Interrupted;
+use crate::place::{Kind, Place, found, found_remote};
+use crate::remote;
+
+/// No single read is longer, whatever a file says of itself.
+const LONGEST_READ: u64 = 1 << 30;
+
+/// A file or an object, open for reading.
+#[derive(Clone)]
+pub(crate) struct Blob {
+    uri: String,
+    name: String,
+    size: u64,
+    source: Arc<Source>,
+    /// Pieces that were fetched before: where each begins, and its bytes.
+    fetched: Vec<(u64, Vec<u8>)>,
+}
+
+enum Source {
+    Local(PathBuf, File),
+    Remote(Store),
+    /// All of it is among the pieces.
+    Memory,
+}
+
+impl Blob {
+    /// Opens `name` inside `place`; none where it is not there.
+    pub(crate) fn find(
+        place: &Place,
+        name: &str,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Self>> {
+        let blob = |size, source| Self {
+            uri: place.uri().to_owned(),
+            name: name.to_owned(),
+            size,
+            source: Arc::new(source),
+            fetched: Vec::new(),
+        };
+        match place.kind() {
+            Kind::Local(root) => {
+                let path = root.join(name);
+                let Some(file) = found(File::open(&path), &path, "open the file")? else {
+                    return Ok(None);
+                };
+                let metadata = file
+                    .metadata()
+                    .map_err(|error| CkptError::io(&path, "look at the file", &error))?;
+                let is_file = metadata.is_file();
+                Ok(is_file.then(|| blob(metadata.len(), Source::Local(path, file))))
+            }
+            Kind::Remote(store) => {
+                let size = remote::wait(remote::size(store.clone(), name.to_owned()), interrupted)?;
+                Ok(size.map(|size| blob(size, Source::Remote(store.clone()))))
+            }
+        }
+    }
+
+    /// Opens a file that has to be there.
+    pub(crate) fn open(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<Self> {
+        Self::find(place, name, interrupted)?.ok_or_else(|| {
+            place.not_found(format!(
+                "file `{name}` belongs to the checkpoint and is not there"
+            ))
+        })
+    }
+
+    /// A file that is only in memory: what was unpacked out of `self`.
+    pub(crate) fn unpacked(&self, bytes: Vec<u8>) -> Self {
+        Self {
+            uri: self.uri.clone(),
+            name: self.name.clone(),
+            size: bytes.len() as u64,
+            source: Arc::new(Source::Memory),
+            fetched: vec![(0, bytes)],
+        }
+    }
+
+    /// The same file, with pieces that need not be fetched again.
+    pub(crate) fn with_pieces(&self, fetched: Vec<(u64, Vec<u8>)>) -> Self {
+        Self {
+            fetched,
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The bytes of a range.
+    pub(crate) fn read(&self, range: Range<u64>, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+        self.check(&range)?;
+        if let Some(bytes) = self.remembered(&range) {
+            return Ok(bytes.to_vec());
+        }
+        match &*self.source {
+            Source::Memory => Err(self.gone()),
+            Source::Local(path, file) => read_local(path, file, range),
+            Source::Remote(store) => {
+                let (store, name) = (store.clone(), self.name.clone());
+                let fetch = async move { found_remote(store.get_range(&name, range).await) };
+                let bytes = remote::wait(fetch, interrupted)?;
+                bytes.map(|bytes| bytes.to_vec()).ok_or_else(|| self.gone())
+            }
+        }
+    }
+
+    /// Several small ranges; near ones travel together.
+    pub(crate) fn read_many(
+        &self,
+        ranges: &[Range<u64>],
+        interrupted: Interrupted<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
+        ranges.iter().try_for_each(|range| self.check(range))?;
+        let known = ranges
+            .iter()
+            .map(|range| self.remembered(range).map(<[u8]>::to_vec));
+        if let Some(known) = known.collect() {
+            return Ok(known);
+        }
+        match &*self.source {
+            Source::Memory => Err(self.gone()),
+            Source::Local(path, file) => ranges
+                .iter()
+                .map(|range| read_local(path, file, range.clone()))
+                .collect(),
+            Source::Remote(store) => {
+                let (store, name, ranges) = (store.clone(), self.name.clone(), ranges.to_vec());
+                let fetch = async move { found_remote(store.get_ranges(&name, &ranges).await) };
+                let pieces = remote::wait(fetch, interrupted)?.ok_or_else(|| self.gone())?;
+                Ok(pieces.iter().map(|bytes| bytes.to_vec()).collect())
+            }
+        }
+    }
+
+    fn remembered(&self, range: &Range<u64>) -> Option<&[u8]> {
+        self.fetched.iter().find_map(|(start, bytes)| {
+            let from = usize::try_from(range.start.checked_sub(*start)?).ok()?;
+            let to = usize::try_from(range.end.checked_sub(*start)?).ok()?;
+            bytes.get(from..to)
+        })
+    }
+
+    /// An error about this file's bytes.
+    pub(crate) fn corrupt(&self, offset: Option<u64>, reason: impl Into<String>) -> CkptError {
+        CkptError::Corrupt {
+            uri: self.uri.clone(),
+            file: Some(self.name.clone()),
+            offset,
+            reason: reason.into(),
+        }
+    }
+
+    fn gone(&self) -> CkptError {
+        CkptError::NotFound {
+            uri: self.uri.clone(),
+            reason: format!("file `{}` vanished while it was read", self.name),
+        }
+    }
+
+    fn check(&self, range: &Range<u64>) -> Result<()> {
+        let is_inside = range.start <= range.end && range.end <= self.size;
+        if is_inside && range.end - range.start <= LONGEST_READ {
+            return Ok(());
+        }
+        Err(self.corrupt(
+            Some(range.start),
+            format!(
+                "bytes {}..{} are asked for, and it has {}",
+                range.start, range.end, self.size
+            ),
+        ))
+    }
+}
+
+fn read_local(path: &std::path::Path, file: &File, range: Range<u64>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0_u8; (range.end - range.start) as usize];
+    file.read_exact_at(&mut bytes, range.start)
+        .map_err(|error| {
+            let action = format!("read {} bytes at {}", bytes.len(), range.start);
+            CkptError::io(path, &action, &error)
+        })?;
+    Ok(bytes)
+}

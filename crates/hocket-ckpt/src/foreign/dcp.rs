@@ -1,0 +1,591 @@
+//! Distributed checkpoints of torch: the pickle `.metadata` and the `.distcp` files it points into.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::ops::Range;
+
+use serde_json::{Value as Json, json};
+
+use super::blob::Blob;
+use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode, to_json};
+use super::torch_file::{View, read_pickle, view};
+use super::zip::Zip;
+use crate::error::{CkptError, Result};
+use crate::list::sizes;
+use crate::manifest::tiling::{self, Box as Region};
+use crate::pace::Interrupted;
+use crate::place::{Place, is_plain_name};
+use crate::safetensors::Dtype;
+
+/// The file whose presence is the commit.
+pub(crate) const METADATA_NAME: &str = ".metadata";
+
+const METADATA_LIMIT: u64 = 512 << 20;
+
+/// A value's zip has at most so many bytes, and all of them together so many; larger ones are not looked into.
+const VALUE_LIMIT: u64 = 1 << 20;
+const VALUES_LIMIT: u64 = 64 << 20;
+
+/// Values fetched at once.
+const BATCH: usize = 512;
+
+/// What is fetched of an item's beginning and end, where its pickle and its directory are.
+const EDGE_BYTES: u64 = 4096;
+
+const ZSTD_STREAM: &str = "stream.zstd/1";
+
+/// How a catalogue calls it.
+pub(crate) const ZSTD: &str = "zstd";
+const PLAIN: &str = "torch";
+
+/// Where an item lies.
+#[derive(Debug, Clone)]
+struct Item {
+    file: usize,
+    offset: u64,
+    length: u64,
+    wrapped: &'static str,
+}
+
+/// Lists a distributed checkpoint.
+pub(crate) fn catalogue(place: &Place, interrupted: Interrupted<'_>) -> Result<Catalogue> {
+    let blob = Blob::open(place, METADATA_NAME, interrupted)?;
+    if blob.size() > METADATA_LIMIT {
+        return Err(blob.corrupt(
+            None,
+            format!(
+                "it has {} bytes; expected at most {METADATA_LIMIT}",
+                blob.size()
+            ),
+        ));
+    }
+    let bytes = blob.read(0..blob.size(), interrupted)?;
+    let fault = |fault: Fault| fault.at(place.uri(), METADATA_NAME);
+    let pickle = decode(&bytes, Allowed::Metadata).map_err(fault)?;
+    let mut catalogue = Catalogue::new("dcp", place.uri());
+    let items = Listing::read(&pickle, &mut catalogue).map_err(fault)?;
+    check_sizes(place, &mut catalogue, &items, interrupted)?;
+    read_values(place, &mut catalogue, items, interrupted)?;
+    Ok(catalogue)
+}
+
+/// Reads the metadata's three tables; returns where each value lies.
+struct Listing<'a, 'p> {
+    pickle: &'a Pickle<'p>,
+    paths: HashMap<&'a str, Vec<Step>>,
+    items: HashMap<(&'a str, Vec<u64>), Item>,
+}
+
+type Values = Vec<(String, Vec<Step>, Item)>;
+
+fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, Fault> {
+    Err(Fault::Broken(reason.into()))
+}
+
+impl<'a, 'p> Listing<'a, 'p> {
+    fn read(
+        pickle: &'a Pickle<'p>,
+        catalogue: &mut Catalogue,
+    ) -> std::result::Result<(Values, Vec<(usize, u64)>), Fault> {
+        let Some((_, state)) = pickle.record(pickle.root, Name::Metadata) else {
+            return broken("it is no `Metadata`");
+        };
+        let table = |name: &str| {
+            pickle
+                .field(state, name)
+                .and_then(|table| pickle.pairs(table))
+        };
+        let Some(entries) = table("state_dict_metadata") else {
+            return broken("it has no `state_dict_metadata`");
+        };
+        let Some(storage) = table("storage_data") else {
+            return broken("it has no `storage_data`; the writer did not say where its items are");
+        };
+        let mut listing = Self {
+            pickle,
+            paths: HashMap::new(),
+            items: HashMap::with_capacity(storage.len()),
+        };
+        listing.read_storage(storage, catalogue)?;
+        listing.read_paths(table("planner_data").unwrap_or_default());
+        let ends = listing
+            .items
+            .values()
+            .map(|item| (item.file, item.offset.saturating_add(item.length)))
+            .collect();
+        let mut values = Vec::new();
+        for &(name, entry) in entries {
+            let Some(name) = pickle.text(name) else {
+                return broken("a name in `state_dict_metadata` is no text");
+            };
+            if catalogue.has(name) {
+                return broken(format!("`{name}` stands twice"));
+            }
+            if pickle.record(entry, Name::BytesStorage).is_some() {
+                let Some(item) = listing.items.get(&(name, Vec::new())) else {
+                    return broken(format!(
+                        "`{name}` has no entry in `storage_data`: it was never written"
+                    ));
+                };
+                values.push((name.to_owned(), listing.path(name), item.clone()));
+            } else {
+                listing.add_tensor(name, entry, catalogue)?;
+            }
+        }
+        Ok((values, ends))
+    }
+
+    fn read_storage(
+        &mut self,
+        storage: &'a [(Value, Value)],
+        catalogue: &mut Catalogue,
+    ) -> std::result::Result<(), Fault> {
+        let pickle = self.pickle;
+        let mut files: HashMap<&str, usize> = HashMap::new();
+        for &(index, info) in storage {
+            let index = pickle.record(index, Name::Index).map(|(_, state)| state);
+            let info = pickle
+                .record(info, Name::StorageInfo)
+                .map(|(_, state)| state);
+            let (Some(index), Some(info)) = (index, info) else {
+                return broken("`storage_data` holds what is no item");
+            };
+            let name = pickle
+                .field(index, "fqn")
+                .and_then(|name| pickle.text(name));
+            let path = pickle
+                .field(info, "relative_path")
+                .and_then(|path| pickle.text(path));
+            let number = |key| match pickle.field(info, key) {
+                Some(Value::Int(number)) => u64::try_from(number).ok(),
+                _ => None,
+            };
+            let (Some(name), Some(path)) = (name, path) else {
+                return broken("an item of `storage_data` has no name or no file");
+            };
+            let (Some(offset), Some(length)) = (number("offset"), number("length")) else {
+                return broken(format!(
+                    "the item of `{name}` has no offset and length from 0 on"
+                ));
+            };
+            if !is_plain_name(path) {
+                return Err(Fault::Unsafe(format!(
+                    "the item of `{name}` lies in `{}`, which is no plain file name",
+                    path.chars().take(80).collect::<String>()
+                )));
+            }
+            let start = match pickle.field(index, "offset") {
+                None | Some(Value::None) => Vec::new(),
+                Some(offset) => match pickle.extents(offset) {
+                    Some(start) => start,
+                    None => return broken(format!("a chunk of `{name}` has no offsets from 0 on")),
+                },
+            };
+            let file = *files.entry(path).or_insert_with(|| {
+                catalogue.files.push((path.to_owned(), 0));
+                catalogue.files.len() - 1
+            });
+            let wrapped = self.wrapping(name, info)?;
+            catalogue
+                .items
+                .push((file, offset, length, wrapped, name.to_owned()));
+            self.items.insert(
+                (name, start),
+                Item {
+                    file,
+                    offset,
+                    length,
+                    wrapped,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    fn wrapping(&self, name: &str, info: Value) -> std::result::Result<&'static str, Fault> {
+        let descriptors = match self.pickle.field(info, "transform_descriptors") {
+            None | Some(Value::None) => return Ok(PLAIN),
+            Some(list) => self.pickle.items(list).unwrap_or_default(),
+        };
+        match descriptors {
+            [] => Ok(PLAIN),
+            &[one] if self.pickle.text(one) == Some(ZSTD_STREAM) => Ok(ZSTD),
+            _ => broken(format!(
+                "the item of `{name}` was transformed in a way that is not known here"
+            )),
+        }
+    }
+
+    fn read_paths(&mut self, table: &'a [(Value, Value)]) {
+        for &(name, path) in table {
+            let (Some(name), Some(steps)) = (self.pickle.text(name), self.pickle.items(path))
+            else {
+                continue;
+            };
+            let step = |&step: &Value| match step {
+                Value::Int(position) => Some(Step::Position(position)),
+                step => self.pickle.text(step).map(|key| Step::Key(key.to_owned())),
+            };
+            let steps: Option<Vec<Step>> = steps.iter().map(step).collect();
+            if let Some(steps) = steps.filter(|steps| join(steps) == name) {
+                self.paths.insert(name, steps);
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> Vec<Step> {
+        self.paths
+            .get(name)
+            .cloned()
+            .unwrap_or_else(|| vec![Step::Key(name.to_owned())])
+    }
+
+    fn add_tensor(
+        &self,
+        name: &'a str,
+        entry: Value,
+        catalogue: &mut Catalogue,
+    ) -> std::result::Result<(), Fault> {
+        let pickle = self.pickle;
+        let Some((_, state)) = pickle.record(entry, Name::TensorStorage) else {
+            return broken(format!("`{name}` is neither a tensor nor a value"));
+        };
+        let shape = pickle
+            .field(state, "size")
+            .and_then(|size| pickle.extents(size));
+        let chunks = pickle
+            .field(state, "chunks")
+            .and_then(|chunks| pickle.items(chunks));
+        let (Some(shape), Some(chunks), Some(dtype)) = (shape, chunks, self.dtype(state)) else {
+            return broken(format!("`{name}` has no size, chunks or dtype"));
+        };
+        let Some((known, torch_name, _)) =
+            DTYPES.get(usize::from(dtype)).map(|it| (it.1, it.0, it.2))
+        else {
+            return broken(format!("`{name}` has no dtype"));
+        };
+        let Some(dtype) = known else {
+            let reason =
+                format!("a tensor of torch.{torch_name}, which safetensors has no name for");
+            catalogue.opaque.insert(name.to_owned(), reason.into());
+            return Ok(());
+        };
+        if name.ends_with("_flat_param") || name.contains("_flat_param.") {
+            return Err(Fault::Broken(format!(
+                "`{name}` is a flat parameter of FSDP1's LOCAL_STATE_DICT, which says nothing of the parameters \
+                 in it; load it with the model that wrote it and save it with SHARDED_STATE_DICT"
+            )));
+        }
+        let rows = self.chunks(name, &shape, chunks)?;
+        let sound = Dtype::parse(dtype).and_then(|it| it.num_bytes(&shape));
+        if sound.is_none() || shape.len() > 64 {
+            return broken(format!(
+                "`{name}` of shape {shape:?} is larger than memory can be"
+            ));
+        }
+        let row = TensorRow {
+            dtype,
+            shape,
+            path: self.path(name),
+            same_as: None,
+            chunks: rows,
+        };
+        catalogue.tensors.insert(name.to_owned(), row.into_json());
+        Ok(())
+    }
+
+    fn dtype(&self, state: Value) -> Option<u8> {
+        let properties = self.pickle.field(state, "properties")?;
+        let (_, state) = self.pickle.record(properties, Name::Properties)?;
+        let dtype = match self.pickle.items(state) {
+            Some(items) => items.first().copied(),
+            None => self.pickle.field(state, "dtype"),
+        };
+        match dtype {
+            Some(Value::Name(Name::Dtype(index))) => Some(index),
+            _ => None,
+        }
+    }
+
+    fn chunks(
+        &self,
+        name: &'a str,
+        shape: &[u64],
+        chunks: &[Value],
+    ) -> std::result::Result<Vec<ChunkRow>, Fault> {
+        let mut rows = Vec::with_capacity(chunks.len());
+        let mut regions = Vec::with_capacity(chunks.len());
+        for &chunk in chunks {
+            let state = self
+                .pickle
+                .record(chunk, Name::ChunkStorage)
+                .map(|(_, state)| state);
+            let part = |key| self.pickle.extents(self.pickle.field(state?, key)?);
+            let (Some(start), Some(size)) = (part("offsets"), part("sizes")) else {
+                return broken(format!(
+                    "a chunk of `{name}` has no offsets and sizes from 0 on"
+                ));
+            };
+            if start.len() != shape.len() || size.len() != shape.len() {
+                return broken(format!(
+                    "a chunk of `{name}` has not as many dimensions as its tensor"
+                ));
+            }
+            if size.contains(&0) {
+                continue;
+            }
+            let is_zero = start.iter().all(|&offset| offset == 0);
+            let mut item = self.items.get(&(name, start.clone()));
+            if item.is_none() && is_zero {
+                item = self.items.get(&(name, Vec::new()));
+            }
+            let Some(item) = item else {
+                return broken(format!(
+                    "the chunk of `{name}` at {start:?} has no entry in `storage_data`: it was never written"
+                ));
+            };
+            regions.push(Region {
+                start: start.clone(),
+                size: size.clone(),
+            });
+            rows.push(ChunkRow {
+                file: item.file,
+                offset: item.offset,
+                length: item.length,
+                start,
+                size,
+                strides: None,
+                wrapped: Some(item.wrapped),
+            });
+        }
+        match tiling::check(shape, &mut regions) {
+            Ok(()) => Ok(rows),
+            Err(reason) => broken(format!("the chunks of `{name}` do not tile it: {reason}")),
+        }
+    }
+}
+
+/// Fills in the files' sizes and refuses items that end beyond them.
+fn check_sizes(
+    place: &Place,
+    catalogue: &mut Catalogue,
+    (_, ends): &(Values, Vec<(usize, u64)>),
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    let paths: Vec<String> = catalogue.files.iter().map(|file| file.0.clone()).collect();
+    for (file, size) in catalogue
+        .files
+        .iter_mut()
+        .zip(sizes(place, &paths, interrupted)?)
+    {
+        file.1 = size.ok_or_else(|| {
+            place.not_found(format!(
+                "`.metadata` names data file `{}`, which is not there",
+                file.0
+            ))
+        })?;
+    }
+    for &(file, end) in ends {
+        if let Some((path, size)) = catalogue.files.get(file).filter(|file| file.1 < end) {
+            return Err(CkptError::Corrupt {
+                uri: place.uri().to_owned(),
+                file: Some(path.clone()),
+                offset: Some(*size),
+                reason: format!(
+                    "it has {size} bytes, and an item of it ends at {end}: it was cut short"
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Reads the leaves that are no tensors, a batch of one file at a time.
+fn read_values(
+    place: &Place,
+    catalogue: &mut Catalogue,
+    (mut values, _): (Values, Vec<(usize, u64)>),
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    values.sort_by_key(|(_, _, item)| (item.file, item.offset));
+    let mut left = VALUES_LIMIT;
+    for group in values.chunk_by(|a, b| a.2.file == b.2.file) {
+        let Some(path) = group
+            .first()
+            .and_then(|one| catalogue.files.get(one.2.file))
+        else {
+            continue;
+        };
+        let blob = Blob::open(place, &path.0.clone(), interrupted)?;
+        for batch in group.chunks(BATCH) {
+            let (small, large): (Vec<_>, Vec<_>) = batch.iter().partition(|(_, _, item)| {
+                let is_small = item.length <= VALUE_LIMIT.min(left);
+                left -= if is_small { item.length } else { 0 };
+                is_small
+            });
+            for (name, _, item) in large {
+                let reason = format!("a value of {} bytes, too many to look into", item.length);
+                catalogue.opaque.insert(name.clone(), reason.into());
+            }
+            let ranges: Vec<Range<u64>> = small
+                .iter()
+                .map(|(_, _, item)| item.offset..item.offset + item.length)
+                .collect();
+            let pieces = blob.read_many(&ranges, interrupted)?;
+            for ((name, path, item), bytes) in small.into_iter().zip(pieces) {
+                match read_value(&blob, item, bytes, interrupted) {
+                    Ok(value) => catalogue
+                        .values
+                        .insert(name.clone(), json!({"path": path, "value": value})),
+                    Err(error) => catalogue
+                        .opaque
+                        .insert(name.clone(), error.to_string().into()),
+                };
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_value(
+    blob: &Blob,
+    item: &Item,
+    bytes: Vec<u8>,
+    interrupted: Interrupted<'_>,
+) -> Result<Json> {
+    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, 16 * VALUE_LIMIT)?);
+    let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
+    let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
+    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
+    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
+    let mut left = VALUE_LIMIT as usize;
+    to_json(&pickle, pickle.root, &mut left).map_err(fault)
+}
+
+pub(crate) fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
+    if wrapped != ZSTD {
+        return Ok(bytes);
+    }
+    let mut content = Vec::new();
+    let mut read = || {
+        zstd::stream::read::Decoder::new(bytes.as_slice())?
+            .take(limit + 1)
+            .read_to_end(&mut content)
+    };
+    read().map_err(|error| blob.corrupt(None, format!("an item is no zstd: {error}")))?;
+    if content.len() as u64 > limit {
+        return Err(blob.corrupt(None, format!("an item unpacks to more than {limit} bytes")));
+    }
+    Ok(content)
+}
+
+/// A tensor's item, to be located or unpacked.
+#[derive(Debug, Clone)]
+pub struct TensorItem {
+    /// Where its zip begins in the file.
+    pub offset: u64,
+    /// Bytes of the zip, or of its compressed form.
+    pub length: u64,
+    /// What `.metadata` says it holds.
+    pub dtype: String,
+    /// What `.metadata` says of its shape.
+    pub shape: Vec<u64>,
+}
+
+/// Where a tensor's items lie: the first, and the strides where they are not those of C order.
+pub type Located = (u64, Option<Vec<u64>>);
+
+/// Finds the tensors inside items of one file: two small reads an item, all of them together.
+///
+/// # Errors
+/// `Corrupt` where an item does not hold what `.metadata` says, and what the disk or the store says.
+pub fn locate(
+    place: &Place,
+    path: &str,
+    items: &[TensorItem],
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<Located>> {
+    let blob = Blob::open(place, path, interrupted)?;
+    let mut located = Vec::with_capacity(items.len());
+    for batch in items.chunks(BATCH) {
+        let edges = batch.iter().flat_map(|item| {
+            let (start, end) = (item.offset, item.offset.saturating_add(item.length));
+            let edge = EDGE_BYTES.min(item.length);
+            [start..start + edge, end - edge..end]
+        });
+        let edges: Vec<Range<u64>> = edges.collect();
+        let pieces = blob.read_many(&edges, interrupted)?;
+        let mut pieces = edges.iter().map(|edge| edge.start).zip(pieces);
+        for item in batch {
+            let known = pieces.by_ref().take(2).collect();
+            let (start, strides, _) = find(&blob.with_pieces(known), item, 0, interrupted)?;
+            located.push((start, strides));
+        }
+    }
+    Ok(located)
+}
+
+/// The tensor inside one compressed item, in C order or as its strides say: bytes, where it begins, strides.
+///
+/// # Errors
+/// As [`locate`]. The whole item is held in memory.
+pub fn unpack(
+    place: &Place,
+    path: &str,
+    item: &TensorItem,
+    interrupted: Interrupted<'_>,
+) -> Result<(Vec<u8>, Located)> {
+    const ZIP_BYTES: u64 = 1 << 20;
+    let blob = Blob::open(place, path, interrupted)?;
+    let dtype = Dtype::parse(&item.dtype).and_then(|dtype| dtype.num_bytes(&item.shape));
+    let Some(expected) = dtype else {
+        return Err(CkptError::Invalid(format!("`{}` is no dtype", item.dtype)));
+    };
+    let end = item.offset.saturating_add(item.length);
+    let packed = blob.read(item.offset..end, interrupted)?;
+    let content = unwrap(&blob, ZSTD, packed, expected.saturating_add(ZIP_BYTES))?;
+    let inside = TensorItem {
+        offset: 0,
+        length: content.len() as u64,
+        ..item.clone()
+    };
+    let memory = blob.unpacked(content);
+    let (start, strides, span) = find(&memory, &inside, 0, interrupted)?;
+    let bytes = memory.read(start..start + span, interrupted)?;
+    Ok((bytes, (0, strides)))
+}
+
+/// Begin, strides and bytes of the tensor in an item.
+fn find(
+    blob: &Blob,
+    item: &TensorItem,
+    base: u64,
+    interrupted: Interrupted<'_>,
+) -> Result<(u64, Option<Vec<u64>>, u64)> {
+    let from = base + item.offset;
+    let zip = Zip::open(blob, from..from.saturating_add(item.length), interrupted)?;
+    let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
+    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
+    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
+    let view: Option<View> = view(&pickle, pickle.root).transpose().map_err(fault)?;
+    let bad = |reason: &str| blob.corrupt(Some(from), reason);
+    let view = view.ok_or_else(|| bad("an item holds no tensor where `.metadata` says one"))?;
+    if view.dtype_name() != Some(item.dtype.as_str()) || view.shape != item.shape {
+        return Err(bad(&format!(
+            "an item holds {} of shape {:?}; `.metadata` says {} of shape {:?}",
+            view.torch_name(),
+            view.shape,
+            item.dtype,
+            item.shape
+        )));
+    }
+    let member = zip.member(&format!("{prefix}/data/{}", view.key));
+    let member = member.filter(|member| member.size == view.storage_bytes);
+    let (Some(member), Some(span)) = (member, view.span()) else {
+        return Err(bad("an item's tensor does not fit into its storage"));
+    };
+    let place = zip.locate(blob, &[member], interrupted)?;
+    let start = place.first().map_or(0, |range| range.start) + span.start;
+    Ok((start, view.odd_strides(), span.end - span.start))
+}

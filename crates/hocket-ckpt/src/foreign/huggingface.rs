@@ -1,0 +1,370 @@
+//! safetensors files of others, single or sharded with an index.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value as Json;
+
+use super::blob::Blob;
+use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
+use crate::error::Result;
+use crate::pace::Interrupted;
+use crate::place::{Place, is_plain_name};
+use crate::safetensors::Dtype;
+
+/// How an index ends; what stands before differs between publishers.
+pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
+
+/// The safetensors package reads no longer header.
+const HEADER_LIMIT: u64 = 100_000_000;
+const INDEX_LIMIT: u64 = 256 << 20;
+
+/// Fields of an entry.
+const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
+
+/// A header's dtypes that are no whole bytes: known to safetensors, and read by nothing here.
+const SUB_BYTE: [(&str, u64); 3] = [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)];
+
+/// An object in its own order, with keys that stand twice kept twice.
+struct Pairs(Vec<(String, Json)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct PairsVisitor;
+        impl<'de> Visitor<'de> for PairsVisitor {
+            type Value = Pairs;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(PairsVisitor)
+    }
+}
+
+/// An entry of a header.
+pub(crate) struct HeaderEntry {
+    name: String,
+    /// None for one that takes no whole bytes an item.
+    dtype: Option<Dtype>,
+    dtype_name: String,
+    shape: Vec<u64>,
+    begin: u64,
+    end: u64,
+}
+
+/// A header after the checks that the safetensors package makes, and what its text asks for beyond them.
+pub(crate) struct Header {
+    pub(crate) data_start: u64,
+    pub(crate) entries: Vec<HeaderEntry>,
+    /// Rules of the format's text that readers let pass.
+    pub(crate) lax: Vec<String>,
+}
+
+impl Header {
+    pub(crate) fn read(blob: &Blob, interrupted: Interrupted<'_>) -> Result<Self> {
+        let bad =
+            |reason: String| blob.corrupt(None, format!("it is no safetensors file: {reason}"));
+        if blob.size() < 8 {
+            return Err(bad(format!("it has only {} bytes", blob.size())));
+        }
+        let length = blob.read(0..8, interrupted)?;
+        let length = length
+            .iter()
+            .rev()
+            .fold(0, |number, &byte| number << 8 | u64::from(byte));
+        if length > HEADER_LIMIT || length > blob.size() - 8 {
+            return Err(bad(format!(
+                "its header is to have {length} bytes, and the file has {} (a header has at most {HEADER_LIMIT})",
+                blob.size()
+            )));
+        }
+        let json = blob.read(8..8 + length, interrupted)?;
+        let data_bytes = blob.size() - 8 - length;
+        let (entries, lax) = parse(&json, data_bytes).map_err(bad)?;
+        Ok(Self {
+            data_start: 8 + length,
+            entries,
+            lax,
+        })
+    }
+}
+
+fn parse(
+    json: &[u8],
+    data_bytes: u64,
+) -> std::result::Result<(Vec<HeaderEntry>, Vec<String>), String> {
+    let mut lax = Vec::new();
+    if json.first() != Some(&b'{') {
+        lax.push("its header does not begin with `{`".to_owned());
+    }
+    let Pairs(pairs) = serde_json::from_slice(json).map_err(|error| format!("header: {error}"))?;
+    let mut places: HashMap<String, usize> = HashMap::with_capacity(pairs.len());
+    let mut entries: Vec<HeaderEntry> = Vec::with_capacity(pairs.len());
+    let mut has_metadata = false;
+    for (name, value) in pairs {
+        if name == "__metadata__" {
+            if has_metadata {
+                return Err("`__metadata__` stands twice".to_owned());
+            }
+            has_metadata = true;
+            check_metadata(&value)?;
+            continue;
+        }
+        let entry = entry(name, value, &mut lax)?;
+        match places.get(&entry.name).and_then(|&at| entries.get_mut(at)) {
+            // As the package reads it: the last one counts.
+            Some(slot) => {
+                lax.push(format!("`{}` stands twice", entry.name));
+                *slot = entry;
+            }
+            None => {
+                places.insert(entry.name.clone(), entries.len());
+                entries.push(entry);
+            }
+        }
+    }
+    check_order(&entries, data_bytes, &mut lax)?;
+    Ok((entries, lax))
+}
+
+fn check_metadata(value: &Json) -> std::result::Result<(), String> {
+    let is_text = |object: &serde_json::Map<String, Json>| object.values().all(Json::is_string);
+    match value.as_object() {
+        Some(object) if is_text(object) => Ok(()),
+        _ => Err("`__metadata__` is no mapping of text to text".to_owned()),
+    }
+}
+
+fn entry(
+    name: String,
+    value: Json,
+    lax: &mut Vec<String>,
+) -> std::result::Result<HeaderEntry, String> {
+    let numbers = |key: &str| -> Option<Vec<u64>> {
+        value
+            .get(key)?
+            .as_array()?
+            .iter()
+            .map(Json::as_u64)
+            .collect()
+    };
+    let dtype_name = value.get("dtype").and_then(Json::as_str).map(str::to_owned);
+    let (Some(dtype_name), Some(shape), Some(offsets)) =
+        (dtype_name, numbers("shape"), numbers("data_offsets"))
+    else {
+        return Err(format!("`{name}` has no dtype, shape and data_offsets"));
+    };
+    let &[begin, end] = offsets.as_slice() else {
+        return Err(format!("`{name}` has data_offsets that are no pair"));
+    };
+    let dtype = Dtype::parse(&dtype_name);
+    let bits = SUB_BYTE
+        .iter()
+        .find(|one| one.0 == dtype_name)
+        .map(|one| one.1);
+    let bytes = match (dtype, bits) {
+        (Some(dtype), _) => dtype.num_bytes(&shape),
+        (None, Some(bits)) => shape
+            .iter()
+            .try_fold(bits, |bits, &extent| bits.checked_mul(extent))
+            .filter(|bits| bits % 8 == 0)
+            .map(|bits| bits / 8),
+        (None, None) => {
+            return Err(format!(
+                "`{name}` has the dtype `{dtype_name}`, which is none of safetensors'"
+            ));
+        }
+    };
+    if begin > end || bytes != Some(end - begin) {
+        return Err(format!(
+            "`{name}`, {dtype_name} of shape {shape:?}, cannot stand at data_offsets [{begin}, {end}]"
+        ));
+    }
+    if let Some(object) = value.as_object() {
+        let unknown = object.keys().filter(|key| !FIELDS.contains(&key.as_str()));
+        lax.extend(
+            unknown.map(|key| {
+                format!("`{name}` has the field `{key}`, which the format does not know")
+            }),
+        );
+    }
+    Ok(HeaderEntry {
+        name,
+        dtype,
+        dtype_name,
+        shape,
+        begin,
+        end,
+    })
+}
+
+/// No hole, no overlap, nothing behind the last.
+fn check_order(
+    entries: &[HeaderEntry],
+    data_bytes: u64,
+    lax: &mut Vec<String>,
+) -> std::result::Result<(), String> {
+    let mut order: Vec<&HeaderEntry> = entries.iter().collect();
+    order.sort_by_key(|entry| (entry.begin, entry.end));
+    let mut at = 0;
+    for entry in order {
+        if entry.begin != at {
+            return Err(format!(
+                "`{}` begins at {} of the data; expected {at}",
+                entry.name, entry.begin
+            ));
+        }
+        let item = entry
+            .dtype
+            .and_then(|dtype| dtype.num_bytes(&[]))
+            .unwrap_or(1);
+        if entry.begin % item != 0 {
+            lax.push(format!(
+                "`{}` begins at {}, which is no multiple of its item size",
+                entry.name, entry.begin
+            ));
+        }
+        at = entry.end;
+    }
+    if at != data_bytes {
+        return Err(format!(
+            "its entries end at {at} of the data, which has {data_bytes} bytes"
+        ));
+    }
+    Ok(())
+}
+
+fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEntry) {
+    let name = entry.name.clone();
+    let Some(dtype) = entry.dtype else {
+        let reason = format!(
+            "a tensor of {}, whose items are no whole bytes",
+            entry.dtype_name
+        );
+        catalogue.opaque.insert(name, reason.into());
+        return;
+    };
+    let chunk = ChunkRow {
+        file,
+        offset: data_start + entry.begin,
+        length: entry.end - entry.begin,
+        start: vec![0; entry.shape.len()],
+        size: entry.shape.clone(),
+        strides: None,
+        wrapped: None,
+    };
+    let row = TensorRow {
+        dtype: dtype.name(),
+        shape: entry.shape.clone(),
+        path: vec![Step::Key(name.clone())],
+        same_as: None,
+        chunks: if entry.begin == entry.end {
+            Vec::new()
+        } else {
+            vec![chunk]
+        },
+    };
+    catalogue.tensors.insert(name, row.into_json());
+}
+
+/// Lists one safetensors file.
+pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
+    let header = Header::read(blob, interrupted)?;
+    let mut catalogue = Catalogue::new("safetensors", root);
+    catalogue.files.push((blob.name().to_owned(), blob.size()));
+    for entry in &header.entries {
+        add(&mut catalogue, 0, header.data_start, entry);
+    }
+    Ok(catalogue)
+}
+
+/// Lists a sharded checkpoint: which file holds a tensor is what `weight_map` says, whatever the files are called.
+pub(crate) fn sharded(
+    place: &Place,
+    index: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<Catalogue> {
+    let bad = |reason: String| index.corrupt(None, reason);
+    if index.size() > INDEX_LIMIT {
+        return Err(bad(format!(
+            "it has {} bytes; expected at most {INDEX_LIMIT}",
+            index.size()
+        )));
+    }
+    let bytes = index.read(0..index.size(), interrupted)?;
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let Index { weight_map } =
+        serde_json::from_slice(&bytes).map_err(|error| bad(format!("it is no index: {error}")))?;
+    let mut catalogue = Catalogue::new("safetensors", place.uri());
+    let files: BTreeMap<&str, Vec<&str>> =
+        weight_map
+            .iter()
+            .fold(BTreeMap::new(), |mut files, (name, file)| {
+                files
+                    .entry(file.as_str())
+                    .or_insert_with(Vec::new)
+                    .push(name.as_str());
+                files
+            });
+    for (number, (file, names)) in files.into_iter().enumerate() {
+        if !is_plain_name(file) {
+            return Err(bad(format!(
+                "it names the file `{}`, which is no plain name",
+                file.escape_debug()
+            )));
+        }
+        let blob = Blob::open(place, file, interrupted)?;
+        let header = Header::read(&blob, interrupted)?;
+        catalogue.files.push((file.to_owned(), blob.size()));
+        let wanted: HashSet<&str> = names.iter().copied().collect();
+        let mut found = 0;
+        for entry in header
+            .entries
+            .iter()
+            .filter(|entry| wanted.contains(entry.name.as_str()))
+        {
+            add(&mut catalogue, number, header.data_start, entry);
+            found += 1;
+        }
+        if found != wanted.len() {
+            let held: HashSet<&str> = header
+                .entries
+                .iter()
+                .map(|entry| entry.name.as_str())
+                .collect();
+            let missing = names
+                .iter()
+                .find(|name| !held.contains(**name))
+                .copied()
+                .unwrap_or_default();
+            return Err(bad(format!(
+                "it says that `{missing}` is in `{file}`, and it is not"
+            )));
+        }
+    }
+    Ok(catalogue)
+}
+
+/// Rules of the format's text that a file breaks although readers take it.
+///
+/// # Errors
+/// `Corrupt` where no reader takes it, and what the disk or the store says.
+pub fn lax_rules(place: &Place, path: &str, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+    Ok(Header::read(&Blob::open(place, path, interrupted)?, interrupted)?.lax)
+}

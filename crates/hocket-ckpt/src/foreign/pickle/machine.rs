@@ -1,0 +1,504 @@
+//! The opcodes. A stack of plain values over an arena of nodes; nothing recurses and nothing is called.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::names::{Allowed, Name, look_up};
+use super::{Fault, Node, Pickle, Value};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+/// Reads one pickle.
+pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
+    let mut machine = Machine {
+        input,
+        at: 0,
+        allowed,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: HashMap::new(),
+        nodes: Vec::new(),
+        // Real pickles spend some ten bytes a node and some three a value: a small file cannot become a large heap.
+        max_nodes: (1 << 20) + input.len() / 4,
+        values_left: (2 << 20) + input.len() / 2,
+    };
+    loop {
+        let opcode = machine.byte()?;
+        if opcode == b'.' {
+            break;
+        }
+        machine.step(opcode)?;
+    }
+    let root = machine.pop()?;
+    Ok(Pickle {
+        nodes: machine.nodes,
+        root,
+    })
+}
+
+struct Machine<'a> {
+    input: &'a [u8],
+    at: usize,
+    allowed: Allowed,
+    stack: Vec<Value>,
+    /// Heights of the stack.
+    marks: Vec<usize>,
+    memo: HashMap<u64, Value>,
+    nodes: Vec<Node<'a>>,
+    max_nodes: usize,
+    values_left: usize,
+}
+
+impl<'a> Machine<'a> {
+    fn step(&mut self, opcode: u8) -> Result<()> {
+        match opcode {
+            0x80 => self.protocol(),
+            0x95 => self.take(8).map(|_| ()), // FRAME: its length is only a hint
+            b'N' => self.push(Value::None),
+            0x88 => self.push(Value::Bool(true)),
+            0x89 => self.push(Value::Bool(false)),
+            b'K' => self.number(1).and_then(|it| self.push_unsigned(it)),
+            b'M' => self.number(2).and_then(|it| self.push_unsigned(it)),
+            b'J' => {
+                let number = self.number(4)? as u32 as i32;
+                self.push(Value::Int(number.into()))
+            }
+            0x8a => self.number(1).and_then(|length| self.long(length)),
+            0x8b => self.number(4).and_then(|length| self.long(length)),
+            b'G' => {
+                let bytes = self.take(8)?;
+                let bits = bytes
+                    .iter()
+                    .fold(0, |bits, &byte| bits << 8 | u64::from(byte));
+                self.push(Value::Float(f64::from_bits(bits)))
+            }
+            0x8c => self.number(1).and_then(|length| self.text(length)),
+            b'X' => self.number(4).and_then(|length| self.text(length)),
+            0x8d => self.number(8).and_then(|length| self.text(length)),
+            b'C' => self.number(1).and_then(|length| self.bytes(length)),
+            b'B' => self.number(4).and_then(|length| self.bytes(length)),
+            0x8e | 0x96 => self.number(8).and_then(|length| self.bytes(length)),
+            b']' => self.push_node(Node::List(Vec::new())),
+            b'}' => self.push_node(Node::Dict(Vec::new())),
+            b')' => self.push_node(Node::Tuple(Vec::new())),
+            0x8f => self.push_node(Node::Set(Vec::new())),
+            0x85..=0x87 => self.tuple_of(usize::from(opcode - 0x84)),
+            b't' => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::Tuple(items))
+            }
+            b'l' => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::List(items))
+            }
+            b'd' => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::Dict(pairs(&items)?))
+            }
+            0x91 => {
+                let items = self.pop_to_mark()?;
+                self.push_node(Node::Set(items))
+            }
+            b'(' => {
+                self.spend()?;
+                self.marks.push(self.stack.len());
+                Ok(())
+            }
+            b'0' => self.pop().map(|_| ()),
+            b'1' => self.pop_to_mark().map(|_| ()),
+            b'a' => {
+                let item = self.pop()?;
+                self.extend(vec![item])
+            }
+            b'e' | 0x90 => {
+                let items = self.pop_to_mark()?;
+                self.extend(items)
+            }
+            b's' => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                self.extend_dict(vec![(key, value)])
+            }
+            b'u' => {
+                let items = self.pop_to_mark()?;
+                self.extend_dict(pairs(&items)?)
+            }
+            _ => self.step_name(opcode),
+        }
+    }
+
+    /// Opcodes of the memo, of names and of what they make.
+    fn step_name(&mut self, opcode: u8) -> Result<()> {
+        match opcode {
+            b'h' => self.number(1).and_then(|index| self.recall(index)),
+            b'j' => self.number(4).and_then(|index| self.recall(index)),
+            b'q' => self.number(1).and_then(|index| self.remember(index)),
+            b'r' => self.number(4).and_then(|index| self.remember(index)),
+            0x94 => self.remember(self.memo.len() as u64),
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.global(module, name)
+            }
+            0x93 => {
+                let (name, module) = (self.pop_text()?, self.pop_text()?);
+                self.global(module, name)
+            }
+            b'R' | 0x81 => {
+                let (arguments, name) = (self.pop()?, self.pop()?);
+                self.make(name, arguments)
+            }
+            b'b' => {
+                let state = self.pop()?;
+                self.build(state)
+            }
+            b'Q' if self.allowed == Allowed::TorchSave => {
+                let id = self.pop()?;
+                self.push_node(Node::Persistent(id))
+            }
+            b'Q' | b'P' => Err(Fault::Unsafe(
+                "it holds a persistent id, which is not allowed here".to_owned(),
+            )),
+            b'i' | b'o' => Err(Fault::Unsafe(
+                "it makes an instance with an opcode of Python 2 (INST, OBJ)".to_owned(),
+            )),
+            0x82..=0x84 => Err(Fault::Unsafe(
+                "it uses the extension registry (EXT1, EXT2, EXT4)".to_owned(),
+            )),
+            0x92 => Err(Fault::Unsafe(
+                "it makes an object with named arguments (NEWOBJ_EX)".to_owned(),
+            )),
+            _ => Err(Fault::Broken(format!(
+                "opcode 0x{opcode:02x} at byte {} is none that torch writes",
+                self.at.saturating_sub(1)
+            ))),
+        }
+    }
+
+    fn protocol(&mut self) -> Result<()> {
+        match self.byte()? {
+            0..=5 => Ok(()),
+            other => Err(Fault::Broken(format!(
+                "it is a pickle of protocol {other}; expected at most 5"
+            ))),
+        }
+    }
+
+    // --- the input ---
+
+    fn take(&mut self, length: u64) -> Result<&'a [u8]> {
+        let end = usize::try_from(length)
+            .ok()
+            .and_then(|length| self.at.checked_add(length));
+        let bytes = end.and_then(|end| self.input.get(self.at..end));
+        let Some(bytes) = bytes else {
+            return Err(Fault::Broken(format!(
+                "{length} bytes are announced at byte {}, {} are left",
+                self.at,
+                self.input.len().saturating_sub(self.at)
+            )));
+        };
+        self.at += bytes.len();
+        Ok(bytes)
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        Ok(self.take(1)?.first().copied().unwrap_or_default())
+    }
+
+    /// A little-endian number of so many bytes, eight at most.
+    fn number(&mut self, length: u64) -> Result<u64> {
+        let bytes = self.take(length)?;
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    fn line(&mut self) -> Result<&'a str> {
+        let rest = self.input.get(self.at..).unwrap_or_default();
+        let end = rest.iter().take(512).position(|&byte| byte == b'\n');
+        let line = end.and_then(|end| rest.get(..end));
+        let text = line.and_then(|line| std::str::from_utf8(line).ok());
+        let Some(text) = text else {
+            return Err(Fault::Broken(format!(
+                "a name at byte {} has no end, or is no text",
+                self.at
+            )));
+        };
+        self.at += text.len() + 1;
+        Ok(text)
+    }
+
+    // --- the stack ---
+
+    fn spend(&mut self) -> Result<()> {
+        match self.values_left.checked_sub(1) {
+            Some(left) => {
+                self.values_left = left;
+                Ok(())
+            }
+            None => Err(Fault::Broken(
+                "it holds more values than a file of its size may".to_owned(),
+            )),
+        }
+    }
+
+    fn push(&mut self, value: Value) -> Result<()> {
+        self.spend()?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn push_unsigned(&mut self, number: u64) -> Result<()> {
+        self.push(Value::Int(number as i64))
+    }
+
+    fn push_node(&mut self, node: Node<'a>) -> Result<()> {
+        let index = u32::try_from(self.nodes.len()).ok();
+        let Some(index) = index.filter(|_| self.nodes.len() < self.max_nodes) else {
+            return Err(Fault::Broken(
+                "it holds more objects than a file of its size may".to_owned(),
+            ));
+        };
+        self.nodes.push(node);
+        self.push(Value::Node(index))
+    }
+
+    fn pop(&mut self) -> Result<Value> {
+        if self.marks.last() == Some(&self.stack.len()) {
+            return Err(Fault::Broken("a value is missing before a mark".to_owned()));
+        }
+        self.stack
+            .pop()
+            .ok_or_else(|| Fault::Broken("a value is missing on its stack".to_owned()))
+    }
+
+    fn pop_to_mark(&mut self) -> Result<Vec<Value>> {
+        let mark = self.marks.pop();
+        match mark {
+            Some(mark) if mark <= self.stack.len() => Ok(self.stack.split_off(mark)),
+            _ => Err(Fault::Broken("a mark is missing on its stack".to_owned())),
+        }
+    }
+
+    fn pop_text(&mut self) -> Result<&'a str> {
+        let value = self.pop()?;
+        match self.node(value) {
+            Some(Node::Text(text)) => Ok(text),
+            _ => Err(Fault::Broken("a name is no text".to_owned())),
+        }
+    }
+
+    fn tuple_of(&mut self, count: usize) -> Result<()> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        let from = self.stack.len().checked_sub(count);
+        let Some(from) = from.filter(|&from| from >= floor) else {
+            return Err(Fault::Broken("a value is missing on its stack".to_owned()));
+        };
+        let items = self.stack.split_off(from);
+        self.push_node(Node::Tuple(items))
+    }
+
+    // --- the arena ---
+
+    fn node(&self, value: Value) -> Option<&Node<'a>> {
+        match value {
+            Value::Node(index) => self.nodes.get(index as usize),
+            _ => None,
+        }
+    }
+
+    /// The node on top of the stack.
+    fn top(&mut self) -> Option<&mut Node<'a>> {
+        match self.stack.last() {
+            Some(&Value::Node(index)) => self.nodes.get_mut(index as usize),
+            _ => None,
+        }
+    }
+
+    fn extend(&mut self, items: Vec<Value>) -> Result<()> {
+        match self.top() {
+            Some(Node::List(list) | Node::Set(list)) => {
+                list.extend(items);
+                Ok(())
+            }
+            _ => Err(Fault::Broken("it appends to what is no list".to_owned())),
+        }
+    }
+
+    fn extend_dict(&mut self, items: Vec<(Value, Value)>) -> Result<()> {
+        match self.top() {
+            Some(Node::Dict(dict)) => {
+                dict.extend(items);
+                Ok(())
+            }
+            _ => Err(Fault::Broken(
+                "it sets items of what is no mapping".to_owned(),
+            )),
+        }
+    }
+
+    fn text(&mut self, length: u64) -> Result<()> {
+        let at = self.at;
+        let text = std::str::from_utf8(self.take(length)?)
+            .map_err(|_| Fault::Broken(format!("the text at byte {at} is no UTF-8")))?;
+        self.push_node(Node::Text(text))
+    }
+
+    fn bytes(&mut self, length: u64) -> Result<()> {
+        let bytes = self.take(length)?;
+        self.push_node(Node::Bytes(Cow::Borrowed(bytes)))
+    }
+
+    /// A two's complement number of any length; 16 bytes are the most that generators' states need.
+    fn long(&mut self, length: u64) -> Result<()> {
+        let bytes = self.take(length)?;
+        if bytes.len() > 17 {
+            return Err(Fault::Broken(format!(
+                "an integer has {length} bytes; expected at most 17"
+            )));
+        }
+        let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
+        if bytes.len() > 8 {
+            return self.push_node(Node::Long(bytes));
+        }
+        let start = if is_negative { -1_i64 } else { 0 };
+        let number = bytes
+            .iter()
+            .rev()
+            .fold(start, |number, &byte| number << 8 | i64::from(byte));
+        self.push(Value::Int(number))
+    }
+
+    fn recall(&mut self, index: u64) -> Result<()> {
+        match self.memo.get(&index).copied() {
+            Some(value) => self.push(value),
+            None => Err(Fault::Broken(format!("memo {index} was never written"))),
+        }
+    }
+
+    fn remember(&mut self, index: u64) -> Result<()> {
+        let top = self.stack.last().copied();
+        let Some(value) = top.filter(|_| self.memo.len() < self.max_nodes) else {
+            return Err(Fault::Broken(
+                "its memo holds nothing, or more than a file of its size may".to_owned(),
+            ));
+        };
+        self.memo.insert(index, value);
+        Ok(())
+    }
+
+    // --- names ---
+
+    fn global(&mut self, module: &str, name: &str) -> Result<()> {
+        match look_up(self.allowed, module, name) {
+            Some(found) => self.push(Value::Name(found)),
+            None => Err(Fault::Unsafe(format!(
+                "it names `{}.{}`, which is not on the list of what a checkpoint needs",
+                shorten(module),
+                shorten(name)
+            ))),
+        }
+    }
+
+    /// An inert record in place of a call.
+    fn make(&mut self, name: Value, arguments: Value) -> Result<()> {
+        let Value::Name(name) = name else {
+            return Err(Fault::Unsafe("it calls what is no name".to_owned()));
+        };
+        let Some(Node::Tuple(items)) = self.node(arguments) else {
+            return Err(Fault::Broken(
+                "the arguments of a call are no tuple".to_owned(),
+            ));
+        };
+        let first = items.first().copied();
+        match (name, first) {
+            (Name::OrderedDict, None) => self.push_node(Node::Dict(Vec::new())),
+            (Name::OrderedDict, Some(first)) => {
+                let dict = self.dict_of_pairs(first)?;
+                self.push_node(Node::Dict(dict))
+            }
+            (Name::Size | Name::RebuildParameter | Name::Tuple | Name::Set, Some(first)) => {
+                self.push(first)
+            }
+            (Name::Size | Name::Tuple, None) => self.push(arguments),
+            (Name::Set, None) => self.push_node(Node::Set(Vec::new())),
+            (Name::Encode, Some(first)) => {
+                let bytes = self.latin1(first)?;
+                self.push_node(Node::Bytes(Cow::Owned(bytes)))
+            }
+            (Name::Dtype(_) | Name::Storage(_) | Name::UntypedStorage | Name::Encode, _) => {
+                Err(Fault::Unsafe(format!(
+                    "it calls `{}`, which no checkpoint does",
+                    name.shown()
+                )))
+            }
+            _ => self.push_node(Node::Record(Box::new((name, arguments, Value::None)))),
+        }
+    }
+
+    fn dict_of_pairs(&self, list: Value) -> Result<Vec<(Value, Value)>> {
+        let broken = || Fault::Broken("an OrderedDict is not made of pairs".to_owned());
+        let Some(Node::List(items)) = self.node(list) else {
+            return Err(broken());
+        };
+        let pair = |&item: &Value| match self.node(item) {
+            Some(Node::List(pair) | Node::Tuple(pair)) => match pair.as_slice() {
+                &[key, value] => Ok((key, value)),
+                _ => Err(broken()),
+            },
+            _ => Err(broken()),
+        };
+        items.iter().map(pair).collect()
+    }
+
+    fn latin1(&mut self, value: Value) -> Result<Vec<u8>> {
+        let Some(&Node::Text(text)) = self.node(value) else {
+            return Err(Fault::Broken("bytes are not written as text".to_owned()));
+        };
+        // Copies of one text that the memo recalls are counted, lest a few bytes become many.
+        self.values_left = self
+            .values_left
+            .checked_sub(text.len() / 16)
+            .ok_or_else(|| {
+                Fault::Broken("it holds more bytes than a file of its size may".to_owned())
+            })?;
+        text.chars()
+            .map(|char| u8::try_from(u32::from(char)).ok())
+            .collect::<Option<_>>()
+            .ok_or_else(|| Fault::Broken("bytes hold a character beyond 255".to_owned()))
+    }
+
+    fn build(&mut self, state: Value) -> Result<()> {
+        match self.top() {
+            Some(Node::Record(record)) => {
+                record.2 = state;
+                Ok(())
+            }
+            // Attributes of a mapping, such as the `_metadata` of a module's state: no part of the state.
+            Some(Node::Dict(_)) => Ok(()),
+            _ => Err(Fault::Broken(
+                "it sets attributes of what has none".to_owned(),
+            )),
+        }
+    }
+}
+
+fn pairs(items: &[Value]) -> Result<Vec<(Value, Value)>> {
+    let chunks = items.chunks_exact(2);
+    if !chunks.remainder().is_empty() {
+        return Err(Fault::Broken(
+            "a mapping has a key without a value".to_owned(),
+        ));
+    }
+    Ok(chunks
+        .filter_map(|pair| match pair {
+            &[key, value] => Some((key, value)),
+            _ => None,
+        })
+        .collect())
+}
+
+/// Enough of a hostile name to know it by.
+fn shorten(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(80).collect()
+}

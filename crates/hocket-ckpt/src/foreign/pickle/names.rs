@@ -1,0 +1,170 @@
+//! The names that a pickle of torch's may hold. All of them are inert here: nothing is imported, nothing is called.
+
+/// What a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// `Metadata` of a distributed checkpoint.
+    Metadata,
+    TensorStorage,
+    BytesStorage,
+    ChunkStorage,
+    Properties,
+    MemoryFormat,
+    Index,
+    StorageMeta,
+    StorageInfo,
+    /// `torch.Size`: its tuple.
+    Size,
+    /// A dtype, by its place in [`DTYPES`].
+    Dtype(u8),
+    Layout,
+    Path,
+    OrderedDict,
+    Set,
+    Tuple,
+    /// `_codecs.encode`: how protocol 2 writes bytes.
+    Encode,
+    RebuildTensor,
+    /// With the dtype as an argument of its own.
+    RebuildTensorV3,
+    RebuildParameter,
+    /// A typed storage, by its dtype's place in [`DTYPES`].
+    Storage(u8),
+    UntypedStorage,
+    NumpyReconstruct,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    TimeDelta,
+}
+
+/// Whose names are allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Allowed {
+    /// The `.metadata` of a distributed checkpoint.
+    Metadata,
+    /// What `torch.save` writes; storages are persistent ids.
+    TorchSave,
+}
+
+/// torch's name of a dtype, safetensors', and the name of its typed storage where it has one.
+pub(crate) const DTYPES: [(&str, Option<&str>, Option<&str>); 24] = [
+    ("float32", Some("F32"), Some("FloatStorage")),
+    ("float64", Some("F64"), Some("DoubleStorage")),
+    ("float16", Some("F16"), Some("HalfStorage")),
+    ("bfloat16", Some("BF16"), Some("BFloat16Storage")),
+    ("int64", Some("I64"), Some("LongStorage")),
+    ("int32", Some("I32"), Some("IntStorage")),
+    ("int16", Some("I16"), Some("ShortStorage")),
+    ("int8", Some("I8"), Some("CharStorage")),
+    ("uint8", Some("U8"), Some("ByteStorage")),
+    ("bool", Some("BOOL"), Some("BoolStorage")),
+    ("complex64", Some("C64"), Some("ComplexFloatStorage")),
+    ("complex128", None, Some("ComplexDoubleStorage")),
+    ("uint16", Some("U16"), None),
+    ("uint32", Some("U32"), None),
+    ("uint64", Some("U64"), None),
+    ("float8_e4m3fn", Some("F8_E4M3"), None),
+    ("float8_e5m2", Some("F8_E5M2"), None),
+    ("float8_e4m3fnuz", Some("F8_E4M3FNUZ"), None),
+    ("float8_e5m2fnuz", Some("F8_E5M2FNUZ"), None),
+    ("float8_e8m0fnu", Some("F8_E8M0"), None),
+    ("float4_e2m1fn_x2", None, None),
+    ("complex32", None, None),
+    ("quint8", None, Some("QUInt8Storage")),
+    ("qint8", None, Some("QInt8Storage")),
+];
+
+/// What `module.name` stands for, if it is allowed.
+pub(crate) fn look_up(allowed: Allowed, module: &str, name: &str) -> Option<Name> {
+    if let Some(found) = look_up_shared(module, name) {
+        return Some(found);
+    }
+    match allowed {
+        Allowed::Metadata => look_up_metadata(module, name),
+        Allowed::TorchSave => look_up_torch_save(module, name),
+    }
+}
+
+fn look_up_shared(module: &str, name: &str) -> Option<Name> {
+    match (module, name) {
+        ("torch", "Size") => Some(Name::Size),
+        ("torch", name) => dtype(name),
+        ("torch.serialization", "_get_layout") => Some(Name::Layout),
+        ("collections", "OrderedDict") => Some(Name::OrderedDict),
+        ("builtins" | "__builtin__", "set") => Some(Name::Set),
+        ("builtins" | "__builtin__", "tuple") => Some(Name::Tuple),
+        _ => None,
+    }
+}
+
+fn look_up_metadata(module: &str, name: &str) -> Option<Name> {
+    const DCP: &str = "torch.distributed.checkpoint.metadata";
+    const OLD: &str = "torch.distributed._shard.sharded_tensor.metadata";
+    const BYTE: &str = "bytecheckpoint.checkpointer.meta_type";
+    match (module, name) {
+        (DCP | BYTE, "Metadata") => Some(Name::Metadata),
+        (DCP, "TensorStorageMetadata") => Some(Name::TensorStorage),
+        (DCP, "BytesStorageMetadata") => Some(Name::BytesStorage),
+        (DCP, "ChunkStorageMetadata") => Some(Name::ChunkStorage),
+        (DCP | OLD, "TensorProperties") => Some(Name::Properties),
+        (DCP, "_MEM_FORMAT_ENCODING") | (OLD, "MEM_FORMAT_ENCODING") => Some(Name::MemoryFormat),
+        (DCP, "MetadataIndex") => Some(Name::Index),
+        (DCP, "StorageMeta") => Some(Name::StorageMeta),
+        ("torch.distributed.checkpoint.filesystem" | BYTE, "_StorageInfo") => {
+            Some(Name::StorageInfo)
+        }
+        (
+            "pathlib" | "pathlib._local",
+            "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath",
+        ) => Some(Name::Path),
+        _ => None,
+    }
+}
+
+fn look_up_torch_save(module: &str, name: &str) -> Option<Name> {
+    const NUMPY: [&str; 2] = ["numpy.core.multiarray", "numpy._core.multiarray"];
+    match (module, name) {
+        ("torch._utils", "_rebuild_tensor_v2") => Some(Name::RebuildTensor),
+        ("torch._utils", "_rebuild_tensor_v3") => Some(Name::RebuildTensorV3),
+        ("torch._utils", "_rebuild_parameter") => Some(Name::RebuildParameter),
+        ("torch.storage", "UntypedStorage") => Some(Name::UntypedStorage),
+        ("torch", name) => storage(name),
+        ("_codecs", "encode") => Some(Name::Encode),
+        // What the generators' states and the timestamps in trainers' files are made of.
+        (module, "_reconstruct") if NUMPY.contains(&module) => Some(Name::NumpyReconstruct),
+        (module, "scalar") if NUMPY.contains(&module) => Some(Name::NumpyScalar),
+        ("numpy", "ndarray") => Some(Name::NumpyArray),
+        ("numpy", "dtype") => Some(Name::NumpyDtype),
+        ("datetime", "timedelta") => Some(Name::TimeDelta),
+        _ => None,
+    }
+}
+
+fn dtype(name: &str) -> Option<Name> {
+    let index = DTYPES.iter().position(|dtype| dtype.0 == name)?;
+    u8::try_from(index).ok().map(Name::Dtype)
+}
+
+fn storage(name: &str) -> Option<Name> {
+    let index = DTYPES.iter().position(|dtype| dtype.2 == Some(name))?;
+    u8::try_from(index).ok().map(Name::Storage)
+}
+
+impl Name {
+    /// What a reader of a message knows it by.
+    pub(crate) fn shown(self) -> &'static str {
+        match self {
+            Self::Dtype(index) | Self::Storage(index) => {
+                DTYPES.get(usize::from(index)).map_or("dtype", |it| it.0)
+            }
+            Self::TimeDelta => "datetime.timedelta",
+            Self::NumpyArray | Self::NumpyReconstruct => "numpy.ndarray",
+            Self::NumpyScalar => "numpy.scalar",
+            Self::NumpyDtype => "numpy.dtype",
+            Self::Set => "set",
+            Self::Layout => "torch.layout",
+            _ => "object",
+        }
+    }
+}

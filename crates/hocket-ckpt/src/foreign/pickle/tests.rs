@@ -1,0 +1,183 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn refused(input: &[u8], allowed: Allowed) -> Fault {
+    decode(input, allowed).expect_err("it was read")
+}
+
+fn json(input: &[u8]) -> serde_json::Value {
+    let pickle = decode(input, Allowed::TorchSave).unwrap();
+    to_json(&pickle, pickle.root, &mut 1_000_000).unwrap()
+}
+
+#[test]
+fn plain_values_come_as_tagged_json() {
+    // {'a': (1, -2, 2**80), 'b': [True, None], 'c': inf} in protocol 2.
+    let mut input = b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01J\xfe\xff\xff\xff\x8a\x0b".to_vec();
+    input.extend([0; 10]);
+    input.extend(
+        b"\x01\x87q\x01X\x01\x00\x00\x00b](\x88NeX\x01\x00\x00\x00cG\x7f\xf0\0\0\0\0\0\0u.",
+    );
+    let expected = serde_json::json!({
+        "a": {"$tuple": [1, -2, {"$int": "1208925819614629174706176"}]},
+        "b": [true, null],
+        "c": {"$float": "inf"},
+    });
+    assert_eq!(json(&input), expected);
+}
+
+#[test]
+fn a_negative_long_keeps_its_sign() {
+    let mut input = b"\x80\x02\x8a\x0a".to_vec();
+    input.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, b'.']);
+    assert_eq!(
+        json(&input),
+        serde_json::json!({"$int": "-604462909807314587353088"})
+    );
+}
+
+#[test]
+fn names_that_are_not_on_the_list_are_refused_by_name() {
+    let calls: [&[u8]; 4] = [
+        b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.",
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R.",
+        b"\x80\x02cbuiltins\neval\n(X\x01\x00\x00\x001tR.",
+        b"\x80\x02ctorch.hub\nload\n.",
+    ];
+    for (input, name) in calls.iter().zip([
+        "os.system",
+        "posix.system",
+        "builtins.eval",
+        "torch.hub.load",
+    ]) {
+        for allowed in [Allowed::Metadata, Allowed::TorchSave] {
+            let Fault::Unsafe(reason) = refused(input, allowed) else {
+                panic!("{name} is no mere defect");
+            };
+            assert!(reason.contains(&format!("`{name}`")), "{reason}");
+        }
+    }
+}
+
+#[test]
+fn opcodes_that_make_or_find_things_by_other_ways_are_refused() {
+    let inputs: [&[u8]; 6] = [
+        b"\x80\x02(X\x02\x00\x00\x00idios\nsystem\n.",
+        b"\x80\x02(cos\nsystem\no.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02\x84\x01\x00\x00\x00.",
+        b"Pnumber\n.",
+        b"\x80\x04\x8c\x01a\x92.",
+    ];
+    for input in inputs {
+        assert!(matches!(
+            refused(input, Allowed::TorchSave),
+            Fault::Unsafe(_)
+        ));
+    }
+    // A persistent id is a storage in a file of torch.save, and nothing in a `.metadata`.
+    assert!(decode(b"\x80\x02K\x01Q.", Allowed::TorchSave).is_ok());
+    assert!(matches!(
+        refused(b"\x80\x02K\x01Q.", Allowed::Metadata),
+        Fault::Unsafe(_)
+    ));
+}
+
+#[test]
+fn a_dtype_is_not_called() {
+    assert!(matches!(
+        refused(b"\x80\x02ctorch\nfloat32\n)R.", Allowed::TorchSave),
+        Fault::Unsafe(_)
+    ));
+}
+
+/// What this thread has computed: other work on the machine does not count.
+fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills a structure of ours.
+    let outcome = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(outcome, 0);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+#[test]
+fn bombs_are_refused_at_once() {
+    let mut began = cpu_seconds();
+    let mut in_time = || {
+        let spent = cpu_seconds() - began;
+        assert!(spent < 1.0, "{spent} s");
+        began += spent;
+    };
+    // A text of 4 GiB that is not there.
+    assert!(
+        decode(
+            b"\x80\x04\x8d\x00\x00\x00\x00\x01\x00\x00\x00abc.",
+            Allowed::Metadata
+        )
+        .is_err()
+    );
+    in_time();
+    // Lists in lists, a million deep.
+    let mut deep = b"\x80\x02".to_vec();
+    deep.extend(std::iter::repeat_n(b']', 1_000_000));
+    deep.extend(std::iter::repeat_n(b'a', 999_999));
+    deep.push(b'.');
+    let pickle = decode(&deep, Allowed::TorchSave).unwrap();
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
+    in_time();
+    // A billion laughs: thirty lists, each of ten of the one before.
+    let mut laughs = b"\x80\x02]q\x00".to_vec();
+    for level in 0..30_u8 {
+        laughs.extend(b"](");
+        for _ in 0..10 {
+            laughs.extend([b'h', level]);
+        }
+        laughs.extend([b'e', b'q', level + 1]);
+    }
+    laughs.push(b'.');
+    let pickle = decode(&laughs, Allowed::TorchSave).unwrap();
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
+    in_time();
+    // A list that holds itself.
+    let pickle = decode(b"\x80\x02]q\x00h\x00a.", Allowed::TorchSave).unwrap();
+    assert!(to_json(&pickle, pickle.root, &mut 300_000).is_err());
+    in_time();
+    // More values than its size allows.
+    let many = [b"\x80\x02".as_slice(), &vec![b'N'; 8_000_000], b"."].concat();
+    assert!(decode(&many, Allowed::TorchSave).is_err());
+    in_time();
+}
+
+/// Opcodes of torch's pickles, so that random programs get beyond their first byte.
+const OPCODES: &[u8] =
+    b"N\x88\x89KMJ\x8aGX\x8cCB])}\x8f\x85\x86\x87tl(d0ae\x90suhjqr\x94cR\x81bQP.\x93\x80\x95";
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(input in prop::collection::vec(any::<u8>(), 0..400)) {
+        for allowed in [Allowed::Metadata, Allowed::TorchSave] {
+            if let Ok(pickle) = decode(&input, allowed) {
+                let _ = to_json(&pickle, pickle.root, &mut 10_000);
+            }
+        }
+    }
+
+    #[test]
+    fn any_program_is_read_or_refused(
+        program in prop::collection::vec((prop::sample::select(OPCODES), prop::collection::vec(0_u8..4, 0..3)), 0..200),
+    ) {
+        let mut input: Vec<u8> = program.into_iter().flat_map(|(opcode, rest)| std::iter::once(opcode).chain(rest)).collect();
+        input.push(b'.');
+        for allowed in [Allowed::Metadata, Allowed::TorchSave] {
+            if let Ok(pickle) = decode(&input, allowed) {
+                let _ = to_json(&pickle, pickle.root, &mut 10_000);
+            }
+        }
+    }
+}

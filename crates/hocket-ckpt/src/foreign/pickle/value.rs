@@ -1,0 +1,159 @@
+//! Values of a pickle as the tagged JSON of our manifest.
+
+use serde_json::{Map, Number, Value as Json, json};
+
+use super::{DTYPES, Fault, Name, Node, Pickle, Value};
+use crate::digest::to_base64;
+
+const DEEPEST: usize = 64;
+
+/// The largest integer that every JSON reader keeps.
+const EXACT: i64 = 1 << 53;
+
+/// A value without tensors as JSON.
+///
+/// `left` is how many values and bytes (over 16) may still be written: a memo can name one list a million times.
+pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Result<Json, Fault> {
+    write(pickle, value, left, 0)
+}
+
+fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> Result<Json, Fault> {
+    spend(left, 1)?;
+    if depth > DEEPEST {
+        return Err(Fault::Broken(format!(
+            "a value is nested more than {DEEPEST} deep, or holds itself"
+        )));
+    }
+    let all = |items: &[Value], left: &mut usize| {
+        items
+            .iter()
+            .map(|&item| write(pickle, item, left, depth + 1))
+            .collect::<Result<Vec<Json>, Fault>>()
+    };
+    let node = match value {
+        Value::None => return Ok(Json::Null),
+        Value::Bool(value) => return Ok(Json::Bool(value)),
+        Value::Int(number) if (-EXACT..=EXACT).contains(&number) => return Ok(json!(number)),
+        Value::Int(number) => return Ok(json!({"$int": number.to_string()})),
+        Value::Float(number) => return Ok(float(number)),
+        Value::Name(Name::Dtype(index)) => {
+            let name = DTYPES.get(usize::from(index)).map_or("", |dtype| dtype.0);
+            return Ok(json!(format!("torch.{name}")));
+        }
+        Value::Name(name) => return Ok(json!(name.shown())),
+        Value::Node(_) => pickle.node(value),
+    };
+    let Some(node) = node else {
+        return Err(Fault::Broken("a value is nowhere".to_owned()));
+    };
+    Ok(match node {
+        Node::Text(text) => {
+            spend(left, text.len() / 16)?;
+            json!(text)
+        }
+        Node::Bytes(bytes) => {
+            spend(left, bytes.len() / 16)?;
+            json!({"$bytes": to_base64(bytes)})
+        }
+        Node::Long(bytes) => json!({"$int": decimal(bytes)}),
+        Node::List(items) => Json::Array(all(items, left)?),
+        Node::Tuple(items) | Node::Set(items) => json!({"$tuple": all(items, left)?}),
+        Node::Dict(pairs) => mapping(pickle, pairs, left, depth)?,
+        Node::Record(record) => {
+            let (name, arguments, state) = **record;
+            if matches!(name, Name::RebuildTensor | Name::RebuildTensorV3) {
+                return Err(Fault::Broken("a tensor stands inside a value".to_owned()));
+            }
+            let held = if state == Value::None {
+                arguments
+            } else {
+                state
+            };
+            let inner = pickle.items(held).unwrap_or_default();
+            json!({name.shown(): all(inner, left)?})
+        }
+        Node::Persistent(_) => {
+            return Err(Fault::Broken("a storage stands inside a value".to_owned()));
+        }
+    })
+}
+
+fn mapping(
+    pickle: &Pickle<'_>,
+    pairs: &[(Value, Value)],
+    left: &mut usize,
+    depth: usize,
+) -> Result<Json, Fault> {
+    let plain: Option<Vec<&str>> = pairs
+        .iter()
+        .map(|(key, _)| pickle.text(*key).filter(|key| !key.starts_with('$')))
+        .collect();
+    if let Some(keys) = plain {
+        let mut map = Map::with_capacity(pairs.len());
+        for (key, (_, value)) in keys.iter().zip(pairs) {
+            spend(left, key.len() / 16)?;
+            map.insert((*key).to_owned(), write(pickle, *value, left, depth + 1)?);
+        }
+        return Ok(Json::Object(map));
+    }
+    let mut written = Vec::with_capacity(pairs.len());
+    for &(key, value) in pairs {
+        let key = write(pickle, key, left, depth + 1)?;
+        written.push(json!([key, write(pickle, value, left, depth + 1)?]));
+    }
+    Ok(json!({"$map": written}))
+}
+
+fn spend(left: &mut usize, count: usize) -> Result<(), Fault> {
+    *left = left.checked_sub(count).ok_or_else(|| {
+        Fault::Broken(
+            "its values, written out, are too many: one is named again and again".to_owned(),
+        )
+    })?;
+    Ok(())
+}
+
+fn float(number: f64) -> Json {
+    match Number::from_f64(number) {
+        Some(number) => Json::Number(number),
+        None if number.is_nan() => json!({"$float": "nan"}),
+        None if number > 0.0 => json!({"$float": "inf"}),
+        None => json!({"$float": "-inf"}),
+    }
+}
+
+/// A long integer in decimal, by repeated division.
+fn decimal(bytes: &[u8]) -> String {
+    let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
+    let mut digits: Vec<u8> = Vec::new();
+    let mut number: Vec<u8> = bytes.to_vec();
+    if is_negative {
+        // Two's complement: invert, add one.
+        let mut carry = true;
+        for byte in &mut number {
+            let (sum, over) = (!*byte).overflowing_add(u8::from(carry));
+            *byte = sum;
+            carry = over;
+        }
+    }
+    while number.iter().any(|&byte| byte != 0) {
+        let mut rest = 0_u32;
+        for byte in number.iter_mut().rev() {
+            let current = rest << 8 | u32::from(*byte);
+            *byte = (current / 10) as u8;
+            rest = current % 10;
+        }
+        digits.push(b'0' + rest as u8);
+    }
+    if digits.is_empty() {
+        digits.push(b'0');
+    }
+    if is_negative {
+        digits.push(b'-');
+    }
+    digits
+        .iter()
+        .rev()
+        .map(|&digit| char::from(digit))
+        .collect()
+}

@@ -1,0 +1,452 @@
+//! What `torch.save` writes: a zip with a pickle of the structure and a member for each storage.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::blob::Blob;
+use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
+use super::zip::{Member, Zip};
+use crate::error::{CkptError, Result};
+use crate::pace::Interrupted;
+use crate::safetensors::Dtype;
+
+/// A pickle has at most so many bytes.
+const PICKLE_LIMIT: u64 = 256 << 20;
+
+/// Values of all leaves together beyond one a byte of the pickle, with text counted as 16 bytes a value: only a memo that
+/// names one thing again and again makes more.
+const MORE_VALUES: usize = 1 << 18;
+
+const DEEPEST: usize = 64;
+
+/// A tensor as the pickle has it: a view of a storage.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct View {
+    /// Place in [`DTYPES`].
+    pub(crate) dtype: u8,
+    pub(crate) key: String,
+    pub(crate) storage_bytes: u64,
+    /// In items.
+    pub(crate) offset: u64,
+    pub(crate) shape: Vec<u64>,
+    /// In items.
+    pub(crate) strides: Vec<u64>,
+}
+
+/// Reads the pickle of a zip, after a look at its byte order.
+pub(crate) fn read_pickle(
+    blob: &Blob,
+    zip: &Zip,
+    interrupted: Interrupted<'_>,
+) -> Result<(Vec<u8>, String)> {
+    let Some((member, prefix)) = zip.pickle() else {
+        return Err(blob.corrupt(
+            None,
+            "it is a zip without `data.pkl`, so `torch.save` did not write it",
+        ));
+    };
+    if let Some(order) = zip.member(&format!("{prefix}/byteorder")) {
+        let order = zip.read(blob, order, 16, interrupted)?;
+        if order != b"little" {
+            return Err(CkptError::Incompatible {
+                uri: blob.uri().to_owned(),
+                reason: format!(
+                    "`{}` was written on a machine with another byte order",
+                    blob.name()
+                ),
+            });
+        }
+    }
+    let bytes = zip.read(blob, member, PICKLE_LIMIT, interrupted)?;
+    Ok((bytes, prefix.to_owned()))
+}
+
+/// The tensor that a record rebuilds.
+pub(crate) fn view(pickle: &Pickle<'_>, value: Value) -> Option<std::result::Result<View, Fault>> {
+    let Some(Node::Record(record)) = pickle.node(value) else {
+        return None;
+    };
+    let (name, arguments, _) = **record;
+    if !matches!(name, Name::RebuildTensor | Name::RebuildTensorV3) {
+        return None;
+    }
+    let view = view_of(pickle, name, arguments);
+    Some(view.ok_or_else(|| Fault::Broken("a tensor is not made as torch makes it".to_owned())))
+}
+
+fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
+    let items = pickle.items(arguments)?;
+    let &[storage, Value::Int(offset), shape, strides, ..] = items else {
+        return None;
+    };
+    let Some(Node::Persistent(id)) = pickle.node(storage) else {
+        return None;
+    };
+    let &[kind, class, key, _, Value::Int(numel)] = pickle.items(*id)? else {
+        return None;
+    };
+    let dtype = match (name, class, items.get(6)) {
+        (Name::RebuildTensorV3, _, Some(&Value::Name(Name::Dtype(dtype)))) => dtype,
+        (Name::RebuildTensor, Value::Name(Name::Storage(dtype)), _) => dtype,
+        _ => return None,
+    };
+    let per_item = match class {
+        Value::Name(Name::Storage(index)) => item_bytes(index)?,
+        Value::Name(Name::UntypedStorage) => 1,
+        _ => return None,
+    };
+    let view = View {
+        dtype,
+        key: pickle.text(key)?.to_owned(),
+        storage_bytes: u64::try_from(numel).ok()?.checked_mul(per_item)?,
+        offset: u64::try_from(offset).ok()?,
+        shape: pickle.extents(shape)?,
+        strides: pickle.extents(strides)?,
+    };
+    let is_storage = pickle.text(kind) == Some("storage");
+    (is_storage && view.shape.len() == view.strides.len() && view.shape.len() <= 64).then_some(view)
+}
+
+fn item_bytes(index: u8) -> Option<u64> {
+    let (name, known, _) = DTYPES.get(usize::from(index))?;
+    match (known, *name) {
+        (Some(name), _) => Dtype::parse(name)?.num_bytes(&[]),
+        (None, "complex128") => Some(16),
+        (None, _) => Some(1),
+    }
+}
+
+impl View {
+    /// safetensors' name of the dtype, where it has one.
+    pub(crate) fn dtype_name(&self) -> Option<&'static str> {
+        DTYPES
+            .get(usize::from(self.dtype))
+            .and_then(|dtype| dtype.1)
+    }
+
+    pub(crate) fn torch_name(&self) -> &'static str {
+        DTYPES
+            .get(usize::from(self.dtype))
+            .map_or("unknown", |dtype| dtype.0)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// Where its items lie in its storage, in bytes; none where they lie outside or cannot be counted.
+    pub(crate) fn span(&self) -> Option<Range<u64>> {
+        let item = item_bytes(self.dtype)?;
+        let mut last = self.offset;
+        for (extent, stride) in self.shape.iter().zip(&self.strides) {
+            last = last.checked_add(extent.checked_sub(1)?.checked_mul(*stride)?)?;
+        }
+        let span = self.offset.checked_mul(item)?..last.checked_add(1)?.checked_mul(item)?;
+        (span.end <= self.storage_bytes).then_some(span)
+    }
+
+    /// Its strides, where they are not those of C order. Those of dims of one item mean nothing.
+    pub(crate) fn odd_strides(&self) -> Option<Vec<u64>> {
+        let mut expected = 1_u64;
+        let mut is_plain = true;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            is_plain &= extent == 1 || stride == expected;
+            expected = expected.saturating_mul(extent);
+        }
+        (!is_plain).then(|| self.strides.clone())
+    }
+}
+
+/// Lists a `torch.save` file.
+pub(crate) fn catalogue(
+    root: &str,
+    blob: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<Catalogue> {
+    let zip = Zip::open(blob, 0..blob.size(), interrupted)?;
+    let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
+    let fault = |fault: Fault| fault.at(root, blob.name());
+    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
+    let mut walk = Walk {
+        pickle: &pickle,
+        catalogue: Catalogue::new("torch", root),
+        tensors: Vec::new(),
+        values_left: MORE_VALUES + bytes.len(),
+    };
+    walk.visit(pickle.root, &mut Vec::new()).map_err(fault)?;
+    let Walk {
+        mut catalogue,
+        tensors,
+        ..
+    } = walk;
+    catalogue.files.push((blob.name().to_owned(), blob.size()));
+    let storages = locate_storages(blob, &zip, &prefix, &tensors, interrupted)?;
+    let mut first: HashMap<View, String> = HashMap::new();
+    for (name, path, view) in tensors {
+        add(
+            &mut catalogue,
+            &storages,
+            &mut first,
+            blob,
+            name,
+            path,
+            view,
+        )?;
+    }
+    Ok(catalogue)
+}
+
+fn add(
+    catalogue: &mut Catalogue,
+    storages: &HashMap<String, Range<u64>>,
+    first: &mut HashMap<View, String>,
+    blob: &Blob,
+    name: String,
+    path: Vec<Step>,
+    view: View,
+) -> Result<()> {
+    let Some(dtype) = view.dtype_name() else {
+        let reason = format!(
+            "a tensor of torch.{}, which safetensors has no name for",
+            view.torch_name()
+        );
+        catalogue.tensors.shift_remove(&name);
+        catalogue.opaque.insert(name, reason.into());
+        return Ok(());
+    };
+    let mut row = TensorRow {
+        dtype,
+        shape: view.shape.clone(),
+        path,
+        same_as: first.get(&view).cloned(),
+        chunks: Vec::new(),
+    };
+    if !view.is_empty() && row.same_as.is_none() {
+        let place = view.span().zip(storages.get(&view.key));
+        let inside = place.filter(|(span, storage)| span.end <= storage.end - storage.start);
+        let Some((span, storage)) = inside else {
+            return Err(blob.corrupt(
+                None,
+                format!(
+                    "tensor `{name}` of shape {:?} does not fit into its storage `{}`",
+                    view.shape, view.key
+                ),
+            ));
+        };
+        row.chunks.push(ChunkRow {
+            file: 0,
+            offset: storage.start + span.start,
+            length: span.end - span.start,
+            start: vec![0; view.shape.len()],
+            size: view.shape.clone(),
+            strides: view.odd_strides(),
+            wrapped: None,
+        });
+    }
+    if !view.is_empty() && row.same_as.is_none() {
+        first.insert(view, name.clone());
+    }
+    catalogue.tensors.insert(name, row.into_json());
+    Ok(())
+}
+
+/// Where each storage lies in the file, checked against its member.
+fn locate_storages(
+    blob: &Blob,
+    zip: &Zip,
+    prefix: &str,
+    tensors: &[(String, Vec<Step>, View)],
+    interrupted: Interrupted<'_>,
+) -> Result<HashMap<String, Range<u64>>> {
+    let by_name: HashMap<&str, &Member> = zip
+        .members
+        .iter()
+        .map(|member| (member.name.as_str(), member))
+        .collect();
+    let mut wanted: HashMap<&str, &Member> = HashMap::new();
+    for (name, _, view) in tensors {
+        let member = by_name.get(format!("{prefix}/data/{}", view.key).as_str());
+        match member {
+            Some(member) if member.size == view.storage_bytes => {
+                wanted.insert(&view.key, member);
+            }
+            Some(member) => {
+                return Err(blob.corrupt(
+                    None,
+                    format!(
+                        "storage `{}` of tensor `{name}` has {} bytes, its pickle says {}",
+                        view.key, member.size, view.storage_bytes
+                    ),
+                ));
+            }
+            None => {
+                return Err(blob.corrupt(
+                    None,
+                    format!(
+                        "storage `{}` of tensor `{name}` is not in the file",
+                        view.key
+                    ),
+                ));
+            }
+        }
+    }
+    let (keys, members): (Vec<&str>, Vec<&Member>) = wanted.into_iter().unzip();
+    let places = zip.locate(blob, &members, interrupted)?;
+    Ok(keys.into_iter().map(str::to_owned).zip(places).collect())
+}
+
+/// Takes the tree apart into named leaves, as `hocket.ckpt` does with a state.
+struct Walk<'a, 'p> {
+    pickle: &'a Pickle<'p>,
+    catalogue: Catalogue,
+    tensors: Vec<(String, Vec<Step>, View)>,
+    values_left: usize,
+}
+
+impl Walk<'_, '_> {
+    fn visit(&mut self, value: Value, path: &mut Vec<Step>) -> std::result::Result<(), Fault> {
+        if path.len() > DEEPEST {
+            return Err(Fault::Broken(format!(
+                "it is nested more than {DEEPEST} deep, or holds itself"
+            )));
+        }
+        self.values_left = self.values_left.checked_sub(1).ok_or_else(|| {
+            Fault::Broken("it holds too many values: one is named again and again".to_owned())
+        })?;
+        if let Some(view) = view(self.pickle, value) {
+            let view = view?;
+            return self.add_tensor(path, view);
+        }
+        let pickle = self.pickle;
+        match pickle.node(value) {
+            Some(Node::Dict(pairs)) if !pairs.is_empty() => {
+                if let Some(keys) = self.keys(pairs) {
+                    if keys.iter().all(|key| matches!(key, Step::Position(_))) {
+                        self.catalogue.integer_keyed.push(path.clone());
+                    }
+                    for (key, &(_, child)) in keys.into_iter().zip(pairs) {
+                        path.push(key);
+                        self.visit(child, path)?;
+                        path.pop();
+                    }
+                    return Ok(());
+                }
+            }
+            Some(Node::List(items)) if !items.iter().all(|&item| self.is_scalar(item)) => {
+                return self.visit_items(items, path);
+            }
+            Some(Node::Tuple(items)) if items.iter().any(|&item| self.holds_tensor(item, 0)) => {
+                return self.visit_items(items, path);
+            }
+            _ => {}
+        }
+        self.add_value(path, value)
+    }
+
+    fn visit_items(
+        &mut self,
+        items: &[Value],
+        path: &mut Vec<Step>,
+    ) -> std::result::Result<(), Fault> {
+        for (position, &item) in items.iter().enumerate() {
+            path.push(Step::Position(position as i64));
+            self.visit(item, path)?;
+            path.pop();
+        }
+        Ok(())
+    }
+
+    /// The keys of a mapping that is taken apart: text, or integers where tensors are below.
+    fn keys(&mut self, pairs: &[(Value, Value)]) -> Option<Vec<Step>> {
+        let keys: Vec<Step> = pairs
+            .iter()
+            .map(|&(key, _)| match key {
+                Value::Int(number) => Some(Step::Position(number)),
+                key => self.pickle.text(key).map(|text| Step::Key(text.to_owned())),
+            })
+            .collect::<Option<_>>()?;
+        let is_text = keys.iter().all(|key| matches!(key, Step::Key(_)));
+        let is_taken = is_text || pairs.iter().any(|&(_, child)| self.holds_tensor(child, 0));
+        is_taken.then_some(keys)
+    }
+
+    fn is_scalar(&self, value: Value) -> bool {
+        !matches!(
+            self.pickle.node(value),
+            Some(
+                Node::List(_)
+                    | Node::Tuple(_)
+                    | Node::Dict(_)
+                    | Node::Record(_)
+                    | Node::Persistent(_)
+            )
+        )
+    }
+
+    /// Whether a tensor is among what is near below. Each look is paid for, as a visit is.
+    fn holds_tensor(&mut self, value: Value, depth: usize) -> bool {
+        const NEAR: usize = 4;
+        const FIRST: usize = 16;
+        self.values_left = self.values_left.saturating_sub(1);
+        if view(self.pickle, value).is_some() {
+            return true;
+        }
+        if depth >= NEAR || self.values_left == 0 {
+            return false;
+        }
+        let below: Vec<Value> = match self.pickle.node(value) {
+            Some(Node::List(items) | Node::Tuple(items)) => {
+                items.iter().take(FIRST).copied().collect()
+            }
+            Some(Node::Dict(pairs)) => pairs.iter().take(FIRST).map(|&(_, item)| item).collect(),
+            _ => return false,
+        };
+        below
+            .into_iter()
+            .any(|item| self.holds_tensor(item, depth + 1))
+    }
+
+    /// Path and name of a leaf; a file that is one leaf calls it `value`.
+    fn name(&self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
+        let path = match path {
+            [] => vec![Step::Key("value".to_owned())],
+            path => path.to_vec(),
+        };
+        let name = join(&path);
+        if self.catalogue.has(&name) {
+            return Err(Fault::Broken(format!(
+                "two places of it have the name `{name}`"
+            )));
+        }
+        Ok((path, name))
+    }
+
+    fn add_tensor(&mut self, path: &[Step], view: View) -> std::result::Result<(), Fault> {
+        let (path, name) = self.name(path)?;
+        // Its place in the order; the row comes when its storage has been found.
+        self.catalogue
+            .tensors
+            .insert(name.clone(), serde_json::Value::Null);
+        self.tensors.push((name, path, view));
+        Ok(())
+    }
+
+    fn add_value(&mut self, path: &[Step], value: Value) -> std::result::Result<(), Fault> {
+        let (path, name) = self.name(path)?;
+        match to_json(self.pickle, value, &mut self.values_left) {
+            Ok(json) => {
+                let row = serde_json::json!({"path": path, "value": json});
+                self.catalogue.values.insert(name, row);
+                Ok(())
+            }
+            Err(_) if self.values_left == 0 => {
+                Err(Fault::Broken("its values are too many".to_owned()))
+            }
+            Err(fault) => {
+                self.catalogue.opaque.insert(name, fault.reason().into());
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Checkpoints that others wrote, and files written in pieces, as Python sees them.
+
+use std::sync::Mutex;
+
+use hocket_ckpt::foreign::{self, Located, TensorItem};
+use hocket_ckpt::{CkptError, Memory, Place, Sink};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::ckpt::call;
+
+/// Adds this module's functions and classes to the extension.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(foreign_open, module)?)?;
+    module.add_function(wrap_pyfunction!(foreign_locate, module)?)?;
+    module.add_function(wrap_pyfunction!(foreign_unpack, module)?)?;
+    module.add_function(wrap_pyfunction!(foreign_verify_zips, module)?)?;
+    module.add_function(wrap_pyfunction!(foreign_lax_rules, module)?)?;
+    module.add_function(wrap_pyfunction!(crc32, module)?)?;
+    module.add_class::<CkptSink>()
+}
+
+#[pyfunction]
+fn foreign_open<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
+    let document = call(py, |interrupted| {
+        foreign::catalogue(uri, interrupted)?.to_json()
+    })?;
+    Ok(PyBytes::new(py, &document))
+}
+
+/// Offset, length, dtype, shape.
+type Item = (u64, u64, String, Vec<u64>);
+
+fn tensor_item((offset, length, dtype, shape): Item) -> TensorItem {
+    TensorItem {
+        offset,
+        length,
+        dtype,
+        shape,
+    }
+}
+
+#[pyfunction]
+fn foreign_locate(
+    py: Python<'_>,
+    root: &str,
+    path: &str,
+    items: Vec<Item>,
+) -> PyResult<Vec<Located>> {
+    let items: Vec<TensorItem> = items.into_iter().map(tensor_item).collect();
+    call(py, |interrupted| {
+        foreign::locate(&Place::open(root)?, path, &items, interrupted)
+    })
+}
+
+/// A tensor's bytes, and its strides where they are not those of C order.
+type Unpacked<'py> = (Bound<'py, PyBytes>, Option<Vec<u64>>);
+
+#[pyfunction]
+fn foreign_unpack<'py>(
+    py: Python<'py>,
+    root: &str,
+    path: &str,
+    item: Item,
+) -> PyResult<Unpacked<'py>> {
+    let wanted = tensor_item(item);
+    let (bytes, (_, strides)) = call(py, |interrupted| {
+        foreign::unpack(&Place::open(root)?, path, &wanted, interrupted)
+    })?;
+    Ok((PyBytes::new(py, &bytes), strides))
+}
+
+/// Zip, member, offset, bytes, problem.
+type BadRow = (usize, String, u64, u64, String);
+
+#[pyfunction]
+fn foreign_verify_zips(
+    py: Python<'_>,
+    root: &str,
+    path: &str,
+    zips: Vec<(u64, u64, bool)>,
+) -> PyResult<Vec<BadRow>> {
+    let bad = call(py, |interrupted| {
+        foreign::verify_zips(&Place::open(root)?, path, &zips, interrupted)
+    })?;
+    let rows = bad
+        .into_iter()
+        .map(|one| (one.zip, one.member, one.offset, one.length, one.problem));
+    Ok(rows.collect())
+}
+
+#[pyfunction]
+fn foreign_lax_rules(py: Python<'_>, root: &str, path: &str) -> PyResult<Vec<String>> {
+    call(py, |interrupted| {
+        foreign::lax_rules(&Place::open(root)?, path, interrupted)
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (address, num_bytes, value = 0))]
+fn crc32(py: Python<'_>, address: usize, num_bytes: usize, value: u32) -> u32 {
+    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+    let memory = unsafe { Memory::new(address, num_bytes) };
+    py.detach(|| foreign::crc32(memory.as_slice(), value))
+}
+
+/// A file written front to back, in pieces.
+#[pyclass(module = "hocket.native._native", frozen)]
+pub struct CkptSink {
+    sink: Mutex<Option<Sink>>,
+}
+
+impl CkptSink {
+    fn take(&self) -> PyResult<Sink> {
+        let taken = self.sink.lock().ok().and_then(|mut sink| sink.take());
+        taken.ok_or_else(|| PyValueError::new_err("the file is finished, given up, or in use"))
+    }
+
+    fn append(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+        let mut sink = self.take()?;
+        let sink = call(py, |interrupted| {
+            sink.write(bytes, interrupted)?;
+            Ok::<_, CkptError>(sink)
+        })?;
+        if let Ok(mut slot) = self.sink.lock() {
+            *slot = Some(sink);
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl CkptSink {
+    #[new]
+    #[pyo3(signature = (uri, path, *, size, data_start = None))]
+    fn new(
+        py: Python<'_>,
+        uri: &str,
+        path: &str,
+        size: u64,
+        data_start: Option<u64>,
+    ) -> PyResult<Self> {
+        let sink = call(py, |interrupted| {
+            Sink::create(&Place::open(uri)?, path, size, data_start, interrupted)
+        })?;
+        Ok(Self {
+            sink: Mutex::new(Some(sink)),
+        })
+    }
+
+    fn write(&self, py: Python<'_>, data: PyBackedBytes) -> PyResult<()> {
+        self.append(py, &data)
+    }
+
+    fn write_from(&self, py: Python<'_>, address: usize, num_bytes: usize) -> PyResult<()> {
+        // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+        let memory = unsafe { Memory::new(address, num_bytes) };
+        self.append(py, memory.as_slice())
+    }
+
+    fn finish<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let sink = self.take()?;
+        let done = call(py, |interrupted| sink.finish(interrupted))?;
+        let Some(file) = done.file else {
+            return Ok(None);
+        };
+        let dict = PyDict::new(py);
+        dict.set_item("path", file.path)?;
+        dict.set_item("size", file.size)?;
+        dict.set_item("data_start", file.data_start)?;
+        dict.set_item("header", file.header)?;
+        dict.set_item("digests", file.digests)?;
+        Ok(Some(dict))
+    }
+
+    fn close(&self) {
+        let _ = self.take();
+    }
+}

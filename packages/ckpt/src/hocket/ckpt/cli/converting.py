@@ -1,0 +1,97 @@
+"""`hocket-ckpt convert`."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from hocket.ckpt.cli.progress import progress
+from hocket.ckpt.cli.text import console, count, print_json, size
+from hocket.ckpt.converting import Format, convert
+from hocket.ckpt.formats.catalogue import FORMATS
+
+__all__ = ["parse_renames", "parse_size", "show"]
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `5GB` or `256MiB`.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is no size; expected a number and a unit, such as `5GB` or `256MiB`")
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
+    """`old=new`, each.
+
+    Raises:
+        ValueError: One has no `=`, or nothing before it.
+    """
+    renames = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not old or not equals:
+            raise ValueError(f"`--rename {pair}`: expected `old=new`, such as `model.=` or `model=net`")
+        renames[old] = new
+    return renames
+
+
+def show(
+    source: str,
+    destination: str,
+    *,
+    to: str,
+    dtype: str | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    rename: Sequence[str],
+    max_shard_size: str,
+    memory: str,
+    as_json: bool,
+) -> None:
+    """Converts a checkpoint and prints what was written."""
+    began = time.monotonic()
+    kinds: dict[str, Format] = {
+        "hocket": "hocket", "dcp": "dcp", "safetensors": "safetensors", "torch": "torch"
+    }  # fmt: skip
+    if to not in kinds:
+        raise ValueError(f"`--to {to}`: expected one of {', '.join(kinds)}")
+    with progress("converting", quiet=as_json) as on_progress:
+        done = convert(
+            source,
+            destination,
+            to=kinds[to],
+            dtype=dtype,
+            include=include,
+            exclude=exclude,
+            rename=parse_renames(rename),
+            max_shard_bytes=parse_size(max_shard_size),
+            memory_bytes=parse_size(memory),
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    out = console()
+    source_kind = FORMATS.get(done.format, "Hocket checkpoint")
+    out.print(Text.assemble(("written", "bold green"), f": {destination}, from a {source_kind}"))
+    values = f", {count(done.values, 'value')}" if done.values else ""
+    seconds = time.monotonic() - began
+    out.print(
+        f"{count(done.tensors, 'tensor')}{values} in {count(done.files, 'file')}, {size(done.num_bytes)} "
+        f"in {seconds:.1f} s"
+    )
+    if done.left_out:
+        shown = ", ".join(done.left_out[:5]) + (", …" if len(done.left_out) > 5 else "")
+        out.print(
+            Text(f"left out, without a place in this format: {count(len(done.left_out), 'value')} ({shown})",
+                 "yellow")
+        )  # fmt: skip

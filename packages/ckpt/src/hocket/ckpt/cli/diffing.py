@@ -1,0 +1,117 @@
+"""`hocket-ckpt diff`."""
+
+import math
+import time
+from typing import Any
+
+from rich.text import Text
+
+from hocket.ckpt.cli.converting import parse_size
+from hocket.ckpt.cli.progress import progress
+from hocket.ckpt.cli.text import columns, console, count, print_json, size
+from hocket.ckpt.diffing import Difference, TensorDifference, diff
+from hocket.ckpt.formats.catalogue import FORMATS
+from hocket.ckpt.manifest import encode_value
+
+__all__ = ["show"]
+
+
+def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
+    """Compares two checkpoints and prints what differs; whether nothing does."""
+    began = time.monotonic()
+    with progress("comparing", quiet=as_json) as on_progress:
+        found = diff(a, b, memory_bytes=parse_size(memory), on_progress=on_progress)
+    if as_json:
+        print_json(_document(found))
+        return found.is_empty
+    out = console()
+    for mark, uri, format_ in (("-", a, found.formats[0]), ("+", b, found.formats[1])):
+        style = "red" if mark == "-" else "green"
+        kind = FORMATS.get(format_, "Hocket checkpoint")
+        out.print(Text.assemble((f"{mark} {uri}", style), (f"  {kind}", "dim")))
+    if not found.is_empty:
+        out.print()
+    for mark, names, style in (("-", found.only_a, "red"), ("+", found.only_b, "green")):
+        for name in names:
+            out.print(Text(f"{mark} {name}", style))
+    for line in columns([_row(tensor) for tensor in found.tensors], right=frozenset({3, 4, 5})):
+        out.print(line)
+    for name, (left, right) in found.values.items():
+        out.print(Text.assemble(("~ ", "yellow"), f"{name}  {_short(left)} → {_short(right)}"))
+    out.print()
+    _print_verdict(out, found, time.monotonic() - began)
+    return found.is_empty
+
+
+def _print_verdict(out: Any, found: Difference, seconds: float) -> None:
+    compared = (
+        f"{count(found.num_equal, 'tensor')} equal; {size(found.num_bytes)} compared in {seconds:.1f} s"
+    )
+    if found.is_empty:
+        out.print(Text.assemble(("equal", "bold green"), f": {compared}"))
+        return
+    parts = [
+        count(len(found.tensors), "tensor") + " differ" if found.tensors else "",
+        count(len(found.values), "value") + " differ" if found.values else "",
+        f"{len(found.only_a)} only in the first" if found.only_a else "",
+        f"{len(found.only_b)} only in the second" if found.only_b else "",
+    ]
+    told = ", ".join(part for part in parts if part)
+    out.print(Text.assemble(("different", "bold red"), f": {told}; {compared}"))
+
+
+def _row(tensor: TensorDifference) -> list[Text]:
+    dtypes, shapes = tensor.dtypes, tensor.shapes
+    dtype = dtypes[0] if dtypes[0] == dtypes[1] else f"{dtypes[0]} → {dtypes[1]}"
+    shape = _shape(shapes[0]) if shapes[0] == shapes[1] else f"{_shape(shapes[0])} → {_shape(shapes[1])}"
+    row = [Text.assemble(("~ ", "yellow"), tensor.name), Text(dtype), Text(shape)]
+    if not tensor.num_items:
+        same = "" if tensor.kind == "shape" else "same numbers"
+        return [*row, Text(same, "dim"), Text(), Text()]
+    share = 100 * tensor.num_items / math.prod(shapes[0])
+    return [
+        *row,
+        Text(f"{share:.3g}% of items"),
+        Text(f"max abs {tensor.largest_absolute:.3g}"),
+        Text(f"max rel {tensor.largest_relative:.3g}"),
+    ]
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "0-d"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _number(number: float) -> float | str:
+    return number if math.isfinite(number) else repr(number)
+
+
+def _document(found: Difference) -> dict[str, Any]:
+    return {
+        "a": found.a,
+        "b": found.b,
+        "formats": found.formats,
+        "equal": found.is_empty,
+        "only_a": found.only_a,
+        "only_b": found.only_b,
+        "tensors": {
+            tensor.name: {
+                "kind": tensor.kind,
+                "dtypes": tensor.dtypes,
+                "shapes": tensor.shapes,
+                "items": tensor.num_items,
+                "largest_absolute": _number(tensor.largest_absolute),
+                "largest_relative": _number(tensor.largest_relative),
+            }
+            for tensor in found.tensors
+        },
+        "values": {
+            name: [encode_value(left), encode_value(right)] for name, (left, right) in found.values.items()
+        },
+        "equal_tensors": found.num_equal,
+        "bytes": found.num_bytes,
+    }

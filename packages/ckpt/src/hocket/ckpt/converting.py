@@ -1,0 +1,362 @@
+"""A checkpoint in another format: streamed from store to store, in memory that is bounded."""
+
+import contextlib
+import fnmatch
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleError
+from hocket.ckpt.formats.boxes import Box, pieces
+from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
+from hocket.ckpt.formats.targets import (
+    Content,
+    Plan,
+    plan_dcp,
+    plan_hocket,
+    plan_safetensors,
+    plan_torch,
+)
+from hocket.ckpt.manifest import ITEM_BYTES, PathItem, ValueRecord, join_path
+from hocket.ckpt.reader import Checkpoint, numpy_dtype
+from hocket.ckpt.reader import open as open_checkpoint
+from hocket.native import _native
+
+__all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
+
+Format = Literal["hocket", "dcp", "safetensors", "torch"]
+
+MEMORY_BYTES = 256 << 20
+"""What a conversion uses for tensors at most, unless told otherwise."""
+
+SHARD_BYTES = 5 * 10**9
+"""Bytes of tensors in a file at most, unless told otherwise or one tensor is larger."""
+
+_IN_FLIGHT = 6
+_LARGEST_PIECE_BYTES = 32 << 20
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """What a conversion did."""
+
+    source: str
+    destination: str
+    format: str
+    """The source's."""
+    to: str
+    tensors: int
+    values: int
+    files: int
+    num_bytes: int
+    """Bytes of all files."""
+    left_out: tuple[str, ...]
+    """Names of what the destination has no place for: values in safetensors, opaque things everywhere."""
+
+
+def convert(
+    source: str,
+    destination: str,
+    *,
+    to: Format,
+    dtype: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Conversion:
+    """Writes a checkpoint in another format; the source's is recognised.
+
+    Tensors pass through in pieces, several at a time; none is ever whole in memory, unless the source
+    compressed it whole. What tells readers that the destination is complete is written last. On an error
+    nothing of it stays.
+
+    Args:
+        source: What `open` takes.
+        destination: A folder or prefix; a file for `torch`, and for `safetensors` where it ends so. Nothing
+            there is replaced.
+        to: The format.
+        dtype: safetensors' name of the dtype that floating-point tensors become, such as `BF16`.
+        include: Globs of names; where there are some, only what one of them matches is taken.
+        exclude: Globs of names that are left out.
+        rename: Beginnings of names to replace, up to a dot or the end.
+        max_shard_bytes: Bytes of tensors in a file.
+        memory_bytes: Bytes that tensors may take in memory.
+        on_progress: Called with the bytes written and the bytes of all files.
+
+    Raises:
+        CheckpointExistsError: Something stands at the destination.
+        CheckpointIncompatibleError: Two names become one, or a dtype that cannot be cast.
+        ValueError: An argument that makes no sense.
+        CheckpointError: What opening and reading the source raise.
+    """
+    if to not in get_args(Format):
+        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
+    if dtype is not None and dtype not in _FLOATS:
+        raise ValueError(f"`dtype` is {dtype!r}; expected one of {', '.join(_FLOATS)}")
+    if memory_bytes < 16 << 20 or max_shard_bytes < 1:
+        raise ValueError(
+            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {max_shard_bytes}; expected at least "
+            f"{16 << 20} and 1"
+        )
+    opened = open_checkpoint(source)
+    content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
+    plan = _plan(destination, to, content, max_shard_bytes)
+    _refuse_existing(plan, destination)
+    opaque = getattr(opened.contents, "opaque", {})
+    _write(opened, plan, memory_bytes, on_progress)
+    files = [*plan.files, *([plan.last] if plan.last else [])]
+    return Conversion(
+        source=source,
+        destination=destination,
+        format=opened.format,
+        to=to,
+        tensors=len(content.tensors),
+        values=len(content.values) - len(plan.left_out),
+        files=len(files) + (plan.commit is not None),
+        num_bytes=sum(file.size for file in files),
+        left_out=(*plan.left_out, *opaque),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    include: Sequence[str]
+    exclude: Sequence[str]
+
+    def takes(self, name: str) -> bool:
+        is_in = not self.include or any(fnmatch.fnmatchcase(name, glob) for glob in self.include)
+        return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in self.exclude)
+
+
+def _content(
+    opened: Checkpoint, dtype: str | None, selection: _Selection, rename: Mapping[str, str]
+) -> Content:
+    contents = opened.contents
+    tensors: list[Tensor] = []
+    first: dict[tuple[str, str], str] = {}
+    taken: set[str] = set()
+
+    def name_of(path: tuple[PathItem, ...], old: str) -> tuple[str, tuple[PathItem, ...]]:
+        new = _renamed(path, rename)
+        name = join_path(new)
+        if name in taken:
+            raise CheckpointIncompatibleError(
+                f"`{old}` becomes `{name}`, and so does another. Rename it apart."
+            )
+        taken.add(name)
+        return name, new
+
+    for old, record in contents.tensors.items():
+        if not selection.takes(old):
+            continue
+        name, path = name_of(record.path, old)
+        owner = record.same_as or old
+        becomes = dtype if dtype is not None and record.dtype in _FLOATS else record.dtype
+        same_as = first.setdefault((owner, becomes), name)
+        tensors.append(
+            Tensor(
+                source=old,
+                name=name,
+                path=path,
+                dtype=becomes,
+                shape=record.shape,
+                same_as=None if same_as == name else same_as,
+            )
+        )
+    values = {}
+    for old, value in contents.values.items():
+        if selection.takes(old):
+            name, path = name_of(value.path, old)
+            values[name] = ValueRecord(path=path, value=value.value)
+    return Content(tensors=tensors, values=values, origin=contents)
+
+
+def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
+    """A path after renaming; where its name changes, what was renamed is one key of it."""
+    name = join_path(path)
+    for old, new in rename.items():
+        if name != old and not name.startswith(old.removesuffix(".") + "."):
+            continue
+        for length in range(1, len(path) + 1):
+            # The rest of the path stays as it is where the renamed part ends with a step of it.
+            if join_path(path[:length]) == old.removesuffix("."):
+                return (*([new.removesuffix(".")] if new else []), *path[length:]) or (new,)
+        tail = name[len(old.removesuffix(".")) + 1 :]
+        return (f"{new.removesuffix('.')}.{tail}" if new else tail,)
+    return path
+
+
+def _plan(destination: str, to: Format, content: Content, limit: int) -> Plan:
+    folder = destination.rstrip("/")
+    root, _, name = folder.rpartition("/")
+    if to == "hocket":
+        return plan_hocket(folder, content, limit)
+    if to == "dcp":
+        return plan_dcp(folder, content, limit)
+    if to == "torch":
+        if not name.endswith(_TORCH_SUFFIXES):
+            raise ValueError(
+                f"`{destination}`: expected a file's name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
+            )
+        return plan_torch(root or ("/" if folder.startswith("/") else "."), name, content)
+    if name.endswith(".safetensors"):
+        return plan_safetensors(root or ("/" if folder.startswith("/") else "."), name, content, limit)
+    return plan_safetensors(folder, None, content, limit)
+
+
+def _refuse_existing(plan: Plan, destination: str) -> None:
+    """Looks before a byte is written; the files themselves look again."""
+    paths = [file.path for file in plan.files] + ([plan.last.path] if plan.last else [])
+    if plan.commit is not None:
+        paths.append("checkpoint.json.zst")
+    sizes = _native.ckpt_sizes(plan.root, paths)
+    there = [path for path, size in zip(paths, sizes, strict=True) if size is not None]
+    if there:
+        raise CheckpointExistsError(
+            f"`{destination}` holds `{there[0]}` already, and was not touched. Name another destination, or "
+            "delete it first."
+        )
+
+
+def _write(
+    source: Checkpoint, plan: Plan, memory_bytes: int, on_progress: Callable[[int, int], None] | None
+) -> None:
+    # The pieces in flight, each once more while it is cast, and the one that is being written.
+    piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // (2 * (_IN_FLIGHT + 2)))
+    total = sum(file.size for file in plan.files)
+    done = 0
+    written: list[str] = []
+
+    def passed(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if on_progress is not None:
+            on_progress(done, total)
+
+    try:
+        records = []
+        with _Reader(source, plan.files, piece_bytes) as reader:
+            for file in plan.files:
+                record = _write_file(plan.root, file, reader, passed)
+                written.append(file.path)
+                if record is not None:
+                    records.append(record)
+        if plan.last is not None:
+            _write_file(plan.root, plan.last, None, lambda _: None)
+        if plan.commit is not None:
+            plan.commit(records)
+    except BaseException:
+        store = _native.Store(plan.root)
+        for path in written:
+            # The first error is the one to tell.
+            with contextlib.suppress(Exception):
+                store.delete(path)
+        raise
+
+
+def _write_file(
+    root: str, file: OutFile, reader: "_Reader | None", passed: Callable[[int], None]
+) -> "_native.CkptFile | None":
+    sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start)
+    try:
+        for part in file.parts:
+            if isinstance(part, Payload):
+                assert reader is not None
+                for array in reader.take(part):
+                    part.crc = _native.crc32(array.ctypes.data, array.nbytes, part.crc)
+                    sink.write_from(array.ctypes.data, array.nbytes)
+                    passed(array.nbytes)
+            else:
+                data = part if isinstance(part, bytes) else part.make()
+                sink.write(data)
+                passed(len(data))
+        return sink.finish()
+    finally:
+        sink.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    payload: Payload
+    box: Box
+
+
+class _Reader:
+    """Reads payloads ahead of the writer, small ones together, and hands them out in order."""
+
+    def __init__(self, source: Checkpoint, files: Sequence[OutFile], piece_bytes: int) -> None:
+        self._source = source
+        self._batches = _batches(source, files, piece_bytes)
+        self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hocket-convert")
+        self._running: deque[tuple[list[_Piece], Future[list[npt.NDArray[Any]]]]] = deque()
+        self._ready: deque[tuple[_Piece, npt.NDArray[Any]]] = deque()
+        names = [part.tensor.source for file in files for part in file.parts if isinstance(part, Payload)]
+        locate = getattr(source, "locate", None)
+        if locate is not None:
+            locate(names)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, payload: Payload) -> Iterator[npt.NDArray[Any]]:
+        """The pieces of a payload; payloads are taken in the order of the files."""
+        left = payload.tensor.num_bytes
+        while left:
+            while not self._ready:
+                self._advance()
+            piece, array = self._ready.popleft()
+            assert piece.payload is payload
+            left -= array.nbytes
+            yield array
+
+    def _advance(self) -> None:
+        while len(self._running) < _IN_FLIGHT and (batch := next(self._batches, None)) is not None:
+            self._running.append((batch, self._pool.submit(self._read, batch)))
+        batch, future = self._running.popleft()
+        self._ready.extend(zip(batch, future.result(), strict=True))
+
+    def _read(self, batch: list[_Piece]) -> list[npt.NDArray[Any]]:
+        arrays = self._source.read([(piece.payload.tensor.source, piece.box) for piece in batch])
+        wanted = [numpy_dtype(piece.payload.tensor.dtype) for piece in batch]
+        return [_cast(array, dtype) for array, dtype in zip(arrays, wanted, strict=True)]
+
+
+def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
+
+
+def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    size = 0
+    for file in files:
+        for part in file.parts:
+            if not isinstance(part, Payload):
+                continue
+            # By the larger of the two dtypes, since both are in memory at once.
+            dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)
+            item_bytes = max(ITEM_BYTES[dtype] for dtype in dtypes)
+            for box in pieces(part.tensor.shape, item_bytes, piece_bytes):
+                num_bytes = item_bytes * int(np.prod(box.size, dtype=np.int64))
+                if batch and size + num_bytes > piece_bytes:
+                    yield batch
+                    batch, size = [], 0
+                batch.append(_Piece(part, box))
+                size += num_bytes
+    if batch:
+        yield batch

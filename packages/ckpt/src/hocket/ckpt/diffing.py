@@ -1,0 +1,200 @@
+"""Two checkpoints compared, tensor by tensor, whatever their formats."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hocket.ckpt.formats.boxes import pieces
+from hocket.ckpt.manifest import ITEM_BYTES, encode_value
+from hocket.ckpt.reader import Checkpoint
+from hocket.ckpt.reader import open as open_checkpoint
+
+__all__ = ["Difference", "TensorDifference", "diff"]
+
+_MEMORY_BYTES = 256 << 20
+_COPIES = 12
+"""Bytes in memory for each byte of a piece, at most: of both, widened, and of their differences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorDifference:
+    """A tensor that both have and that differs."""
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    num_items: int = 0
+    """Items that differ; 0 where shapes differ and no item was compared, or where only the dtype does."""
+    largest_absolute: float = 0.0
+    """Largest |a - b|; infinite where just one of them is not finite, or they are unlike infinities."""
+    largest_relative: float = 0.0
+    """Largest |a - b| / max(|a|, |b|)."""
+
+    @property
+    def kind(self) -> Literal["shape", "dtype", "values"]:
+        """What differs first of all."""
+        if self.shapes[0] != self.shapes[1]:
+            return "shape"
+        return "dtype" if self.dtypes[0] != self.dtypes[1] else "values"
+
+
+@dataclass(kw_only=True, slots=True)
+class Difference:
+    """What two checkpoints do not have in common."""
+
+    a: str
+    b: str
+    formats: tuple[str, str]
+    only_a: list[str] = field(default_factory=list)
+    """Tensors and values, by name."""
+    only_b: list[str] = field(default_factory=list)
+    tensors: list[TensorDifference] = field(default_factory=list)
+    values: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    num_equal: int = 0
+    """Tensors that are bit for bit the same, or equal as numbers."""
+    num_bytes: int = 0
+    """Bytes of `a` that were compared."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.only_a or self.only_b or self.tensors or self.values)
+
+
+def diff(
+    a: str,
+    b: str,
+    *,
+    memory_bytes: int = _MEMORY_BYTES,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Difference:
+    """Compares two checkpoints: names, shapes, dtypes, every item, and the values that are no tensors.
+
+    Items are compared as numbers, so that what was cast without loss differs in its dtype alone; two NaNs are
+    equal. Tensors pass in pieces.
+
+    Args:
+        a: What `open` takes.
+        b: Likewise.
+        memory_bytes: Bytes that tensors may take in memory.
+        on_progress: Called with the bytes of `a` compared so far, and all of them.
+
+    Raises:
+        CheckpointError: What opening and reading raise.
+    """
+    first, second = open_checkpoint(a), open_checkpoint(b)
+    found = Difference(a=a, b=b, formats=(first.format, second.format))
+    names = _compare_keys(first, second, found)
+    total = sum(first.record(name).num_bytes for name in names)
+    for source in (first, second):
+        locate = getattr(source, "locate", None)
+        if locate is not None:
+            locate(names)
+    limit = max(1 << 16, memory_bytes // _COPIES)
+    for name in names:
+        _compare_tensor(first, second, name, limit, found)
+        found.num_bytes += first.record(name).num_bytes
+        if on_progress is not None:
+            on_progress(found.num_bytes, total)
+    return found
+
+
+def _compare_keys(first: Checkpoint, second: Checkpoint, found: Difference) -> list[str]:
+    """Notes what only one has and values that differ; the tensors that both have."""
+    a, b = first.contents, second.contents
+    of_a, of_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
+    found.only_a = [name for name in of_a if name not in of_b or (name in a.tensors) != (name in b.tensors)]
+    found.only_b = [name for name in of_b if name not in of_a or (name in a.tensors) != (name in b.tensors)]
+    for name, record in a.values.items():
+        other = b.values.get(name)
+        if other is not None and _canonical(record.value) != _canonical(other.value):
+            found.values[name] = (record.value, other.value)
+    return [name for name in a.tensors if name in b.tensors]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(encode_value(value), sort_keys=True)
+
+
+def _compare_tensor(first: Checkpoint, second: Checkpoint, name: str, limit: int, found: Difference) -> None:
+    a, b = first.record(name), second.record(name)
+    numbers: Mapping[str, Any] = {}
+    if a.shape == b.shape:
+        item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
+        tally = _Tally()
+        for box in pieces(a.shape, item_bytes, limit):
+            [left], [right] = first.read([(name, box)]), second.read([(name, box)])
+            tally.add(left, right)
+        numbers = {
+            "num_items": tally.num_items,
+            "largest_absolute": tally.largest_absolute,
+            "largest_relative": tally.largest_relative,
+        }
+    if a.shape == b.shape and a.dtype == b.dtype and not numbers["num_items"]:
+        found.num_equal += 1
+        return
+    found.tensors.append(
+        TensorDifference(name=name, dtypes=(a.dtype, b.dtype), shapes=(a.shape, b.shape), **numbers)
+    )
+
+
+class _Tally:
+    """The largest differences so far."""
+
+    def __init__(self) -> None:
+        self.num_items = 0
+        self.largest_absolute = 0.0
+        self.largest_relative = 0.0
+
+    def add(self, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:
+        a, b = a.reshape(-1), b.reshape(-1)
+        if a.dtype == b.dtype:
+            same_bits = a.view(np.uint8) == b.view(np.uint8)
+            if same_bits.all():
+                return
+        a, b = _widened(a), _widened(b)
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_same = (a == b) | ((a != a) & (b != b))
+            if is_same.all():
+                return
+            apart, bpart = a[~is_same], b[~is_same]
+            self.num_items += apart.size
+            gap = np.abs(_difference(apart, bpart))
+            scale = np.maximum(_magnitude(apart), _magnitude(bpart))
+            relative = gap / np.where(scale == 0, 1, scale)
+        self.largest_absolute = max(self.largest_absolute, _largest(gap))
+        self.largest_relative = max(self.largest_relative, _largest(relative))
+
+
+def _widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Items in a dtype that holds them exactly and that NumPy computes with."""
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind == "b":
+        return array.astype(np.int8)
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        # Of integers, the larger less the smaller: it fits 64 bits without a sign, whatever they are.
+        low, high = np.minimum(a, b), np.maximum(a, b)
+        if low.dtype.kind in "iu":
+            apart: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
+            return apart.astype(np.float64)
+    gap: npt.NDArray[Any] = a.astype(np.result_type(a, np.float64)) - b
+    return gap
+
+
+def _magnitude(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    size: npt.NDArray[Any] = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    return size
+
+
+def _largest(numbers: npt.NDArray[Any]) -> float:
+    """The largest, where a NaN (of an infinity, or of a NaN against a number) counts as infinite."""
+    return float(np.where(np.isnan(numbers), np.inf, numbers).max())

@@ -1,0 +1,49 @@
+"""What can be checked of a file that has no digests of ours."""
+
+from hocket.ckpt.formats.catalogue import Catalogue
+from hocket.native import _native
+
+__all__ = ["verify_file"]
+
+_Row = tuple[int | None, tuple[str, ...], str]
+
+
+def verify_file(contents: Catalogue, file: int, strict: bool) -> tuple[int, list[_Row]]:
+    """Checks one file of a foreign checkpoint.
+
+    Args:
+        contents: The checkpoint's.
+        file: The file's place in it.
+        strict: Count what safetensors' text forbids and its readers let pass.
+
+    Returns:
+        How many zips were checked, and the flaws: where in the file, the tensors there, what is wrong.
+    """
+    path, size = contents.files[file]["path"], contents.files[file]["size"]
+    if contents.format == "safetensors":
+        # Opening it has held the header against the rules that every reader has.
+        lax = _native.foreign_lax_rules(contents.root, path) if strict else []
+        return 0, [(None, (), rule) for rule in lax]
+    if contents.format == "torch":
+        zips: list[tuple[int, int, bool]] = [(0, size, False)]
+        owners: list[str | None] = [None]
+    else:
+        own = [item for item in contents.items if item[0] == file]
+        zips = [(offset, length, wrapped == "zstd") for _, offset, length, wrapped, _ in own]
+        owners = [name for *_, name in own]
+    rows: list[_Row] = []
+    for number, member, offset, length, what in _native.foreign_verify_zips(contents.root, path, zips):
+        owner = owners[number]
+        names = (owner,) if owner is not None else _hit(contents, offset, offset + length)
+        rows.append((offset, names, f"member `{member}`: {what}" if member else what))
+    return len(zips), rows
+
+
+def _hit(contents: Catalogue, begin: int, end: int) -> tuple[str, ...]:
+    """Tensors, those that share their storage too, that have bytes in a part of the only file."""
+    hit = {
+        name
+        for name, record in contents.tensors.items()
+        if any(chunk.offset < end and begin < chunk.offset + chunk.length for chunk in record.chunks)
+    }
+    return tuple(name for name, record in contents.tensors.items() if name in hit or record.same_as in hit)

@@ -1,0 +1,163 @@
+"""A file to write, as a row of parts whose sizes are known before the first byte is."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hocket.ckpt.manifest import ITEM_BYTES, PathItem
+
+__all__ = ["Late", "OutFile", "Part", "Payload", "Tensor", "ZipBuilder"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor on its way: where it comes from and what it becomes."""
+
+    source: str
+    """Its name in the source."""
+    name: str
+    """Its name in the destination."""
+    path: tuple[PathItem, ...]
+    dtype: str
+    """safetensors' name of the dtype in the destination."""
+    shape: tuple[int, ...]
+    same_as: str | None = None
+    """The tensor of the destination whose storage it shares."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the destination."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(slots=True, eq=False)
+class Payload:
+    """A tensor's bytes in C order, little endian; their CRC-32 is kept when they have passed."""
+
+    tensor: Tensor
+    crc: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Late:
+    """Bytes that depend on what was written before them."""
+
+    num_bytes: int
+    make: Callable[[], bytes]
+
+
+Part = bytes | Payload | Late
+
+
+@dataclass(kw_only=True, slots=True)
+class OutFile:
+    """A file of the destination."""
+
+    path: str
+    parts: list[Part] = field(default_factory=list)
+    data_start: int | None = None
+    """Bytes of the header, where header and blocks are to be hashed."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return sum(num_bytes(part) for part in self.parts)
+
+
+def num_bytes(part: Part) -> int:
+    """Bytes of a part."""
+    if isinstance(part, bytes):
+        return len(part)
+    return part.tensor.num_bytes if isinstance(part, Payload) else part.num_bytes
+
+
+_WIDE = 0xFFFFFFFF
+_ALIGNMENT = 64
+
+
+class ZipBuilder:
+    """A zip as torch writes it: members stored, payloads at multiples of 64 bytes, zip64 where needed.
+
+    A payload's CRC-32 is known when it has passed, so it stands behind it and in the directory.
+    """
+
+    def __init__(self, prefix: str = "archive") -> None:
+        self.parts: list[Part] = []
+        self._prefix = prefix
+        self._size = 0
+        self._entries: list[tuple[bytes, Part, int, int]] = []
+
+    def add(self, name: str, content: bytes | Payload) -> None:
+        """Appends a member."""
+        full = f"{self._prefix}/{name}".encode()
+        begin, length = self._size, num_bytes(content)
+        is_wide = length >= _WIDE
+        flags = 0x800 | (0x8 if isinstance(content, Payload) else 0)
+        crc = zlib.crc32(content) if isinstance(content, bytes) else 0
+        extra = struct.pack("<HHQQ", 1, 16, length, length) if is_wide else b""
+        data_at = begin + 30 + len(full) + len(extra) + 4
+        extra += struct.pack("<HH", 0x4246, -data_at % _ALIGNMENT) + b"Z" * (-data_at % _ALIGNMENT)
+        shown = _WIDE if is_wide else length
+        header = struct.pack(
+            "<4sHHHHHIIIHH", b"PK\x03\x04", 45, flags, 0, 0, 0x21, crc, shown, shown, len(full), len(extra)
+        )
+        self._put(header + full + extra)
+        self._put(content)
+        if isinstance(content, Payload):
+            form = "<4sIQQ" if is_wide else "<4sIII"
+            descriptor = Late(
+                struct.calcsize(form),
+                lambda: struct.pack(form, b"PK\x07\x08", content.crc, length, length),
+            )
+            self._put(descriptor)
+        self._entries.append((full, content, begin, flags))
+
+    def finish(self) -> Sequence[Part]:
+        """All parts, the directory too."""
+        start = self._size
+        directory = Late(
+            sum(46 + len(name) + len(_wide(content, begin)) for name, content, begin, _ in self._entries),
+            lambda: b"".join(_central(*entry) for entry in self._entries),
+        )
+        self._put(directory)
+        count = len(self._entries)
+        end64 = struct.pack(
+            "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, directory.num_bytes, start
+        )
+        locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, self._size, 1)
+        few, small, near = min(count, 0xFFFF), min(directory.num_bytes, _WIDE), min(start, _WIDE)
+        end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, small, near, 0)
+        self._put(end64 + locator + end)
+        return self.parts
+
+    def _put(self, part: Part) -> None:
+        self.parts.append(part)
+        self._size += num_bytes(part)
+
+
+def _wide(content: Part, begin: int) -> bytes:
+    """The 64-bit numbers of a directory entry that has such."""
+    length = num_bytes(content)
+    numbers = [number for number in (length, length, begin) if number >= _WIDE]
+    return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
+
+
+def _central(name: bytes, content: Part, begin: int, flags: int) -> bytes:
+    length = min(num_bytes(content), _WIDE)
+    crc = (
+        content.crc
+        if isinstance(content, Payload)
+        else zlib.crc32(content)
+        if isinstance(content, bytes)
+        else 0
+    )
+    wide = _wide(content, begin)
+    head = struct.pack(
+        "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, flags, 0, 0, 0x21, crc, length, length,
+        len(name), len(wide), 0, 0, 0, 0, min(begin, _WIDE),
+    )  # fmt: skip
+    return head + name + wide

@@ -1,0 +1,138 @@
+"""Pickles written opcode by opcode: what torch unpickles, made without torch.
+
+Protocol 2, as `torch.save` writes it. Only plain values, and the few names below, ever come out.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Call", "Global", "New", "Persistent", "dumps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that the reader imports."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the reader gets by calling a name."""
+
+    function: Global
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An instance made without its constructor, then given its state."""
+
+    kind: Global
+    state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persistent:
+    """What the reader finds by an id of its own: a storage."""
+
+    id: tuple[Any, ...]
+
+
+def dumps(value: Any) -> bytes:
+    """A value as a pickle.
+
+    Args:
+        value: None, bool, int, float, str, bytes, tuple, list, mappings, and the classes of this module.
+
+    Raises:
+        TypeError: Something else.
+    """
+    writer = _Writer()
+    writer.write(value)
+    return b"\x80\x02" + bytes(writer.out) + b"."
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.out = bytearray()
+        # Texts and names come again and again; everything else is written out.
+        self._memo: dict[str | Global, int] = {}
+
+    def write(self, value: Any) -> None:
+        if value is None:
+            self.out += b"N"
+        elif value is True or value is False:
+            self.out += b"\x88" if value else b"\x89"
+        elif isinstance(value, int):
+            self._write_int(value)
+        elif isinstance(value, float):
+            self.out += b"G" + struct.pack(">d", value)
+        elif isinstance(value, str):
+            self._write_text(value)
+        elif isinstance(value, bytes):
+            self.write(Call(Global("_codecs", "encode"), (value.decode("latin1"), "latin1")))
+        elif isinstance(value, tuple):
+            self._write_items(b"(", value, b"t")
+        elif isinstance(value, list):
+            self._write_items(b"](", value, b"e")
+        elif isinstance(value, Mapping):
+            self._write_items(b"}(", [part for pair in value.items() for part in pair], b"u")
+        else:
+            self._write_object(value)
+
+    def _write_items(self, begin: bytes, items: list[Any] | tuple[Any, ...], end: bytes) -> None:
+        self.out += begin
+        for item in items:
+            self.write(item)
+        self.out += end
+
+    def _write_int(self, value: int) -> None:
+        if 0 <= value < 256:
+            self.out += b"K" + struct.pack("<B", value)
+        elif -(2**31) <= value < 2**31:
+            self.out += b"J" + struct.pack("<i", value)
+        else:
+            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            self.out += b"\x8a" + struct.pack("<B", len(data)) + data
+
+    def _write_text(self, value: str) -> None:
+        if not self._recall(value):
+            data = value.encode("utf-8", "surrogatepass")
+            self.out += b"X" + struct.pack("<I", len(data)) + data
+            self._remember(value)
+
+    def _write_object(self, value: object) -> None:
+        if isinstance(value, Global):
+            if not self._recall(value):
+                self.out += f"c{value.module}\n{value.name}\n".encode()
+                self._remember(value)
+        elif isinstance(value, Call):
+            self.write(value.function)
+            self.write(value.arguments)
+            self.out += b"R"
+        elif isinstance(value, New):
+            self.write(value.kind)
+            self.out += b")\x81"
+            if value.state is not None:
+                self.write(value.state)
+                self.out += b"b"
+        elif isinstance(value, Persistent):
+            self.write(value.id)
+            self.out += b"Q"
+        else:
+            raise TypeError(f"a `{type(value).__qualname__}` has no form in a pickle of ours")
+
+    def _recall(self, value: str | Global) -> bool:
+        number = self._memo.get(value)
+        if number is None:
+            return False
+        self.out += b"j" + struct.pack("<I", number)
+        return True
+
+    def _remember(self, value: str | Global) -> None:
+        self._memo[value] = len(self._memo)
+        self.out += b"r" + struct.pack("<I", self._memo[value])

@@ -1,0 +1,279 @@
+"""How each format lays a checkpoint out: files made of parts, and the file that comes last."""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hocket.ckpt.formats.catalogue import Catalogue
+from hocket.ckpt.formats.parts import OutFile, Part, Payload, Tensor, num_bytes
+from hocket.ckpt.formats.pickling import Call, Global, New, dumps
+from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip
+from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PathItem, TensorRecord, ValueRecord
+from hocket.ckpt.tree import unflatten
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = ["Content", "Plan", "plan_dcp", "plan_hocket", "plan_safetensors", "plan_torch"]
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What is to be written."""
+
+    tensors: Sequence[Tensor]
+    values: Mapping[str, ValueRecord]
+    origin: Manifest | Catalogue
+
+
+@dataclass(kw_only=True, slots=True)
+class Plan:
+    """The files of a destination."""
+
+    root: str
+    """The folder or prefix that the files stand in."""
+    files: list[OutFile]
+    last: OutFile | None = None
+    """Written when all others are there: its presence is the commit."""
+    commit: Callable[[Sequence["CkptFile"]], None] | None = None
+    """Or what to do then, with the records of the files."""
+    left_out: list[str] = field(default_factory=list)
+    """Values that the format has no place for."""
+
+
+def _shards(tensors: Iterable[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Greedy, in order: a larger tensor gets a file of its own."""
+    shard: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if shard and size + tensor.num_bytes > limit:
+            yield shard
+            shard, size = [], 0
+        shard.append(tensor)
+        size += tensor.num_bytes
+    if shard:
+        yield shard
+
+
+def _safetensors(
+    tensors: Sequence[Tensor], metadata: Mapping[str, str], alignment: int
+) -> tuple[list[Part], dict[str, int]]:
+    """Parts of a safetensors file, and where each tensor begins in its data."""
+    ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offsets: dict[str, int] = {}
+    at = 0
+    for tensor in ordered:
+        offsets[tensor.name] = at
+        end = at + tensor.num_bytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % alignment)
+    return [len(text).to_bytes(8, "little") + text, *map(Payload, ordered)], offsets
+
+
+def plan_safetensors(root: str, name: str | None, content: Content, limit: int) -> Plan:
+    """One file, or several with an index. A storage that tensors share is written for each.
+
+    Args:
+        root: The folder or prefix.
+        name: The file's name where it is to be just one; None for `model.safetensors` or shards.
+        content: What to write.
+        limit: Bytes of tensors in a file.
+    """
+    shards = list(_shards(content.tensors, limit)) if name is None else [list(content.tensors)]
+    shards = shards or [[]]
+    names = [name or "model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    files = [
+        OutFile(path=path, parts=_safetensors(shard, {"format": "pt"}, 8)[0])
+        for path, shard in zip(names, shards, strict=True)
+    ]
+    last = None
+    if len(shards) > 1:
+        weight_map = {
+            tensor.name: path for path, shard in zip(names, shards, strict=True) for tensor in shard
+        }
+        total = sum(tensor.num_bytes for tensor in content.tensors)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        text = json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
+        last = OutFile(path="model.safetensors.index.json", parts=[text])
+    return Plan(root=root, files=files, last=last, left_out=list(content.values))
+
+
+def plan_torch(root: str, name: str, content: Content) -> Plan:
+    """One file of `torch.save`, with the whole tree."""
+    leaves: list[tuple[tuple[str | int, ...], object]] = [
+        *((tensor.path, tensor) for tensor in content.tensors),
+        *((record.path, record.value) for record in content.values.values()),
+    ]
+    keyed = content.origin.integer_keyed if isinstance(content.origin, Catalogue) else frozenset()
+    tree = _integer_keyed(unflatten(leaves), (), keyed)
+    # A storage's owner stands before those that share it, whatever their order in the tree.
+    ordered = sorted(content.tensors, key=lambda tensor: tensor.same_as is not None)
+    return Plan(root=root, files=[OutFile(path=name, parts=torch_zip(tree, ordered))])
+
+
+def _integer_keyed(node: Any, path: tuple[str | int, ...], keyed: frozenset[tuple[str | int, ...]]) -> Any:
+    """Lists that were mappings in the source become mappings again."""
+    if isinstance(node, list):
+        items = [_integer_keyed(item, (*path, i), keyed) for i, item in enumerate(node)]
+        return dict(enumerate(items)) if path in keyed else items
+    if isinstance(node, dict):
+        return {key: _integer_keyed(item, (*path, key), keyed) for key, item in node.items()}
+    return node
+
+
+_DCP = "torch.distributed.checkpoint.metadata"
+
+
+def plan_dcp(root: str, content: Content, limit: int) -> Plan:
+    """What `torch.distributed.checkpoint.load` reads: an item a tensor and an item a value."""
+    items: list[tuple[str, tuple[int, ...] | None, list[Part]]] = [
+        (name, None, torch_zip(record.value, [])) for name, record in content.values.items()
+    ]
+    for tensor in content.tensors:
+        alone = Tensor(
+            source=tensor.source, name=tensor.name, path=tensor.path, dtype=tensor.dtype, shape=tensor.shape
+        )
+        items.append((tensor.name, (0,) * len(tensor.shape), torch_zip(alone, [alone])))
+    files: list[OutFile] = []
+    storage: list[tuple[New, New]] = []
+    size = 0
+    for name, start, parts in items:
+        length = sum(map(num_bytes, parts))
+        if not files or (size and size + length > limit):
+            files.append(OutFile(path=f"__0_{len(files)}.distcp"))
+            size = 0
+        files[-1].parts += parts
+        index: dict[str, Any] = {"fqn": name}
+        if start is not None:
+            index |= {"offset": _size(start), "index": 0}
+        place = {"relative_path": files[-1].path, "offset": size, "length": length}
+        storage.append(
+            (New(Global(_DCP, "MetadataIndex"), index), New(Global(_FILESYSTEM, "_StorageInfo"), place))
+        )
+        size += length
+    metadata = New(
+        Global(_DCP, "Metadata"),
+        {
+            "state_dict_metadata": {
+                **{name: New(Global(_DCP, "BytesStorageMetadata")) for name in content.values},
+                **{tensor.name: _tensor_metadata(tensor) for tensor in content.tensors},
+            },
+            "planner_data": {
+                **{name: _keys(record.path, content) for name, record in content.values.items()},
+                **{tensor.name: _keys(tensor.path, content) for tensor in content.tensors},
+            },
+            "storage_data": _Pairs(storage),
+            "storage_meta": None,
+            "version": "1.0.0",
+        },
+    )
+    return Plan(root=root, files=files, last=OutFile(path=".metadata", parts=[dumps(metadata)]))
+
+
+def _keys(path: tuple[PathItem, ...], content: Content) -> tuple[PathItem, ...]:
+    """A path in which only positions in lists are integers; as torch's planner has it, keys are text."""
+    origin = content.origin
+    if not isinstance(origin, Catalogue) or not origin.integer_keyed:
+        return path
+    return tuple(
+        str(step) if path[:depth] in origin.integer_keyed else step for depth, step in enumerate(path)
+    )
+
+
+_FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+
+
+class _Pairs(dict[Any, Any]):
+    """A mapping by its pairs: keys that are instances for the reader need no hash here."""
+
+    def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__()
+        self._pairs = pairs
+
+    def items(self) -> Any:
+        """The pairs."""
+        return self._pairs
+
+
+def _size(extents: tuple[int, ...]) -> Call:
+    return Call(Global("torch", "Size"), (extents,))
+
+
+def _tensor_metadata(tensor: Tensor) -> New:
+    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory_format = Call(Global(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
+    properties = (torch_dtype(tensor.dtype), layout, False, memory_format, False)
+    chunk = {"offsets": _size((0,) * len(tensor.shape)), "sizes": _size(tensor.shape)}
+    return New(
+        Global(_DCP, "TensorStorageMetadata"),
+        {
+            "properties": New(Global(_DCP, "TensorProperties"), properties),
+            "size": _size(tensor.shape),
+            "chunks": [New(Global(_DCP, "ChunkStorageMetadata"), chunk)],
+        },
+    )
+
+
+def plan_hocket(root: str, content: Content, limit: int) -> Plan:
+    """A Hocket checkpoint: its manifest is the commit."""
+    save_id = secrets.token_hex(16)
+    metadata = {"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": save_id}
+    owners = [tensor for tensor in content.tensors if tensor.same_as is None]
+    files: list[OutFile] = []
+    places: dict[str, tuple[int, int]] = {}
+    for number, shard in enumerate(_shards((t for t in owners if t.num_bytes), limit)):
+        parts, offsets = _safetensors(shard, metadata, _PAGE)
+        path = f"data/{save_id[:8]}-r00000-{number:03}.safetensors"
+        assert isinstance(parts[0], bytes)
+        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0])))
+        places |= {name: (number, offset) for name, offset in offsets.items()}
+    tensors = {
+        tensor.name: _record(tensor, _keys(tensor.path, content), places.get(tensor.name))
+        for tensor in content.tensors
+    }
+    values = {
+        name: ValueRecord(path=_keys(record.path, content), value=record.value)
+        for name, record in content.values.items()
+    }
+
+    def commit(written: Sequence["CkptFile"]) -> None:
+        origin = content.origin if isinstance(content.origin, Manifest) else None
+        manifest = Manifest(
+            save_id=save_id,
+            step=origin.step if origin else 0,
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            version=_native.__version__,
+            writer="hocket.ckpt.convert",
+            world_size=origin.world_size if origin else 1,
+            mesh=origin.mesh if origin else None,
+            files=tuple(written),
+            tensors=tensors,
+            values=values,
+            per_rank=origin.per_rank if origin else None,
+            user=origin.user if origin else None,
+        )
+        _native.ckpt_commit(root, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+
+    return Plan(root=root, files=files, commit=commit)
+
+
+def _record(tensor: Tensor, path: tuple[PathItem, ...], place: tuple[int, int] | None) -> TensorRecord:
+    chunks: tuple[Chunk, ...] = ()
+    if place is not None:
+        file, offset = place
+        start = (0,) * len(tensor.shape)
+        chunks = (Chunk(file=file, offset=offset, length=tensor.num_bytes, start=start, size=tensor.shape),)
+    return TensorRecord(
+        dtype=tensor.dtype, shape=tensor.shape, path=path, same_as=tensor.same_as, chunks=chunks
+    )

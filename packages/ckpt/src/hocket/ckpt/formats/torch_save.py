@@ -1,0 +1,80 @@
+"""What `torch.save` would write, and the items of a distributed checkpoint."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hocket.ckpt.formats.catalogue import c_strides
+from hocket.ckpt.formats.parts import Part, Payload, Tensor, ZipBuilder
+from hocket.ckpt.formats.pickling import Call, Global, Persistent, dumps
+from hocket.ckpt.manifest import ITEM_BYTES
+
+__all__ = ["TORCH_DTYPES", "torch_dtype", "torch_zip"]
+
+TORCH_DTYPES: Mapping[str, tuple[str, str | None]] = {
+    "F32": ("float32", "FloatStorage"), "F64": ("float64", "DoubleStorage"),
+    "F16": ("float16", "HalfStorage"), "BF16": ("bfloat16", "BFloat16Storage"),
+    "I64": ("int64", "LongStorage"), "I32": ("int32", "IntStorage"),
+    "I16": ("int16", "ShortStorage"), "I8": ("int8", "CharStorage"), "U8": ("uint8", "ByteStorage"),
+    "BOOL": ("bool", "BoolStorage"), "C64": ("complex64", "ComplexFloatStorage"), "U16": ("uint16", None),
+    "U32": ("uint32", None), "U64": ("uint64", None), "F8_E4M3": ("float8_e4m3fn", None),
+    "F8_E5M2": ("float8_e5m2", None), "F8_E4M3FNUZ": ("float8_e4m3fnuz", None),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", None), "F8_E8M0": ("float8_e8m0fnu", None),
+}  # fmt: skip
+"""torch's name of each dtype, and its typed storage where it has one."""
+
+assert TORCH_DTYPES.keys() == ITEM_BYTES.keys()
+
+_ORDERED_DICT = Call(Global("collections", "OrderedDict"), ())
+
+
+def torch_dtype(name: str) -> Global:
+    """The dtype as torch names it, for a pickle."""
+    return Global("torch", TORCH_DTYPES[name][0])
+
+
+def torch_zip(tree: Any, tensors: Sequence[Tensor]) -> list[Part]:
+    """A file of `torch.save`.
+
+    Args:
+        tree: What to save; tensors of the list stand in it as themselves.
+        tensors: All of them. One that shares another's storage comes behind it.
+    """
+    keys: dict[str, str] = {}
+    builder = ZipBuilder()
+    for tensor in tensors:
+        keys[tensor.name] = keys[tensor.same_as] if tensor.same_as is not None else str(len(keys))
+    builder.add("data.pkl", dumps(_with_tensors(tree, keys)))
+    builder.add(".format_version", b"1")
+    builder.add(".storage_alignment", b"64")
+    builder.add("byteorder", b"little")
+    for tensor in tensors:
+        if tensor.same_as is None:
+            builder.add(f"data/{keys[tensor.name]}", Payload(tensor))
+    builder.add("version", b"3\n")
+    return list(builder.finish())
+
+
+def _with_tensors(node: Any, keys: Mapping[str, str]) -> Any:
+    if isinstance(node, Tensor):
+        return _rebuild(node, keys[node.name])
+    if isinstance(node, list):
+        return [_with_tensors(item, keys) for item in node]
+    if isinstance(node, Mapping):
+        return {key: _with_tensors(item, keys) for key, item in node.items()}
+    return node
+
+
+def _rebuild(tensor: Tensor, key: str) -> Call:
+    num_items = math.prod(tensor.shape)
+    typed = TORCH_DTYPES[tensor.dtype][1]
+    # `numel` counts items of a typed storage and bytes of an untyped one.
+    storage = (
+        ("storage", Global("torch", typed), key, "cpu", num_items)
+        if typed is not None
+        else ("storage", Global("torch.storage", "UntypedStorage"), key, "cpu", tensor.num_bytes)
+    )
+    arguments = (Persistent(storage), 0, tensor.shape, c_strides(tensor.shape), False, _ORDERED_DICT)
+    if typed is not None:
+        return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+    return Call(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, torch_dtype(tensor.dtype)))

@@ -1,0 +1,159 @@
+"""Checkpoints of others without torch: what is opened, and what is refused before it can do anything."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import hocket.ckpt
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointUnsafeError
+from hocket.ckpt.formats.boxes import Box, Filling, pieces
+from hocket.ckpt.formats.catalogue import ForeignChunk
+from support.sampling import cases
+
+TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("old")
+    subprocess.run([sys.executable, TOOL, folder], timeout=60, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["torch-2.2", "python-3.12", "python-3.13", "python-3.14", "windows"])
+def test_distributed_checkpoints_of_every_age_are_read(old, form):
+    checkpoint = hocket.ckpt.open(str(old / form))
+    assert checkpoint.format == "dcp"
+    np.testing.assert_array_equal(checkpoint["w"], np.arange(12, dtype="f4").reshape(3, 4))
+    assert checkpoint.contents.values["lr"].value == 0.5
+    assert hocket.ckpt.verify(str(old / form)).is_sound
+    with pytest.raises(CheckpointIncompatibleError, match="convert"):
+        _ = checkpoint.manifest
+
+
+def test_hostile_metadata_is_refused_at_once_and_does_nothing(old):
+    hostile = sorted(old.glob("bad-*"))
+    assert len(hostile) == 8
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for folder in hostile:
+        began = time.monotonic()
+        with pytest.raises((CheckpointUnsafeError, CheckpointCorruptError)):
+            hocket.ckpt.open(str(folder))
+        assert time.monotonic() - began < 1, folder
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    with pytest.raises(CheckpointUnsafeError, match=r"`posix\.system`"):
+        hocket.ckpt.open(str(old / "bad-call"))
+    assert not (old / "executed").exists()
+
+
+def test_a_bad_crc_names_the_tensor(old, tmp_path):
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    for file in (old / "torch-2.2").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    data = bytearray((folder / "__0_0.distcp").read_bytes())
+    at = data.index(np.array([4, 5, 6, 7], "f4").tobytes())
+    data[at] ^= 1
+    (folder / "__0_0.distcp").write_bytes(data)
+    verdict = hocket.ckpt.verify(str(folder))
+    [flaw] = verdict.flaws
+    assert (flaw.tensors, verdict.bad_tensors) == (("w",), ["w"])
+    assert "CRC-32" in flaw.problem
+
+
+def arrays(rng):
+    return {
+        "model.a": rng.normal(size=(5, 3)).astype("f4"),
+        "model.b": rng.normal(size=(4,)).astype(ml_dtypes.bfloat16),
+        "model.c": np.arange(6, dtype="i8").reshape(1, 6, 1),
+        "model.step": np.array(7, "i4"),
+        "model.none": np.empty((0, 3), "f2"),
+    }
+
+
+def test_safetensors_single_and_by_the_index_alone(tmp_path):
+    tensors = arrays(np.random.default_rng(0))
+    save_file(tensors, tmp_path / "one.safetensors")
+    single = hocket.ckpt.open(str(tmp_path / "one.safetensors"))
+    assert single.format == "safetensors"
+    sharded = tmp_path / "sharded"
+    sharded.mkdir()
+    weight_map = {}
+    for number, (name, array) in enumerate(tensors.items()):
+        # Names as some publishers choose them, and a tensor in the file that the index does not name.
+        file = f"model.safetensors-{number % 2}-of-2.safetensors"
+        weight_map[name] = file
+        held = {key: tensors[key] for key, value in weight_map.items() if value == file}
+        save_file({**held, "stale": array}, sharded / file)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for checkpoint in (single, hocket.ckpt.open(str(sharded)), hocket.ckpt.open(str(tmp_path))):
+        assert set(checkpoint) == set(tensors)
+        for name, array in tensors.items():
+            assert checkpoint[name].dtype == array.dtype
+            np.testing.assert_array_equal(checkpoint[name], array)
+
+
+def test_strict_counts_what_readers_let_pass(tmp_path):
+    entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":1}'
+    header = f' {{"a":{entry},"a":{entry}}}'.encode()
+    file = tmp_path / "lax.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    assert hocket.ckpt.verify(str(file)).is_sound
+    problems = " ".join(flaw.problem for flaw in hocket.ckpt.verify(str(file), strict=True).flaws)
+    assert "does not begin with" in problems
+    assert "stands twice" in problems
+    assert "`more`" in problems
+
+
+@settings(max_examples=cases(full=3000, sample=60), deadline=None)
+@given(st.data())
+def test_any_part_of_any_strided_chunks_is_read(data):
+    """Runs planned for a box, carried out on bytes in memory, give what NumPy's slicing gives."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
+    order = data.draw(st.permutations(range(len(shape))))
+    step = data.draw(st.integers(1, 3))
+    cut = data.draw(st.integers(0, shape[0] - 1)) if shape else 0
+    whole = np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
+    chunks, files = [], []
+    for low, high in [(0, cut), (cut, shape[0])] if shape else [(0, 0)]:
+        part = whole[low:high] if shape else whole
+        if not part.size:
+            continue
+        laid = np.ascontiguousarray(part.transpose(order))
+        spread = np.zeros(laid.size * step, "i4")
+        spread[::step] = laid.reshape(-1)
+        strides = np.empty(len(shape), int)
+        for axis, dim in enumerate(order):
+            strides[dim] = laid.strides[axis] // 4 * step
+        start = (low, *[0] * (len(shape) - 1)) if shape else ()
+        chunks.append(
+            ForeignChunk(
+                file=len(files), offset=0, length=spread.nbytes, start=start, size=part.shape,
+                strides=tuple(map(int, strides)),
+            )
+        )  # fmt: skip
+        files.append(spread.tobytes())
+    boxes = list(pieces(shape, 4, data.draw(st.integers(4, 200))))
+    read = []
+    for box in boxes:
+        target = np.full(box.size, -1, "i4")
+        filling = Filling()
+        filling.add(target, Box(*box), chunks)
+        import ctypes
+
+        for file, offset, num_bytes, address in filling.reads:
+            assert 0 <= offset <= offset + num_bytes <= len(files[file])
+            ctypes.memmove(address, files[file][offset : offset + num_bytes], num_bytes)
+        filling.finish()
+        read.append(target.tobytes())
+    assert b"".join(read) == whole.tobytes()

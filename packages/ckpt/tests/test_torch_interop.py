@@ -1,0 +1,276 @@
+"""Between the formats: torch's own files read, ours opened by the stock readers, and the two compared."""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import hocket.ckpt
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
+from hocket.ckpt.errors import CheckpointExistsError
+from hocket.ckpt.formats.torch_save import TORCH_DTYPES
+from support.sampling import cases
+
+# A world of one process warns that it is one; torch's own tools unpickle, and say so.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+def tree():
+    """A state of every dtype, with views, a tied tensor, an optimizer's integer keys and plain values."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, 5, generator=generator)
+    model = {"weight": weight, "tied": weight, "turned": torch.randn(6, 4, generator=generator).t()}
+    model["every second"] = torch.arange(10)[::2]
+    model["spread"] = torch.randn(3, 1, generator=generator).expand(3, 4)
+    for name, (torch_name, _) in TORCH_DTYPES.items():
+        bits = torch.randint(0, 2, (2, 3, 8), generator=generator, dtype=torch.uint8)
+        model[f"of.{name}"] = bits.view(getattr(torch, torch_name))
+        model[f"0-d.{name}"] = bits.reshape(-1)[:8].view(getattr(torch, torch_name))[0].clone()
+        model[f"empty.{name}"] = torch.empty(0, 3, dtype=getattr(torch, torch_name))
+    slots = {0: {"step": torch.tensor(3.0), "m": torch.ones(2)}, 1: {"m": torch.zeros(3)}}
+    groups = [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0, 1]}]
+    return {
+        "model": model,
+        "optimizer": {"state": slots, "param_groups": groups},
+        "note": "é",
+        "large": 2**80,
+        "bytes": b"\x00\xff",
+        "nothing": None,
+        "loss": float("inf"),
+    }
+
+
+def leaves(node, path=""):
+    if isinstance(node, torch.Tensor):
+        return {path: node}
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    found = {}
+    for key, child in items:
+        found |= leaves(child, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def raw(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def check(uri, expected):
+    checkpoint = hocket.ckpt.open(str(uri))
+    assert set(checkpoint) == set(expected)
+    for name, tensor in expected.items():
+        array = checkpoint[name]
+        assert array.shape == tuple(tensor.shape), name
+        assert array.tobytes() == raw(tensor), name
+    assert hocket.ckpt.verify(str(uri)).is_sound
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("interop") / "state.pt"
+    torch.save(tree(), path)
+    return path
+
+
+def writers():
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    return {
+        "one file": {},
+        "threads": {"thread_count": 4},
+        "a file an item": {"single_file_per_rank": False},
+        "zstd": {"_extensions": [ZStandard()]},
+    }
+
+
+@pytest.mark.parametrize("form", ["one file", "threads", "a file an item", "zstd"])
+def test_what_dcp_saves_is_read(tmp_path, form):
+    writer = dcp.FileSystemWriter(str(tmp_path / "x"), **writers()[form])
+    dcp.save(tree(), storage_writer=writer, no_dist=True)
+    values = check(tmp_path / "x", leaves(tree())).contents.values
+    assert values["optimizer.param_groups.0.betas"].value == (0.9, 0.99)
+    assert values["large"].value == 2**80
+    assert values["bytes"].value == b"\x00\xff"
+
+
+def test_what_torch_saves_is_read(saved):
+    contents = check(saved, leaves(tree())).contents
+    assert contents.tensors["model.tied"].same_as == "model.weight"
+    assert contents.values["loss"].value == float("inf")
+    assert contents.values["note"].value == "é"
+
+
+def test_a_trainers_file_is_read(tmp_path):
+    """Generators' states and timestamps, as Composer's `ep0-ba1-rank0.pt` has them."""
+    import datetime as dt
+    import random
+
+    random.seed(0)
+    state = {
+        "state": {"model": {"w": torch.ones(2)}, "timestamp": {"total_wct": dt.timedelta(seconds=3)}},
+        "rng": [{"python": random.getstate(), "numpy": np.random.RandomState(0).get_state()}],
+    }
+    torch.save(state, tmp_path / "ep0-ba1-rank0.pt")
+    checkpoint = hocket.ckpt.open(str(tmp_path / "ep0-ba1-rank0.pt"))
+    np.testing.assert_array_equal(checkpoint["state.model.w"], np.ones(2, "f4"))
+    assert checkpoint.contents.values["rng.0.python"].value == random.getstate()
+    assert "rng.0.numpy" in checkpoint.contents.values
+
+
+def test_stock_readers_open_what_we_write(saved, tmp_path):
+    expected = leaves(tree())
+    for to, name in [("hocket", "h"), ("dcp", "d"), ("safetensors", "s"), ("torch", "t.pt")]:
+        convert(str(saved), str(tmp_path / name), to=to)
+        check(tmp_path / name, expected)
+    loaded = torch.load(tmp_path / "t.pt", weights_only=True)
+    assert {name: raw(tensor) for name, tensor in leaves(loaded).items()} == {
+        name: raw(tensor) for name, tensor in expected.items()
+    }
+    assert loaded["optimizer"]["state"].keys() == {0, 1}
+    assert loaded["optimizer"]["param_groups"] == tree()["optimizer"]["param_groups"]
+    assert loaded["model"]["tied"].data_ptr() == loaded["model"]["weight"].data_ptr()
+    into = {"model": {name: torch.empty_like(tensor) for name, tensor in tree()["model"].items()}}
+    into["model"]["spread"] = torch.empty(3, 4)
+    dcp.load(into, checkpoint_id=str(tmp_path / "d"), no_dist=True)
+    for name, tensor in tree()["model"].items():
+        assert raw(into["model"][name]) == raw(tensor), name
+    dcp_to_torch_save(str(tmp_path / "d"), str(tmp_path / "d.pt"))
+    again = torch.load(tmp_path / "d.pt", weights_only=True)
+    assert again["optimizer"]["param_groups"] == tree()["optimizer"]["param_groups"]
+    assert again["optimizer"]["state"].keys() == {"0", "1"}
+    with safe_open(str(tmp_path / "s/model.safetensors"), framework="pt") as file:
+        assert raw(file.get_tensor("model.turned")) == raw(expected["model.turned"])
+        assert file.metadata() == {"format": "pt"}
+
+
+@settings(
+    max_examples=cases(full=200, sample=4), deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(st.data())
+def test_any_chain_of_formats_gives_the_same_back(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("chain")
+    tensors = {}
+    for number in range(data.draw(st.integers(1, 4))):
+        name = data.draw(st.sampled_from(sorted(TORCH_DTYPES)))
+        shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
+        seed = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+        bits = torch.randint(0, 2, (*shape, 8), generator=seed, dtype=torch.uint8)
+        tensors[f"t{number}"] = bits.view(getattr(torch, TORCH_DTYPES[name][0]))[..., 0]
+    torch.save(tensors, folder / "0.pt")
+    source = folder / "0.pt"
+    for step in range(data.draw(st.integers(1, 3))):
+        to = data.draw(st.sampled_from(["hocket", "dcp", "safetensors", "torch"]))
+        target = folder / (f"{step}.out.pt" if to == "torch" else f"{step}.out")
+        convert(
+            str(source),
+            str(target),
+            to=to,
+            max_shard_bytes=data.draw(st.integers(1, 99)),
+            memory_bytes=16 << 20,
+        )
+        source = target
+    check(source, tensors)
+    assert diff(str(folder / "0.pt"), str(source)).is_empty
+
+
+def test_casting_choosing_and_renaming(saved, tmp_path):
+    done = convert(
+        str(saved), str(tmp_path / "x"), to="safetensors", dtype="BF16",
+        include=["model.*"], exclude=["*0-d*", "*of.*", "*empty*"], rename={"model": ""}, max_shard_bytes=100,
+    )  # fmt: skip
+    checkpoint = hocket.ckpt.open(str(tmp_path / "x"))
+    assert set(checkpoint) == {"weight", "tied", "turned", "every second", "spread"}
+    assert done.files == len(list((tmp_path / "x").iterdir())) > 2
+    expected = tree()["model"]["weight"].to(torch.bfloat16)
+    assert checkpoint["weight"].dtype == ml_dtypes.bfloat16
+    assert checkpoint["weight"].tobytes() == raw(expected)
+    assert checkpoint["every second"].dtype == np.int64
+    with pytest.raises(CheckpointExistsError):
+        convert(str(saved), str(tmp_path / "x"), to="safetensors", max_shard_bytes=100)
+
+
+def test_a_failed_conversion_leaves_nothing(saved, tmp_path, monkeypatch):
+    def fail(*_args):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("hocket.ckpt.formats.foreign.Foreign.read", fail)
+    with pytest.raises(OSError, match="gone"):
+        convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_diff_finds_what_differs(saved, tmp_path, capsys):
+    changed = tree()
+    changed["model"]["weight"] = changed["model"]["weight"].clone()
+    changed["model"]["weight"][2, 1] += 0.5
+    changed["model"]["turned"] = changed["model"]["turned"][:2]
+    changed["model"]["every second"] = changed["model"]["every second"].to(torch.int32)
+    changed["loss"] = 1.0
+    del changed["model"]["spread"]
+    torch.save(changed, tmp_path / "b.pt")
+    found = diff(str(saved), str(tmp_path / "b.pt"))
+    assert {tensor.name: tensor.kind for tensor in found.tensors} == {
+        "model.weight": "values", "model.turned": "shape", "model.every second": "dtype"
+    }  # fmt: skip
+    weight = next(tensor for tensor in found.tensors if tensor.kind == "values")
+    assert weight.num_items == 1
+    assert weight.largest_absolute == pytest.approx(0.5)
+    assert (found.only_a, found.only_b, list(found.values)) == (["model.spread"], [], ["loss"])
+    for arguments, code in [((saved, saved), 0), ((saved, tmp_path / "b.pt"), 1)]:
+        with pytest.raises(SystemExit) as ended:
+            app(["diff", *map(str, arguments)])
+        assert ended.value.code == code
+        assert ("equal: " if code == 0 else "different: 3 tensors differ") in capsys.readouterr().out
+
+
+def test_from_one_store_to_another(saved, tmp_path, s3d, monkeypatch):
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    for to, name in [("dcp", "dcp"), ("torch", "x.pt"), ("safetensors", "hf"), ("hocket", "h")]:
+        uri = s3d.uri(f"interop/{name}")
+        convert(str(saved), uri, to=to, max_shard_bytes=400)
+        check(uri, leaves(tree()))
+        assert set(diff(uri, str(saved)).only_b) <= set(hocket.ckpt.open(str(saved)).contents.values)
+
+
+def test_the_command_converts_and_shows_without_torch(saved, tmp_path):
+    script = (
+        "import sys, json\n"
+        "from hocket.ckpt.cli import main\n"
+        f"src, dst = {str(saved)!r}, {str(tmp_path / 'd')!r}\n"
+        "for args in (['inspect', src], ['verify', src], ['convert', src, dst, '--to', 'dcp', '--json'],\n"
+        "             ['inspect', dst, '--tensor', 'model.weight'], ['verify', dst], ['diff', src, dst]):\n"
+        "    sys.argv = ['hocket-ckpt', *args]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert not end.code, args\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "file of torch.save" in done.stdout
+
+
+def test_transformers_loads_what_we_write(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    convert(str(tmp_path / "model.pt"), str(tmp_path / "hf"), to="safetensors", max_shard_bytes=4000)
+    config.save_pretrained(tmp_path / "hf")
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name

@@ -201,6 +201,7 @@ def run_suite(folder: Path, *arguments: str, seed: int | None = 7, **env: str) -
     (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\nmarkers =\n{markers}")
     variables = {**os.environ, **env, "PYTHONPATH": str(Path(sampling.__file__).parents[1])}
     variables.pop(sampling.SEED_VARIABLE, None)
+    variables.pop(sampling.EXPRESSION_VARIABLE, None)
     if seed is not None:
         variables[sampling.SEED_VARIABLE] = str(seed)
     done = subprocess.run(

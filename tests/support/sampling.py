@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pytest
 
 SEED_VARIABLE = "HOCKET_TEST_SEED"
+EXPRESSION_VARIABLE = "HOCKET_TEST_EXPRESSION"
 ON_REQUEST = ("parity", "stores", "gpu")
 
 
@@ -44,7 +45,8 @@ _plan: Plan | None = None
 def start(config: pytest.Config) -> Plan:
     """Read the seed and the `-m` expression once, before any test module is imported.
 
-    The seed is put into the environment, so that worker processes of this run draw the same sets.
+    The plan is put into the environment, so that the run's processes, which import test modules too, draw the
+    same sets.
 
     Raises:
         pytest.UsageError: The seed in the environment is not an integer.
@@ -57,8 +59,9 @@ def start(config: pytest.Config) -> Plan:
         raise pytest.UsageError(
             f"`{SEED_VARIABLE}` is {text!r}; expected an integer, as the header of a run prints it"
         ) from None
-    os.environ[SEED_VARIABLE] = str(seed)
     _plan = Plan(seed=seed, expression=config.option.markexpr or "")
+    os.environ[SEED_VARIABLE] = str(seed)
+    os.environ[EXPRESSION_VARIABLE] = _plan.expression
     return _plan
 
 
@@ -68,11 +71,11 @@ def plan() -> Plan:
     Raises:
         RuntimeError: No pytest run with `support.plugin` has started.
     """
-    if _plan is None:
-        raise RuntimeError(
-            "no test run has started; expected `pytest_plugins = ['support.plugin']` to be loaded"
-        )
-    return _plan
+    if _plan is not None:
+        return _plan
+    if EXPRESSION_VARIABLE in os.environ:
+        return Plan(seed=int(os.environ[SEED_VARIABLE]), expression=os.environ[EXPRESSION_VARIABLE])
+    raise RuntimeError("no test run has started; expected `pytest_plugins = ['support.plugin']` to be loaded")
 
 
 def cases(*, full: int, sample: int) -> int:

@@ -22,14 +22,19 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn of(place: &Place, file: &DataFile) -> Result<Self> {
+    /// What `check` needs, or without it what reading needs: files of other formats have no digests.
+    pub(crate) fn of(place: &Place, file: &DataFile, check: bool) -> Result<Self> {
         let unusable = |what: &str| {
             CkptError::bad_manifest(
                 place.uri(),
                 format!("file `{}`: `{what}` has not one entry a block", file.path),
             )
         };
-        let digests = file.block_digests().ok_or_else(|| unusable("digests"))?;
+        let digests = if check {
+            file.block_digests().ok_or_else(|| unusable("digests"))?
+        } else {
+            Vec::new()
+        };
         let frames = match &file.frames {
             None => None,
             Some(_) => Some(file.frame_starts().ok_or_else(|| unusable("frames"))?),

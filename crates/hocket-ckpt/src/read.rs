@@ -36,7 +36,7 @@ pub fn read(
         files,
         reads,
         spans: spans(&touches),
-        tables: tables(place, files, &touches)?,
+        tables: tables(place, files, &touches, check)?,
         check,
     };
     match place.kind() {
@@ -263,10 +263,10 @@ fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<File>>> {
 }
 
 /// What the manifest says of the blocks of the files that the plan touches.
-fn tables(place: &Place, files: &[DataFile], touches: &[Touch]) -> Result<Vec<Table>> {
+fn tables(place: &Place, files: &[DataFile], touches: &[Touch], check: bool) -> Result<Vec<Table>> {
     let mut tables: Vec<Table> = files.iter().map(|_| Table::default()).collect();
     for group in touches.chunk_by(|a, b| a.file == b.file) {
-        tables[group[0].file] = Table::of(place, &files[group[0].file])?;
+        tables[group[0].file] = Table::of(place, &files[group[0].file], check)?;
     }
     Ok(tables)
 }

@@ -39,7 +39,7 @@ pub fn verify_file(
     let task = Task {
         place,
         file,
-        table: Table::of(place, file)?,
+        table: Table::of(place, file, true)?,
         header,
     };
     let mut bad = match place.kind() {

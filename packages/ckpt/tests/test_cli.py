@@ -214,7 +214,7 @@ def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 11
     for command in commands:
         assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
     (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

@@ -61,6 +61,8 @@ def leaves(node, path=""):
 
 
 def raw(tensor):
+    if not tensor.numel():
+        return b""  # whatever its strides, and torch views none of them as bytes
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -112,7 +112,10 @@ class Engine:
                 )
         mixed = {name for index in self.indexes for name in index.mixed_columns}
         self._columns = ColumnSet(
-            self.indexes[full].columns, mixed, origin=f"{origin.rstrip('/')}/index.json", allow_unsafe_types=unsafe
+            self.indexes[full].columns,
+            mixed,
+            origin=f"{origin.rstrip('/')}/index.json",
+            allow_unsafe_types=unsafe,
         )
         self.encodings = self._columns.encodings
         self._caches = self._make_caches()

@@ -1,0 +1,90 @@
+"""The command's verbs and flags; what each does stands in a module of its own."""
+
+from typing import Annotated
+
+import typer
+
+from hocket.stream.cli.outcomes import told
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="hocket-stream",
+    help="Looks at data sets, checks and makes them: on a disk or on an object store, without torch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 done, 1 found wanting, 2 wrong use, 3 not found, 4 refused, 5 store failed.",
+)
+
+_Uri = Annotated[str, typer.Argument(metavar="URI", help="A data set: its folder, or a URI (s3://…).")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def inspect(
+    uri: _Uri,
+    sample: Annotated[
+        int, typer.Option(metavar="NUMBER", help="The sample to show, in storage order; its shard is read.")
+    ] = 0,
+    index_only: Annotated[
+        bool, typer.Option("--index-only", help="Read the index alone, and show no sample.")
+    ] = False,
+    unfold: Annotated[bool, typer.Option("--all", help="Show every shard, and long values whole.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show a data set: columns, encodings, shards, sizes, digests, compression, and one sample."""
+    from hocket.stream.cli import inspecting
+
+    with told():
+        inspecting.show(uri, sample=None if index_only else sample, unfold=unfold, as_json=as_json)
+
+
+@app.command()
+def verify(uri: _Uri, as_json: _Json = False) -> None:
+    """Read every shard: sizes, digests, offsets, values; name each bad one. Exits 1 where there is one."""
+    from hocket.stream.cli import verifying
+
+    with told():
+        is_sound = verifying.show(uri, as_json=as_json)
+        if not is_sound:
+            raise typer.Exit(1)
+
+
+@app.command()
+def stats(
+    uri: _Uri,
+    shards: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Read only so many, evenly spaced; by default all.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Show how large the values of each column are, with a histogram."""
+    from hocket.stream.cli import statistics
+
+    with told():
+        statistics.show(uri, num_shards=shards, as_json=as_json)
+
+
+@app.command()
+def merge(
+    uris: Annotated[
+        list[str],
+        typer.Argument(metavar="URI…", help="Data sets, in order; or one folder that is above all."),
+    ],
+    out: Annotated[
+        str | None, typer.Option(metavar="URI", help="The new index's folder; by default the one folder.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Write one index over several data sets, whose shards stay where they are."""
+    from hocket.stream.cli import merging
+
+    with told():
+        merging.show(uris, out=out, as_json=as_json)
+
+
+def main() -> None:
+    """Runs the command; the entry point of `hocket-stream`."""
+    app()

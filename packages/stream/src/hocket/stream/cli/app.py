@@ -85,6 +85,52 @@ def merge(
         merging.show(uris, out=out, as_json=as_json)
 
 
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A file or a folder of this machine."),
+    ],
+    destination: Annotated[
+        str, typer.Argument(metavar="DST", help="Where the data set goes: a path or a URI.")
+    ],
+    source_format: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="jsonl, parquet, arrow, webdataset, images or datasets; by default what file names say.",
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=ENCODING", help="In place of what is inferred; may be repeated."),
+    ] = None,
+    compression: Annotated[
+        str | None, typer.Option(metavar="NAME", help="br, bz2, gz, snappy or zstd, with a level: zstd:7.")
+    ] = None,
+    hashes: Annotated[str, typer.Option(metavar="NAMES", help="Digests, between commas.")] = "xxh3_64",
+    size_limit: Annotated[str, typer.Option(metavar="SIZE", help="Of a raw shard.")] = "64mb",
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Replace the data set that is there.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Write a data set from JSON lines, Parquet, Arrow, WebDataset tar, images, or `datasets`."""
+    from hocket.stream.cli import converting
+
+    with told():
+        converting.show(
+            source,
+            destination,
+            source_format=source_format,
+            columns=columns or [],
+            compression=compression,
+            hashes=hashes,
+            size_limit=size_limit,
+            exist_ok=exist_ok,
+            as_json=as_json,
+        )
+
+
 def main() -> None:
     """Runs the command; the entry point of `hocket-stream`."""
     app()

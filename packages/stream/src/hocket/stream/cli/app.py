@@ -131,6 +131,70 @@ def convert(
         )
 
 
+@app.command()
+def simulate(
+    uri: _Uri,
+    nodes: Annotated[int, typer.Option(metavar="COUNT", help="Machines.")] = 1,
+    ranks_per_node: Annotated[int, typer.Option(metavar="COUNT", help="Data-parallel ranks of each.")] = 1,
+    batch_size: Annotated[int, typer.Option(metavar="SAMPLES", help="On each rank.")] = 32,
+    cache_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Raw shards that a machine keeps: 100gb; by default all."),
+    ] = None,
+    shuffle: Annotated[bool, typer.Option(help="Shuffled, or in the order of storage.")] = True,
+    shuffle_seed: Annotated[int, typer.Option(metavar="SEED", help="Of the order.")] = 9176,
+    shuffle_block_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Of a block.")] = 1 << 18,
+    num_canonical_nodes: Annotated[
+        int | None, typer.Option(metavar="LANES", help="By default as the data set chooses them.")
+    ] = None,
+    epoch: Annotated[int, typer.Option(metavar="NUMBER", help="Whose order.")] = 0,
+    max_samples: Annotated[
+        int, typer.Option(metavar="SAMPLES", help="Look at so many from the epoch's beginning.")
+    ] = 4_000_000,
+    as_json: _Json = False,
+) -> None:
+    """Count what a cluster would download and keep, and how well it shuffles; reads the index alone."""
+    from hocket.stream.cli import simulating
+    from hocket.stream.cli.text import parse_size
+    from hocket.stream.simulating import Cluster
+
+    with told():
+        cluster = Cluster(
+            num_nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            batch_size=batch_size,
+            cache_limit=None if cache_limit is None else parse_size(cache_limit),
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_block_size=shuffle_block_size,
+            num_canonical_nodes=num_canonical_nodes,
+        )
+        simulating.show(uri, cluster, epoch=epoch, max_samples=max_samples, as_json=as_json)
+
+
+@app.command()
+def bench(
+    uri: _Uri,
+    local: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="The cache; by default an empty one that goes afterwards."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Of a batch.")] = 64,
+    shuffle: Annotated[bool, typer.Option(help="Shuffled, or in the order of storage.")] = True,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop after so long; by default read the epoch.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Read a data set, and say how fast that was: samples and bytes a second, time to the first batch."""
+    from hocket.stream.cli import benching
+
+    with told():
+        benching.show(
+            uri, local=local, batch_size=batch_size, shuffle=shuffle, seconds=seconds, as_json=as_json
+        )
+
+
 def main() -> None:
     """Runs the command; the entry point of `hocket-stream`."""
     app()

@@ -180,7 +180,9 @@ def test_text_shards_and_merged_ones_are_looked_at_too(
 ) -> None:
     columns = {"name": "str", "count": "int", "share": "float"}
     for part in ("a", "b"):
-        with JSONWriter(columns=columns, out=tmp_path / "all" / part, size_limit=200) as writer:
+        with JSONWriter(
+            columns=columns, out=tmp_path / "all" / part, size_limit=200, hashes=["md5"]
+        ) as writer:
             for number in range(20):
                 writer.write({"name": part, "count": number, "share": number / 4})
     code, out, _ = call("merge", tmp_path / "all")
@@ -194,7 +196,27 @@ def test_text_shards_and_merged_ones_are_looked_at_too(
         call("merge", tmp_path / "all/a", tmp_path / "all/b", "--out", tmp_path / "all", "--json")[1]
     )
     assert (merged["folders"], merged["samples"]) == (["a", "b"], 40)
+    flip(tmp_path / "all/a/shard.00001.json", 9)
+    flip(tmp_path / "all/b/shard.00000.json.meta", 9)
+    bad = json.loads(call("verify", tmp_path / "all", "--json")[1])["bad"]
+    assert [shard["name"] for shard in bad] == ["a/shard.00001.json", "b/shard.00000.json"]
     assert call("merge", tmp_path / "all/a", tmp_path / "all/b")[0] == 2
+
+
+def test_a_data_set_without_samples(tmp_path: Path, call: Callable[..., Any]) -> None:
+    MDSWriter(columns={"x": "int"}, out=tmp_path).finish()
+    for verb in ("inspect", "verify", "stats"):
+        assert call(verb, tmp_path)[0] == 0
+        assert json.loads(call(verb, tmp_path, "--json")[1])
+    # The reference writes such shards where a sample is larger than the limit.
+    with MDSWriter(columns={"x": "bytes"}, out=tmp_path, exist_ok=True, size_limit=500) as writer:
+        writer.write({"x": bytes(1000)})
+    assert call("verify", tmp_path)[0] == 0
+    empty = tmp_path / "shard.00000.mds"
+    os.truncate(empty, empty.stat().st_size - 1)
+    assert [shard["name"] for shard in json.loads(call("verify", tmp_path, "--json")[1])["bad"]] == [
+        empty.name
+    ]
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify", "stats"])
@@ -222,6 +244,37 @@ def test_on_a_store(
     assert "id: 149" in call("inspect", uri, "--sample", 149)[1]
     assert call("verify", uri)[0] == 0
     assert call("verify", f"{uri}/nothing")[0] == 3
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    assert call("convert", tmp_path / "x.jsonl", f"{uri}/new")[0] == 0
+    assert call("convert", tmp_path / "x.jsonl", f"{uri}/new")[0] == 4
+    assert call("convert", tmp_path / "y.jsonl", f"{uri}/other")[0] == 3
+    assert "n: 2" in call("inspect", f"{uri}/new", "--sample", 1)[1]
+    document = json.loads(call("bench", uri, "--json")[1])
+    assert (document["samples"], document["whole_epoch"]) == (150, True)
+
+
+def test_what_is_written_to_a_file_is_whole_while_a_bar_is_on_the_terminal(
+    write: Callable[..., str],
+) -> None:
+    folder = write(100)
+    flip(Path(folder) / "shard.00001.mds", 700)
+    terminal, side = os.openpty()
+    try:
+        done = subprocess.run(
+            [COMMAND, "verify", folder],
+            stdout=subprocess.PIPE,
+            stderr=side,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        os.close(side)
+        assert b"verifying" in os.read(terminal, 1 << 16)
+    finally:
+        os.close(terminal)
+    assert done.returncode == 1
+    starts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert starts == ["ok", "BAD", *["ok"] * (len(starts) - 3), "corrupt:"]
 
 
 def test_the_command_in_a_process_of_its_own_loads_no_torch(write: Callable[..., str]) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from hocket.stream import StreamingDataset, convert
 from hocket.stream.cli.app import app
-from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError
+from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, SourceNotFoundError
 from support.sampling import cases
 
 GROUP = "needs `uv sync --group datasets`"
@@ -79,6 +79,11 @@ def test_json_lines_of_several_files_and_given_columns(tmp_path: Path) -> None:
     assert [sample["t"].tolist() for sample in found] == [[1, 2], [3, 4], [5, 6]]
     assert [sample["only"] for sample in found] == [None, "x", None]
     assert found[0]["t"].dtype == np.uint16
+    whole = (source / "b.jsonl.gz").read_bytes()
+    for broken in (whole[:-9], b"no gzip" + whole):
+        (source / "b.jsonl.gz").write_bytes(broken)
+        with pytest.raises(SampleError, match=r"b.jsonl.gz` is no gzip file"):
+            convert.convert(source, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_format_that_does_not_show_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("")
     with pytest.raises(ConfigError, match=r"no file of a known name.*jsonl, parquet"):
         convert.convert(tmp_path, tmp_path / "out")
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(SourceNotFoundError, match="is not there"):
         convert.convert(tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(ConfigError, match="expected a path of this machine"):
         convert.convert("s3://bucket/x.jsonl", tmp_path / "out")
@@ -318,6 +323,8 @@ def test_a_saved_datasets_folder_comes_back(tmp_path: Path, monkeypatch: pytest.
     datasets.DatasetDict(train=saved, test=saved).save_to_disk(tmp_path / "two")
     with pytest.raises(ConfigError, match=r"splits \['test', 'train'\]"):
         convert.convert(tmp_path / "two", tmp_path / "out2")
+    with pytest.raises(ConfigError, match="no folder that `save_to_disk` wrote"):
+        convert.from_hugging_face(tmp_path / "out", tmp_path / "out2")
     assert convert.convert(tmp_path / "two" / "train", tmp_path / "out2").num_samples == 12
 
 

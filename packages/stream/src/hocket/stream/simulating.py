@@ -247,7 +247,7 @@ def _live_bytes(steps: list[list[int]], raw: list[int]) -> int:
 
 
 def _uniform_shards(sizes: NDArray[np.int64], batch: int) -> float:
-    """Mean distance in the order of neighbours in a shard: 0 as stored, 1 as a uniform permutation has it."""
+    """Different shards among `batch` samples drawn without replacement, on average."""
     total = int(sizes.sum())
     free = total - batch
     missed = 0.0

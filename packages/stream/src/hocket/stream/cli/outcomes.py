@@ -22,6 +22,7 @@ from hocket.stream.errors import (
     SampleError,
     ShardCorruptError,
     ShardNotFoundError,
+    SourceNotFoundError,
 )
 
 __all__ = ["told"]
@@ -29,7 +30,7 @@ __all__ = ["told"]
 _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((IndexCorruptError, ShardCorruptError, ShardNotFoundError, SampleError), 1),
     ((DatasetExistsError, StoreExistsError, StorePermissionError), 4),
-    ((IndexNotFoundError, StoreNotFoundError), 3),
+    ((IndexNotFoundError, SourceNotFoundError, StoreNotFoundError), 3),
     ((ConfigError, StoreConfigError, ValueError), 2),
 ]
 _STORE_FAILED = 5
@@ -47,7 +48,7 @@ def told() -> Iterator[None]:
         raise typer.Exit from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
-    except (HocketError, ValueError) as error:
+    except (HocketError, ValueError, OSError) as error:
         message = " ".join(str(error).split())
         print(f"hocket-stream: {message}", file=sys.stderr)
         codes = (code for kinds, code in _CODES if isinstance(error, kinds))

@@ -22,9 +22,10 @@ def progress(what: str, *, total: int, quiet: bool) -> Iterator[Callable[[int], 
     if quiet or not sys.stderr.isatty():
         yield lambda _done: None
         return
+    # Lines for a file or a pipe must not be drawn above the bar, which is on standard error.
     bar = Progress(
         TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        console=Console(stderr=True), transient=True,
+        console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
     )  # fmt: skip
     with bar:
         task = bar.add_task("", total=total)

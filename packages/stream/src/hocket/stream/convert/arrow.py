@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,8 +52,9 @@ def from_parquet(
         **settings: Of `MDSWriter`.
 
     Raises:
-        ConfigError: `pyarrow` is not installed, there is no source, or it has no samples, or a column has a
-            type, or nulls, that no encoding holds.
+        SourceNotFoundError: There is no source.
+        ConfigError: `pyarrow` is not installed, a file cannot be read, there are no samples, or a column
+            has a type, or nulls, that no encoding holds.
         SampleError: A value does not fit a given encoding.
         DatasetExistsError: And the others of `MDSWriter`.
     """
@@ -112,7 +114,10 @@ def from_hugging_face(
     datasets = require("datasets", "datasets")
     arrow = require("pyarrow", "pyarrow")
     path = source_path(source)
-    found = datasets.load_from_disk(str(path))
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`{path}` is no folder that `save_to_disk` wrote: {error}") from None
     if isinstance(found, datasets.DatasetDict):
         raise ConfigError(
             f"`{path}` has the splits {sorted(found)}: expected one, such as `{path}/{min(found)}`"
@@ -145,18 +150,13 @@ def _write(
     return write_samples(_samples(batches()), kinds, out, settings)
 
 
-class _readable:  # noqa: N801 - reads as a verb where it stands
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     """Turns Arrow's complaints about a file into one that names it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, require("pyarrow", "pyarrow").ArrowInvalid):
-            raise ConfigError(f"`{self._path}` cannot be read: {error}") from None
+    try:
+        yield
+    except (require("pyarrow", "pyarrow").ArrowException, OSError) as error:
+        raise ConfigError(f"`{path}` cannot be read: {error}") from None
 
 
 def _infer(batches: Iterator[Any], images: set[str] | frozenset[str], given: set[str]) -> dict[str, str]:

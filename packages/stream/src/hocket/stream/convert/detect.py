@@ -51,6 +51,7 @@ def convert(
         **settings: Of `MDSWriter`.
 
     Raises:
+        SourceNotFoundError: There is no source.
         ConfigError: The format is unknown, or does not show.
         SampleError: A sample is not of its columns.
         DatasetExistsError: And the others of `MDSWriter`.

@@ -42,6 +42,7 @@ def from_image_folder(
 
     Raises:
         SampleError: A file is no image.
+        SourceNotFoundError: There is no source.
         ConfigError: Pillow is not installed, there is no image, or images stand beside the classes' folders.
         DatasetExistsError: And the others of `MDSWriter`.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def from_jsonl(
 
     Raises:
         SampleError: A line is no JSON object, or a value does not fit a given encoding.
-        ConfigError: There is no source, or it has no samples.
+        SourceNotFoundError: There is no source.
+        ConfigError: It has no samples, or none of the files looked for.
         DatasetExistsError: And the others of `MDSWriter`.
     """
     files = source_files(source, SUFFIXES)
@@ -49,18 +51,28 @@ def from_jsonl(
 
 def _read(files: list[Path]) -> Iterator[dict[str, Any]]:
     for path in files:
-        open_ = gzip.open if path.name.endswith(".gz") else open
-        with open_(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    sample = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise SampleError(f"`{path}` line {number} is no JSON: {error}") from None
-                if not isinstance(sample, dict):
-                    raise SampleError(f"`{path}` line {number} is {line[:40]!r}: expected a JSON object")
-                yield sample
+        for number, line in enumerate(_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                sample = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SampleError(f"`{path}` line {number} is no JSON: {error}") from None
+            if not isinstance(sample, dict):
+                raise SampleError(f"`{path}` line {number} is {line[:40]!r}: expected a JSON object")
+            yield sample
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.name.endswith(".gz"):
+        with path.open("rb") as plain:
+            yield from plain
+        return
+    try:
+        with gzip.open(path) as packed:
+            yield from packed
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SampleError(f"`{path}` is no gzip file, or a broken one: {error}") from None
 
 
 def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:

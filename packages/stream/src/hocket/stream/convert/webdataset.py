@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def from_webdataset(
     Raises:
         SampleError: A file is not what its extension says, a sample lacks one that others have or has it
             twice, or the tar file is broken.
-        ConfigError: There is no source, or it has no samples.
+        SourceNotFoundError: There is no source.
+        ConfigError: It has no samples, or none of the files looked for.
         DatasetExistsError: And the others of `MDSWriter`.
     """
     files = source_files(source, SUFFIXES)
@@ -95,7 +97,7 @@ def _read(files: list[Path], *, with_data: bool) -> Iterator[tuple[str, dict[str
                     key = its_key
                     content = tar.extractfile(member) if with_data else None
                     sample[name] = content.read() if content else b""
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise SampleError(f"`{path}` is no tar file, or a broken one: {error}") from None
         if sample:
             yield key, sample

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.errors import ConfigError, SampleError
+from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
 from hocket.stream.output import Place, is_local, local_path
 from hocket.stream.writer import MDSWriter
 
@@ -83,7 +83,8 @@ def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> l
     """Return the file that `source` is, or those below it that end with one of `suffixes`, by name.
 
     Raises:
-        ConfigError: There is none, or it is not on this machine.
+        SourceNotFoundError: It is not there.
+        ConfigError: There is no such file below it, or it is not on this machine.
     """
     path = source_path(source)
     if path.is_file():
@@ -100,7 +101,8 @@ def source_path(source: str | os.PathLike[str]) -> Path:
     """Return where a source is.
 
     Raises:
-        ConfigError: It is not there, or not on this machine.
+        SourceNotFoundError: It is not there.
+        ConfigError: It is not on this machine.
     """
     if not is_local(os.fspath(source)):
         raise ConfigError(
@@ -108,7 +110,7 @@ def source_path(source: str | os.PathLike[str]) -> Path:
         )
     path = local_path(os.fspath(source))
     if not path.exists():
-        raise ConfigError(f"the source `{path}` is not there: expected a file or a folder")
+        raise SourceNotFoundError(f"the source `{path}` is not there: expected a file or a folder")
     return path
 
 

@@ -146,6 +146,21 @@ def test_verify_says_what_is_wrong(tmp_path: Path, call: Callable[..., Any]) -> 
     assert out.splitlines()[-1].startswith("corrupt: 4 of ")
 
 
+@pytest.mark.parametrize("count", [1, 900_000_000, 10**12, 1 << 63, 1 << 64, -1])
+def test_an_index_that_lies_about_samples_is_found_wanting(
+    write: Callable[..., str], call: Callable[..., Any], count: int
+) -> None:
+    folder = write(20)
+    path = Path(folder) / "index.json"
+    index = json.loads(path.read_text())
+    index["shards"][0]["samples"] = count
+    if count == 900_000_000:
+        index["shards"][0]["raw_data"]["bytes"] = 4_000_000_000  # As many as could have such a table.
+    path.write_text(json.dumps(index))
+    for verb in ("inspect", "verify", "stats"):
+        assert call(verb, folder)[0] == 1
+
+
 def test_verify_of_a_gigabyte_names_the_bad_shards(tmp_path: Path) -> None:
     num_blocks = cases(full=1 << 10, sample=1 << 6)
     block = np.random.default_rng(0).bytes(1 << 20)

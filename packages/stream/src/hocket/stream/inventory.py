@@ -21,6 +21,8 @@ from hocket.stream.output import FILE_KEYS, INDEX_NAME, is_local, local_path
 _DEADLINE_S = 120.0
 _BATCH_BYTES = 16 << 20
 _SHARDS_AT_ONCE = 4
+# The index may lie about a shard's samples: no list is as long as it says before the shard has been opened.
+_NUMBERS_AT_ONCE = 1 << 20
 
 T = TypeVar("T")
 
@@ -173,10 +175,12 @@ class OpenShard:
             ShardCorruptError: Its size, digest, table of offsets or a sample's own sizes are wrong.
             StoreError: The store's own errors, as they come.
         """
+        wanted = range(self.shard.num_samples) if samples is None else samples
+        for begin in range(0, len(wanted), _NUMBERS_AT_ONCE):
+            yield from self._read(wanted[begin : begin + _NUMBERS_AT_ONCE])
+
+    def _read(self, wanted: range) -> Iterator[tuple[range, list[RawColumn]]]:
         count = self.shard.num_samples
-        if count == 0:
-            return
-        wanted = range(count) if samples is None else samples
         step = max(1, count * _BATCH_BYTES // max(self.shard.raw_bytes, 1))
         edges = np.array([*range(0, len(wanted), step), len(wanted)], np.uint64)
         mix = _native.StreamMix([self._index], [count])

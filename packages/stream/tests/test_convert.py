@@ -6,6 +6,7 @@ import datetime as dt
 import gzip
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Callable
 from decimal import Decimal
@@ -326,6 +327,13 @@ def test_a_saved_datasets_folder_comes_back(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="no folder that `save_to_disk` wrote"):
         convert.from_hugging_face(tmp_path / "out", tmp_path / "out2")
     assert convert.convert(tmp_path / "two" / "train", tmp_path / "out2").num_samples == 12
+
+
+def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hocket-stream\[pyarrow\]'"):
+        convert.convert(tmp_path / "x.parquet", tmp_path / "out")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

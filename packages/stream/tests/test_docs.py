@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from hocket.stream import MDSWriter
+from hocket.stream.cli.app import app
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -15,10 +20,27 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     names: dict[str, object] = {}
     exec("\n".join(snippets), names)
     assert names["state"]["epoch"] == 1  # type: ignore[index]
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with MDSWriter(columns={"text": "str", "tokens": "ndarray:uint16"}, out="data/train") as writer:
+        for number in range(200):
+            writer.write({"text": "x" * number, "tokens": np.arange(number + 1, dtype=np.uint16)})
+    Path("corpus.jsonl").write_text('{"tokens": [1, 2, 3]}\n{"tokens": [4]}\n')
+    (shown,) = re.findall(r"```console\n(.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
+    lines = [line.removeprefix("$ hocket-stream ") for line in shown.splitlines()]
+    assert {line.split()[0] for line in lines} == {
+        command.callback.__name__ for command in app.registered_commands
+    }  # type: ignore[union-attr]
+    for line in lines:
+        with pytest.raises(SystemExit) as ended:
+            app(shlex.split(line))
+        assert ended.value.code == 0, line
 
 
 def test_the_example_runs() -> None:

@@ -23,6 +23,10 @@ class ShardCorruptError(StreamError, ValueError):
     """A shard's bytes are not what the index promises, however often it was fetched."""
 
 
+class SourceNotFoundError(StreamError, FileNotFoundError):
+    """What is to be converted into a data set is not there."""
+
+
 class ConfigError(StreamError, ValueError):
     """An argument, or a feature of the data set, that does not work; another try cannot help."""
 

@@ -1,0 +1,75 @@
+"""`hocket-stream convert`."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.convert import convert
+from hocket.stream.inventory import Inventory
+
+__all__ = ["parse_columns", "show"]
+
+
+def parse_columns(pairs: Sequence[str]) -> dict[str, str]:
+    """`name=encoding`, each.
+
+    Raises:
+        ValueError: One has no `=`, or nothing on a side of it.
+    """
+    columns = {}
+    for pair in pairs:
+        name, _, encoding = pair.rpartition("=")
+        if not name or not encoding:
+            raise ValueError(f"`--columns {pair}`: expected `name=encoding`, such as `tokens=ndarray:uint16`")
+        columns[name] = encoding
+    return columns
+
+
+def show(
+    source: str,
+    destination: str,
+    *,
+    source_format: str | None,
+    columns: Sequence[str],
+    compression: str | None,
+    hashes: str,
+    size_limit: str,
+    exist_ok: bool,
+    as_json: bool,
+) -> None:
+    """Converts a source and prints what was written."""
+    began = time.monotonic()
+    done = convert(
+        source,
+        destination,
+        format=source_format,
+        columns=parse_columns(columns),
+        compression=compression,
+        hashes=[name.strip() for name in hashes.split(",") if name.strip()],
+        size_limit=size_limit,
+        exist_ok=exist_ok,
+        progress_bar=sys.stderr.isatty() and not as_json,
+    )
+    written = Inventory(destination)
+    if as_json:
+        print_json(
+            {
+                "uri": written.uri,
+                **dataclasses.asdict(done),
+                "shards": len(written.shards),
+                "raw_bytes": written.raw_bytes,
+                "stored_bytes": written.stored_bytes,
+            }
+        )
+        return
+    out = console()
+    out.print(Text.assemble(("written", "bold green"), f": {written.uri}"))
+    shards = f"{count(done.num_samples, 'sample')} in {count(len(written.shards), 'shard')}"
+    sizes = f"raw {size(written.raw_bytes)}, stored {size(written.stored_bytes)}"
+    out.print(f"{shards}, {sizes}, in {time.monotonic() - began:.1f} s")
+    out.print()
+    print_table(out, ["COLUMN", "ENCODING"], [[name, kind] for name, kind in sorted(done.columns.items())])

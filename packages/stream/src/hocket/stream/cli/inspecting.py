@@ -1,0 +1,144 @@
+"""`hocket-stream inspect`."""
+
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.inventory import Inventory, Shard
+
+__all__ = ["show"]
+
+_FIRST_SHARDS = 10
+_VALUE_CELLS = 60
+_FIRST_ITEMS = 6
+
+
+def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
+    """Prints columns, shards and one sample.
+
+    Args:
+        uri: The data set.
+        sample: The sample to show, by its number in storage order; None for none. Its shard is read.
+        unfold: Show every shard, and long values whole.
+        as_json: Print JSON and nothing else.
+
+    Raises:
+        ValueError: There is no such sample.
+    """
+    inventory = Inventory(uri)
+    num_samples = inventory.index.num_samples
+    if sample is not None and not 0 <= sample < max(num_samples, 1):
+        raise ValueError(f"`--sample {sample}`: expected a number from 0 to {num_samples - 1}")
+    values = None if sample is None or not num_samples else _read_sample(inventory, sample, unfold)
+    if as_json:
+        print_json(_document(inventory, sample, values))
+        return
+    out = console()
+    _print_head(inventory)
+    out.print()
+    mixed = set(inventory.index.mixed_columns)
+    rows = [
+        [
+            name,
+            kind,
+            "varies" if width is None else f"{width:,}",
+            "not in all shards" if name in mixed else "",
+        ]
+        for name, kind, width in inventory.index.columns
+    ]
+    print_table(out, ["COLUMN", "ENCODING", "BYTES", ""], rows, right=frozenset({2}))
+    out.print()
+    shards = inventory.shards if unfold else inventory.shards[:_FIRST_SHARDS]
+    rows = [
+        [shard.name, f"{shard.num_samples:,}", size(shard.raw_bytes), size(shard.stored_bytes)]
+        for shard in shards
+    ]
+    print_table(out, ["SHARD", "SAMPLES", "RAW", "STORED"], rows, right=frozenset({1, 2, 3}))
+    if len(shards) < len(inventory.shards):
+        out.print(f"… and {count(len(inventory.shards) - len(shards), 'shard')} more (`--all` shows them)")
+    if values is not None:
+        out.print()
+        out.print(Text(f"sample {sample}", "bold"))
+        for name, value in values.items():
+            out.print(Text(f"{name}: {value}"))
+
+
+def _print_head(inventory: Inventory) -> None:
+    shards = inventory.shards
+    out = console()
+    out.print(Text(inventory.uri, "bold"))
+    sizes = f"raw {size(inventory.raw_bytes)}, stored {size(inventory.stored_bytes)}"
+    out.print(f"{count(inventory.index.num_samples, 'sample')} in {count(len(shards), 'shard')}, {sizes}")
+    for title, names in (
+        ("format", {shard.entry["format"] for shard in shards}),
+        ("compression", {shard.entry.get("compression") or "none" for shard in shards}),
+        ("hashes", {name for shard in shards for name in shard.hashes} or {"none"}),
+        ("fingerprint", {inventory.index.fingerprint}),
+    ):
+        out.print(f"{title}: {', '.join(sorted(names))}")
+
+
+def _read_sample(inventory: Inventory, number: int, unfold: bool) -> dict[str, str]:
+    place = number
+    for shard in inventory.shards:
+        if place < shard.num_samples:
+            break
+        place -= shard.num_samples
+    with inventory.open(shard) as opened:
+        ((_, columns),) = opened.read(range(place, place + 1))
+        decoder = opened.decoder()
+        decoded = decoder.decode(columns, 1)
+        return {
+            name: _shown(decoder.encodings[name].item(column, 0), unfold) for name, column in decoded.items()
+        }
+
+
+def _shown(value: Any, unfold: bool) -> str:
+    """A value in one line, long ones cut."""
+    if isinstance(value, np.ndarray):
+        items = value.reshape(-1)
+        first = items.tolist() if unfold else items[:_FIRST_ITEMS].tolist()
+        rest = ", …" if len(first) < items.size else ""
+        return f"{value.dtype.name} {value.shape}  [{', '.join(map(str, first))}{rest}]"
+    if hasattr(value, "mode") and hasattr(value, "size"):
+        return f"{value.format or 'raw'} image, {value.width}×{value.height} {value.mode}"
+    if isinstance(value, bytes):
+        text = repr(value if unfold else value[:_VALUE_CELLS])
+        return _cut(text, unfold) + f"  ({count(len(value), 'byte')})"
+    return _cut(str(value) if isinstance(value, np.generic) else repr(value), unfold)
+
+
+def _cut(text: str, unfold: bool) -> str:
+    return text if unfold or len(text) <= _VALUE_CELLS else f"{text[: _VALUE_CELLS - 1]}…"
+
+
+def _document(inventory: Inventory, sample: int | None, values: dict[str, str] | None) -> dict[str, Any]:
+    index = inventory.index
+    mixed = set(index.mixed_columns)
+    return {
+        "uri": inventory.uri,
+        "fingerprint": index.fingerprint,
+        "samples": index.num_samples,
+        "raw_bytes": inventory.raw_bytes,
+        "stored_bytes": inventory.stored_bytes,
+        "columns": [
+            {"name": name, "encoding": kind, "bytes": width, "in_all_shards": name not in mixed}
+            for name, kind, width in index.columns
+        ],
+        "shards": [_describe(shard) for shard in inventory.shards],
+        "sample": None if values is None else {"number": sample, "values": values},
+    }
+
+
+def _describe(shard: Shard) -> dict[str, Any]:
+    return {
+        "name": shard.name,
+        "samples": shard.num_samples,
+        "format": shard.entry["format"],
+        "compression": shard.entry.get("compression"),
+        "hashes": shard.hashes,
+        "raw_bytes": shard.raw_bytes,
+        "stored_bytes": shard.stored_bytes,
+    }

@@ -1,0 +1,59 @@
+"""`hocket-stream simulate`."""
+
+import dataclasses
+
+from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.simulating import Cluster, Simulation, simulate
+
+__all__ = ["show"]
+
+
+def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: bool) -> None:
+    """Prints what each machine of a cluster fetches and keeps, and how well the order is shuffled."""
+    found = simulate(uri, cluster, epoch=epoch, max_samples=max_samples)
+    if as_json:
+        print_json(
+            {
+                "uri": uri,
+                "cluster": dataclasses.asdict(cluster) | {"num_canonical_nodes": cluster.lanes},
+                **dataclasses.asdict(found),
+                "whole_epoch": found.is_whole,
+            }
+        )
+        return
+    out = console()
+    data = f"{count(found.num_samples, 'sample')} in {count(found.num_shards, 'shard')}"
+    out.print(f"{data}; batches of {cluster.global_batch_size:,}, {count(cluster.lanes, 'lane')}")
+    out.print(_seen(found))
+    out.print()
+    rows = [
+        [
+            str(number),
+            f"{node.num_samples:,}",
+            f"{node.num_shards:,}",
+            f"{node.num_fetches:,}",
+            size(node.fetched_bytes),
+            size(node.cache_bytes),
+        ]
+        for number, node in enumerate(found.nodes)
+    ]
+    total = sum(node.fetched_bytes for node in found.nodes)
+    fetches = sum(node.num_fetches for node in found.nodes)
+    samples = sum(node.num_samples for node in found.nodes)
+    rows.append(["all", f"{samples:,}", "", f"{fetches:,}", size(total), ""])
+    head = ["NODE", "SAMPLES", "SHARDS", "FETCHES", "DOWNLOAD", "CACHE NEED"]
+    print_table(out, head, rows, right=frozenset(range(6)))
+    out.print()
+    shards = f"{found.shards_per_batch:.1f}, drawn uniformly {found.uniform_shards_per_batch:.1f}"
+    out.print(f"shards in a batch: {shards}")
+    if found.neighbour_distance is not None:
+        out.print(
+            f"neighbours in a shard come apart: {found.neighbour_distance:.3f} of a uniform permutation"
+        )
+    out.print("cache need: with less, a shard is fetched again before the epoch is over")
+
+
+def _seen(found: Simulation) -> str:
+    if found.is_whole:
+        return f"the whole epoch: {found.num_batches:,} batches"
+    return f"the first {found.batches_seen:,} of {found.num_batches:,} batches (`--max-samples` for more)"

@@ -1,0 +1,74 @@
+"""`hocket-stream stats`."""
+
+import dataclasses
+
+from rich.console import Console
+from rich.text import Text
+
+from hocket.stream.cli.progress import progress
+from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.inventory import Inventory
+from hocket.stream.measuring import ColumnSizes, measure
+
+__all__ = ["show"]
+
+_BAR_CELLS = 40
+
+
+def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
+    """Prints the sizes of each column's values, and a histogram where they differ."""
+    inventory = Inventory(uri)
+    with progress("measuring", total=inventory.stored_bytes, quiet=as_json) as advance:
+        columns, read = measure(
+            uri, num_shards=num_shards, on_shard=lambda shard: advance(shard.stored_bytes)
+        )
+    if as_json:
+        print_json(
+            {
+                "uri": inventory.uri,
+                "shards": len(inventory.shards),
+                "shards_read": len(read),
+                "columns": [dataclasses.asdict(column) for column in columns],
+            }
+        )
+        return
+    out = console()
+    total = sum(column.num_bytes for column in columns)
+    what = f"{len(read):,} of {count(len(inventory.shards), 'shard')} read"
+    out.print(f"{what}: {size(total)} of values, {size(sum(shard.stored_bytes for shard in read))} stored")
+    out.print()
+    print_table(
+        out,
+        ["COLUMN", "ENCODING", "VALUES", "BYTES", "SHARE", "LEAST", "MEAN", "MOST", "NUMBERS"],
+        [_row(column, total) for column in columns],
+        right=frozenset(range(2, 8)),
+    )
+    for column in columns:
+        if column.least_bytes != column.most_bytes:
+            _print_histogram(out, column)
+
+
+def _row(column: ColumnSizes, total: int) -> list[str]:
+    numbers = "" if column.least is None else f"{column.least:,.6g} to {column.most:,.6g}"
+    return [
+        column.name,
+        column.encoding,
+        f"{column.num_values:,}",
+        size(column.num_bytes),
+        f"{100 * column.num_bytes / max(total, 1):.1f}%",
+        size(column.least_bytes),
+        size(column.num_bytes / max(column.num_values, 1)),
+        size(column.most_bytes),
+        numbers,
+    ]
+
+
+def _print_histogram(out: Console, column: ColumnSizes) -> None:
+    out.print()
+    out.print(Text(f"{column.name}: values by size", "bold"))
+    filled = [place for place, number in enumerate(column.bins) if number]
+    for place in range(filled[0], filled[-1] + 1):
+        number = column.bins[place]
+        below = "0 B" if place == 0 else f"below {size(1 << place)}"
+        bar = "█" * round(_BAR_CELLS * number / max(column.bins)) or ("▏" if number else "")
+        out.print(Text.assemble(f"{below:>16}  {number:>12,}  ", (bar, "cyan")))

@@ -1,0 +1,66 @@
+"""Lines that read well on a terminal and in a file."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["console", "count", "parse_size", "print_json", "print_table", "size"]
+
+
+def console() -> Console:
+    """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: `34.2 MiB`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `100gb` or `64MiB`; units are powers of 1,024, as in `--size-limit`.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no size; expected a number and a unit, such as `100gb`")
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def print_table(
+    out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
+) -> None:
+    """Prints rows whose columns stand under each other, two spaces apart; `right` are flush right."""
+    lines = [[Text(title, "bold") for title in head], *([Text(cell) for cell in row] for row in rows)]
+    widths = [max(line[place].cell_len for line in lines) for place in range(len(head))]
+    for line in lines:
+        shown = Text()
+        for place, cell in enumerate(line):
+            gap = Text(" " * (widths[place] - cell.cell_len))
+            shown.append_text(gap + cell if place in right else cell + gap)
+            shown.append("  ")
+        shown.rstrip()
+        out.print(shown)
+
+
+def print_json(document: Mapping[str, Any] | list[Any]) -> None:
+    """Prints JSON, and nothing else."""
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")

@@ -1,0 +1,58 @@
+"""`hocket-stream verify`."""
+
+import dataclasses
+import sys
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+from hocket.stream.cli.progress import progress
+from hocket.stream.cli.text import console, count, print_json, size
+from hocket.stream.inventory import Inventory
+from hocket.stream.verifying import Checked, Verdict, verify
+
+__all__ = ["show"]
+
+
+def show(uri: str, *, as_json: bool) -> bool:
+    """Verifies a data set and prints the verdict; whether it is sound."""
+    began = time.monotonic()
+    total = Inventory(uri).stored_bytes
+    out = console()
+    with progress("verifying", total=total, quiet=as_json) as advance:
+
+        def on_shard(shard: Checked) -> None:
+            advance(shard.num_bytes)
+            if not as_json:
+                _print_shard(out, shard)
+
+        verdict = verify(uri, on_shard=on_shard)
+    if as_json:
+        print_json(_document(verdict))
+        return not verdict.bad
+    seconds = time.monotonic() - began
+    read = f"{size(sum(shard.num_bytes for shard in verdict.shards))} in {seconds:.1f} s"
+    if verdict.bad:
+        hit = f"{len(verdict.bad)} of {count(len(verdict.shards), 'shard')}"
+        out.print(Text.assemble(("corrupt", "bold red"), f": {hit}; {read}"))
+    else:
+        out.print(Text.assemble(("sound", "bold green"), f": {count(len(verdict.shards), 'shard')}; {read}"))
+    return not verdict.bad
+
+
+def _print_shard(out: Console, shard: Checked) -> None:
+    if shard.problem is not None:
+        out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
+    elif not sys.stdout.isatty():
+        out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
+
+
+def _document(verdict: Verdict) -> dict[str, object]:
+    return {
+        "uri": verdict.uri,
+        "sound": not verdict.bad,
+        "shards": len(verdict.shards),
+        "bytes": sum(shard.num_bytes for shard in verdict.shards),
+        "bad": [dataclasses.asdict(shard) for shard in verdict.bad],
+    }

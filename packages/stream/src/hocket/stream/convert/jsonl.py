@@ -1,0 +1,107 @@
+"""JSON lines: an object a line, in plain or gzipped files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hocket.stream.convert.writing import Converted, choose_columns, source_files, write_samples
+from hocket.stream.errors import SampleError
+from hocket.stream.output import Place
+
+SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+
+_EXACT_IN_FLOAT = 1 << 53
+
+
+def from_jsonl(
+    source: str | os.PathLike[str],
+    out: Place,
+    *,
+    columns: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Converted:
+    """Write JSON lines as a data set.
+
+    Whole numbers become `int` (beyond 64 bits `str_int`), numbers `float64`, texts `str`; a column of several
+    types, with null, or that some object lacks, becomes `json`, and what is lacking null.
+
+    Args:
+        source: A file, or a folder: its `.jsonl` and `.ndjson` files, gzipped or not, by name.
+        out: Where to write.
+        columns: Encodings by name, in place of the inferred ones, such as `{"tokens": "ndarray:uint16"}`.
+        **settings: Of `MDSWriter`.
+
+    Raises:
+        SampleError: A line is no JSON object, or a value does not fit a given encoding.
+        SourceNotFoundError: There is no source.
+        ConfigError: It has no samples, or none of the files looked for.
+        DatasetExistsError: And the others of `MDSWriter`.
+    """
+    files = source_files(source, SUFFIXES)
+    kinds = choose_columns(_infer(_read(files)), columns)
+    absent = dict.fromkeys(kinds)
+    return write_samples(({**absent, **sample} for sample in _read(files)), kinds, out, settings)
+
+
+def _read(files: list[Path]) -> Iterator[dict[str, Any]]:
+    for path in files:
+        for number, line in enumerate(_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                sample = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SampleError(f"`{path}` line {number} is no JSON: {error}") from None
+            if not isinstance(sample, dict):
+                raise SampleError(f"`{path}` line {number} is {line[:40]!r}: expected a JSON object")
+            yield sample
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if not path.name.endswith(".gz"):
+        with path.open("rb") as plain:
+            yield from plain
+        return
+    try:
+        with gzip.open(path) as packed:
+            yield from packed
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SampleError(f"`{path}` is no gzip file, or a broken one: {error}") from None
+
+
+def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    seen: dict[str, set[str]] = {}
+    counts: dict[str, int] = {}
+    total = 0
+    for sample in samples:
+        total += 1
+        for name, value in sample.items():
+            seen.setdefault(name, set()).add(_type(value))
+            counts[name] = counts.get(name, 0) + 1
+    return {name: _encoding(types) if counts[name] == total else "json" for name, types in seen.items()}
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return "other"
+    if isinstance(value, int):
+        if abs(value) <= _EXACT_IN_FLOAT:
+            return "int"
+        return "wide" if -(1 << 63) <= value < 1 << 63 else "huge"
+    return "float" if isinstance(value, float) else "str"
+
+
+def _encoding(types: set[str]) -> str:
+    if types <= {"int", "wide"}:
+        return "int"
+    if types <= {"int", "wide", "huge"}:
+        return "str_int"
+    if types <= {"int", "float"}:
+        return "float64"
+    return "str" if types == {"str"} else "json"

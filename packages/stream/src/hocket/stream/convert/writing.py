@@ -1,0 +1,128 @@
+"""What all sources share: which columns are written, and the writing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
+from hocket.stream.output import Place, is_local, local_path
+from hocket.stream.writer import MDSWriter
+
+_HASHES = ["xxh3_64"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """What was written."""
+
+    num_samples: int
+
+    columns: dict[str, str]
+    """Encoding by column name."""
+
+
+def choose_columns(inferred: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the encodings to write: the inferred ones, but for those that are given.
+
+    Raises:
+        ConfigError: The source has no column, or a given one is not among them.
+    """
+    if not inferred:
+        raise ConfigError("the source has no samples: expected at least one, to see its columns")
+    unknown = sorted(set(given or {}) - set(inferred))
+    if unknown:
+        raise ConfigError(f"`columns` names {unknown}: expected of the source's, {sorted(inferred)}")
+    return {**inferred, **(given or {})}
+
+
+def write_samples(
+    samples: Iterable[Mapping[str, Any]], columns: Mapping[str, str], out: Place, settings: Mapping[str, Any]
+) -> Converted:
+    """Write samples as an MDS data set.
+
+    Raises:
+        SampleError: A value is not of its column's encoding; the message says in which sample.
+        DatasetExistsError: And the others of `MDSWriter`.
+    """
+    arrays = {name: kind.split(":") for name, kind in columns.items() if kind.startswith("ndarray")}
+    number = 0
+    with MDSWriter(columns=columns, out=out, **{"hashes": _HASHES, **settings}) as writer:
+        for sample in samples:
+            try:
+                writer.write({**sample, **{name: _array(sample[name], arrays[name]) for name in arrays}})
+            except SampleError as error:
+                raise SampleError(f"sample {number} of the source: {error}") from None
+            number += 1
+    return Converted(num_samples=number, columns=dict(columns))
+
+
+def _array(value: Any, kind: list[str]) -> Any:
+    """A list or an array as one of its column's type; floats may lose digits, and nothing else changes."""
+    if not isinstance(value, (list, np.ndarray)):
+        return value
+    try:
+        array = np.asarray(value)
+        if len(kind) == 1 or array.dtype.name == kind[1]:
+            return array
+        found = array.astype(kind[1])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SampleError(f"{error}: expected a list that `{':'.join(kind)}` holds") from None
+    if found.dtype.kind != "f" and not np.array_equal(found, array):
+        raise SampleError(f"{value!r:.60} changes as {kind[1]}: expected numbers that it holds")
+    return found
+
+
+def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """Return the file that `source` is, or those below it that end with one of `suffixes`, by name.
+
+    Raises:
+        SourceNotFoundError: It is not there.
+        ConfigError: There is no such file below it, or it is not on this machine.
+    """
+    path = source_path(source)
+    if path.is_file():
+        return [path]
+    files = sorted(
+        file for file in path.rglob("*") if file.name.lower().endswith(suffixes) and file.is_file()
+    )
+    if not files:
+        raise ConfigError(f"there is no file in `{path}` that ends with {', '.join(suffixes)}: expected one")
+    return files
+
+
+def source_path(source: str | os.PathLike[str]) -> Path:
+    """Return where a source is.
+
+    Raises:
+        SourceNotFoundError: It is not there.
+        ConfigError: It is not on this machine.
+    """
+    if not is_local(os.fspath(source)):
+        raise ConfigError(
+            f"the source `{source}` is in a store: expected a path of this machine; copy it here"
+        )
+    path = local_path(os.fspath(source))
+    if not path.exists():
+        raise SourceNotFoundError(f"the source `{path}` is not there: expected a file or a folder")
+    return path
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a library that only some sources need.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"this source needs `{module}`, which is not installed: `pip install 'hocket-stream[{extra}]'`"
+        ) from None

@@ -1,0 +1,214 @@
+"""A data set as its index lists it, and its shards read one by one, each in a folder that goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hocket.native import Store, _native
+from hocket.native.errors import StoreNotFoundError
+from hocket.stream.columns import ColumnSet, RawColumn
+from hocket.stream.errors import IndexNotFoundError, ShardCorruptError
+from hocket.stream.output import FILE_KEYS, INDEX_NAME, is_local, local_path
+
+_DEADLINE_S = 120.0
+_BATCH_BYTES = 16 << 20
+_SHARDS_AT_ONCE = 4
+# The index may lie about a shard's samples: no list is as long as it says before the shard has been opened.
+_NUMBERS_AT_ONCE = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One entry of an index."""
+
+    number: int
+    """Its place in the index."""
+
+    entry: dict[str, Any]
+    """What the index says of it."""
+
+    @property
+    def name(self) -> str:
+        """The base name of its raw data, with the folder below a merged index."""
+        name: str = self.entry["raw_data"]["basename"]
+        return name
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in it."""
+        count: int = self.entry["samples"]
+        return count
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of its files when unpacked."""
+        return sum(file["bytes"] for file in self._files("raw_data", "raw_meta"))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its files as they are stored."""
+        return sum(file["bytes"] for file in self.stored_files)
+
+    @property
+    def stored_files(self) -> list[dict[str, Any]]:
+        """What the index says of the files that are stored: the packed ones where there are any."""
+        return self._files("zip_data", "zip_meta") or self._files("raw_data", "raw_meta")
+
+    @property
+    def hashes(self) -> list[str]:
+        """Names of the digests that its stored data carries."""
+        return sorted(self.stored_files[0].get("hashes") or {})
+
+    def _files(self, *keys: str) -> list[dict[str, Any]]:
+        return [file for key in keys if (file := self.entry.get(key))]
+
+
+class Inventory:
+    """The shards of a data set, in a folder or a store. Nothing is written there, and no cache is kept.
+
+    Args:
+        uri: The data set's folder, a path or a URI.
+
+    Raises:
+        IndexNotFoundError: There is no data set.
+        IndexCorruptError: Its index cannot be trusted.
+        ConfigError: It uses what is not supported.
+        StoreError: The store's own errors, as they come.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+        self.store = Store(self.uri)
+        try:
+            data = self.store.get(INDEX_NAME)
+        except StoreNotFoundError:
+            raise IndexNotFoundError(
+                f"there is no index at `{self.uri}`: expected a data set's folder, with its `{INDEX_NAME}`"
+            ) from None
+        self.origin = f"{self.uri}/{INDEX_NAME}"
+        self.index = _native.ShardIndex.parse(data, self.origin)
+        self.shards = [Shard(number, entry) for number, entry in enumerate(json.loads(data)["shards"])]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all shards when unpacked."""
+        return sum(shard.raw_bytes for shard in self.shards)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all shards as they are stored."""
+        return sum(shard.stored_bytes for shard in self.shards)
+
+    @contextlib.contextmanager
+    def open(self, shard: Shard) -> Iterator[OpenShard]:
+        """Fetch a shard into a temporary folder, and remove it at the end. Sizes and digest are compared.
+
+        Raises:
+            ShardNotFoundError: It is not there.
+            ShardCorruptError: Its bytes are not what the index says.
+        """
+        entry = self._at_hand(shard.entry)
+        alone = json.dumps({"version": 2, "shards": [entry]}).encode()
+        index = _native.ShardIndex.parse(alone, self.origin)
+        with tempfile.TemporaryDirectory(prefix="hocket-stream-") as folder:
+            cache = _native.ShardCache(
+                index,
+                folder,
+                self.uri,
+                deadline_s=_DEADLINE_S,
+                keep_zip=False,
+                attempts=1,
+                validate_hash=None,
+            )
+            try:
+                yield OpenShard(shard, index, cache, self.origin)
+            except ShardCorruptError as error:
+                # The folder is gone when somebody reads this.
+                raise ShardCorruptError(str(error).replace(folder, self.uri)) from None
+
+    def _at_hand(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry without its packed files, where a local reader has unpacked and removed them."""
+        if entry.get("zip_data") and is_local(self.uri):
+            names = {key: entry[key]["basename"] for key in FILE_KEYS if entry.get(key)}
+            here = {key for key, name in names.items() if (local_path(self.uri) / name).exists()}
+            if not here & {"zip_data", "zip_meta"} and "raw_data" in here:
+                return entry | {"compression": None, "zip_data": None, "zip_meta": None}
+        return entry
+
+    def each(self, work: Callable[[Shard], T], shards: Sequence[Shard] | None = None) -> Iterator[T]:
+        """Yield `work` of each shard, in order; threads do a few at once."""
+        pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, thread_name_prefix="hocket-shard")
+        try:
+            yield from pool.map(work, self.shards if shards is None else shards)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class OpenShard:
+    """A shard's samples, as the bytes of whole columns and as values."""
+
+    def __init__(
+        self, shard: Shard, index: _native.ShardIndex, cache: _native.ShardCache, origin: str
+    ) -> None:
+        self.shard = shard
+        self.columns = index.columns
+        """Name, encoding and bytes a value (or None) of each column."""
+        self._index = index
+        self._cache = cache
+        self._origin = origin
+
+    def read(self, samples: range | None = None) -> Iterator[tuple[range, list[RawColumn]]]:
+        """Yield numbers of samples within the shard and their columns, about 16 MiB at a time.
+
+        Raises:
+            ShardNotFoundError: The shard is not there.
+            ShardCorruptError: Its size, digest, table of offsets or a sample's own sizes are wrong.
+            StoreError: The store's own errors, as they come.
+        """
+        wanted = range(self.shard.num_samples) if samples is None else samples
+        for begin in range(0, len(wanted), _NUMBERS_AT_ONCE):
+            yield from self._read(wanted[begin : begin + _NUMBERS_AT_ONCE])
+
+    def _read(self, wanted: range) -> Iterator[tuple[range, list[RawColumn]]]:
+        count = self.shard.num_samples
+        step = max(1, count * _BATCH_BYTES // max(self.shard.raw_bytes, 1))
+        edges = np.array([*range(0, len(wanted), step), len(wanted)], np.uint64)
+        mix = _native.StreamMix([self._index], [count])
+        reader = _native.BatchReader(
+            [self._cache],
+            mix.listed_order(np.array(wanted, np.uint64).data, edges.data),
+            rank=0,
+            world_size=1,
+            first=0,
+            stride=1,
+            prefetch_bytes=1,
+            prefetch_batches=1,
+            fetch_threads=1,
+        )
+        try:
+            while (batch := reader.next()) is not None:
+                number, local, _, columns = batch
+                begin = number * step
+                yield wanted[begin : begin + local], columns
+        finally:
+            reader.close()
+
+    def decoder(self) -> ColumnSet:
+        """Return what makes values of columns; pickled objects stay bytes, since decoding them runs code.
+
+        Raises:
+            ConfigError: An encoding is unknown.
+            IndexCorruptError: A column's size is not its encoding's.
+        """
+        columns = [(name, "bytes" if kind == "pkl" else kind, width) for name, kind, width in self.columns]
+        return ColumnSet(columns, (), origin=self._origin, allow_unsafe_types=False)

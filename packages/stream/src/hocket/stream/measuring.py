@@ -1,0 +1,126 @@
+"""How large a data set's values are, column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.stream.columns import RawColumn
+from hocket.stream.encodings import resolve_encoding
+from hocket.stream.encodings.arrays import SCALARS
+from hocket.stream.errors import ConfigError
+from hocket.stream.inventory import Inventory, Shard
+
+_NUM_BINS = 33
+
+
+@dataclass(kw_only=True, slots=True)
+class ColumnSizes:
+    """One column's values."""
+
+    name: str
+    encoding: str
+    num_values: int = 0
+
+    num_bytes: int = 0
+    """Bytes of all values, unpacked."""
+
+    least_bytes: int = 0
+    most_bytes: int = 0
+
+    bins: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
+    """Values by size: bin 0 has those of 0 bytes, bin `b` those from `2^(b-1)` to below `2^b` bytes."""
+
+    least: float | None = None
+    """The least finite number, of a column of numbers."""
+
+    most: float | None = None
+
+    def add(self, other: ColumnSizes) -> None:
+        """Count another shard's values of the same column."""
+        if not other.num_values:
+            return
+        smaller = min(self.least_bytes, other.least_bytes)
+        self.least_bytes = smaller if self.num_values else other.least_bytes
+        self.most_bytes = max(self.most_bytes, other.most_bytes)
+        self.num_values += other.num_values
+        self.num_bytes += other.num_bytes
+        self.bins = [a + b for a, b in zip(self.bins, other.bins, strict=True)]
+        self.least = min((n for n in (self.least, other.least) if n is not None), default=None)
+        self.most = max((n for n in (self.most, other.most) if n is not None), default=None)
+
+
+def measure(
+    uri: str, *, num_shards: int | None = None, on_shard: Callable[[Shard], None] | None = None
+) -> tuple[list[ColumnSizes], list[Shard]]:
+    """Return the sizes of each column's values, and the shards that were read for it.
+
+    Nothing is decoded but numbers. A column comes more than once where shards differ in its encoding.
+
+    Args:
+        uri: The data set's folder, a path or a URI.
+        num_shards: Read only so many, evenly spaced; by default all.
+        on_shard: Called after each shard.
+
+    Raises:
+        ConfigError: `num_shards` is below 1, or the data set uses what is not supported.
+        IndexNotFoundError: There is no data set.
+        IndexCorruptError: Its index cannot be trusted.
+        ShardNotFoundError: A shard is not there.
+        ShardCorruptError: Its bytes are not what the index says.
+        StoreError: The store's own errors, as they come.
+    """
+    if num_shards is not None and num_shards < 1:
+        raise ConfigError(f"`num_shards` is {num_shards}: expected at least 1")
+    inventory = Inventory(uri)
+    total = len(inventory.shards)
+    count = total if num_shards is None else min(num_shards, total)
+    chosen = [inventory.shards[place * total // count] for place in range(count)]
+    found: dict[tuple[str, str], ColumnSizes] = {}
+    for shard, columns in zip(
+        chosen, inventory.each(lambda shard: _measure_shard(inventory, shard), chosen), strict=True
+    ):
+        for column in columns:
+            key = (column.name, column.encoding)
+            found.setdefault(key, ColumnSizes(name=column.name, encoding=column.encoding)).add(column)
+        if on_shard is not None:
+            on_shard(shard)
+    return list(found.values()), chosen
+
+
+def _measure_shard(inventory: Inventory, shard: Shard) -> list[ColumnSizes]:
+    with inventory.open(shard) as opened:
+        sums = [ColumnSizes(name=name, encoding=kind) for name, kind, _ in opened.columns]
+        for samples, columns in opened.read():
+            for total, raw in zip(sums, columns, strict=True):
+                total.add(_measure_column(total.name, total.encoding, raw, len(samples)))
+    return sums
+
+
+def _measure_column(name: str, encoding: str, raw: RawColumn, count: int) -> ColumnSizes:
+    data, offsets, _ = raw
+    if offsets is None:
+        lengths: NDArray[Any] = np.full(count, data.nbytes // count, np.uint64)
+    else:
+        lengths = np.diff(np.frombuffer(offsets, np.uint64))
+    # The exponent of a float is the number's bit length; sizes are below 2^32, which doubles hold exactly.
+    bits = np.frexp(lengths.astype(np.float64))[1]
+    sizes = ColumnSizes(
+        name=name,
+        encoding=encoding,
+        num_values=count,
+        num_bytes=int(lengths.sum()),
+        least_bytes=int(lengths.min()),
+        most_bytes=int(lengths.max()),
+        bins=np.bincount(bits, minlength=_NUM_BINS).tolist(),
+    )
+    if encoding == "int" or encoding in SCALARS:
+        numbers = np.asarray(resolve_encoding(encoding).decode(data, None))
+        finite = numbers[np.isfinite(numbers)]
+        if finite.size:
+            sizes.least, sizes.most = finite.min().item(), finite.max().item()
+    return sizes

@@ -131,6 +131,7 @@ def held_now():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident
 
 
+@pytest.mark.slow
 def test_saves_leave_nothing_behind_in_the_process(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
     weight = torch.randn(1 << 18)

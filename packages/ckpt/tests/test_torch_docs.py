@@ -9,6 +9,9 @@ import torch
 
 from hocket.ckpt.torch import functions, load, save, store
 
+# A world of one process warns that it is one.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 

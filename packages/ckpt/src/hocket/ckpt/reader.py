@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
+    CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
@@ -109,13 +110,40 @@ class Checkpoint:
     def read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
         """Parts of tensors, each a new array in C order; all of them in one parallel read.
 
+        Where a data file is gone and another save has taken the checkpoint's place, that one is read, as
+        `manifest` then says; what was read before is of the old one.
+
         Args:
             wanted: Tensors' names, each with the box of it that is wanted.
 
         Raises:
             CheckpointNotFoundError: There is no such tensor, or a data file is gone.
+            CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape now.
             CheckpointCorruptError: A block or a file is not what was written.
         """
+        try:
+            return self._read(wanted)
+        except CheckpointNotFoundError:
+            if not self._follow(wanted):
+                raise
+            return self._read(wanted)
+
+    def _follow(self, wanted: Sequence[tuple[str, Box]]) -> bool:
+        """Reads the manifest once more; whether it is that of another save."""
+        manifest = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
+        if manifest.save_id == self._manifest.save_id:
+            return False
+        shapes = {name: self.record(name).shape for name, _ in wanted}
+        self._manifest = manifest
+        for name, shape in shapes.items():
+            if self.record(name).shape != shape:
+                raise CheckpointIncompatibleError(
+                    f"`{self.uri}` was replaced meanwhile, and `{name}`, which had shape {list(shape)}, has "
+                    f"{list(self.record(name).shape)} now. Ask for it again."
+                )
+        return True
+
+    def _read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
         filling = Filling()
         arrays = []
         for name, box in wanted:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.flaws import verify_file
@@ -36,7 +37,7 @@ class Verdict:
     num_blocks: int
     """Blocks of data that were to be checked; of another format, the zips."""
     num_bytes: int
-    """Bytes of all data files."""
+    """Bytes of all data files as they are stored."""
 
     @property
     def is_sound(self) -> bool:
@@ -62,7 +63,7 @@ def verify(
     Args:
         source: The checkpoint's folder or URI.
         strict: Count as flaws of safetensors what its text forbids and its readers let pass.
-        on_file: Called after each file with its path, its bytes and its flaws.
+        on_file: Called after each file with its path, its bytes as stored and its flaws.
 
     Raises:
         CheckpointNotFoundError: There is no committed checkpoint.
@@ -84,13 +85,13 @@ def verify(
         flaws += found
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
-            on_file(file["path"], file["size"], found)
+            on_file(file["path"], stored_bytes(file), found)
     return Verdict(
         uri=source,
         contents=manifest,
         flaws=tuple(flaws),
         num_blocks=num_blocks,
-        num_bytes=sum(file["size"] for file in manifest.files),
+        num_bytes=sum(map(stored_bytes, manifest.files)),
     )
 
 

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from hocket.ckpt.cli.text import SHARD_MARKS, columns, console, count, print_json, size
 from hocket.ckpt.cli.tree import Row, rows_of
+from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value
 from hocket.ckpt.reader import Checkpoint, open  # noqa: A004 - this package's own
@@ -92,8 +93,9 @@ def _files(manifest: Manifest | Catalogue) -> list[Text]:
         [
             Text(_mark(i), "cyan"),
             Text(file["path"]),
-            Text(size(file["size"])),
+            Text(size(stored_bytes(file))),
             Text(count(num_chunks[i], "chunk")),
+            Text(f"zstd, of {size(file['size'])}" if "frames" in file else ""),
         ]
         for i, file in enumerate(manifest.files)
     ]
@@ -194,7 +196,12 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
     held = {
         "bytes": contents.num_bytes,
         "files": [
-            {"path": file["path"], "size": file["size"], "data_start": file["data_start"]}
+            {
+                "path": file["path"],
+                "size": file["size"],
+                "stored": stored_bytes(file),
+                "data_start": file["data_start"],
+            }
             for file in contents.files
         ],
         "tensors": {name: describe(record) for name, record in contents.tensors.items()},

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from hocket.ckpt.cli.text import console, count, print_json, size
+from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.reader import open  # noqa: A004 - this package's own
 from hocket.ckpt.verifying import Flaw, Verdict, verify
@@ -33,7 +34,7 @@ def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
 
 
 def _with_progress(uri: str, strict: bool, out: Console) -> Verdict:
-    num_bytes = sum(file["size"] for file in open(uri).contents.files)
+    num_bytes = sum(map(stored_bytes, open(uri).contents.files))
     bar = Progress(
         TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         console=out, transient=True,

@@ -1,0 +1,92 @@
+"""A plain FSDP2 training script that saves and resumes through `torch.distributed.checkpoint`.
+
+    torchrun --nproc-per-node 2 fsdp2.py runs/net --steps 4
+    torchrun --nproc-per-node 3 fsdp2.py runs/net --steps 8     # goes on from step 4, on three ranks
+
+Nothing in it is Hocket's but where the checkpoint is written and read.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from hocket.ckpt import errors, list_checkpoints
+from hocket.ckpt.dcp import HocketReader, HocketWriter
+
+
+def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model, sharded over the mesh, and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(13, 101), nn.ReLU(), nn.Linear(101, 7))
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def newest(folder: str) -> str | None:
+    """The newest committed checkpoint; one that a killed job left unfinished is passed over."""
+    try:
+        found = [listing for listing in list_checkpoints(folder) if listing.status == "committed"]
+    except errors.CheckpointNotFoundError:
+        return None
+    return found[-1].uri if found else None
+
+
+def save(
+    folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
+) -> None:
+    """Saves the model, the optimizer and the step."""
+    weights, slots = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": slots, "step": step}
+    uri = f"{folder}/step-{step}"
+    dcp.save(state, checkpoint_id=uri, storage_writer=HocketWriter(), process_group=mesh.get_group())
+
+
+def resume(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> int:
+    """Loads the newest checkpoint, whatever number of ranks wrote it; returns the step to go on with."""
+    uri = newest(folder)
+    if uri is None:
+        return 0
+    weights, slots = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": slots, "step": 0}
+    dcp.load(state, checkpoint_id=uri, storage_reader=HocketReader(), process_group=mesh.get_group())
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    step: int = state["step"]
+    return step
+
+
+def train(folder: str, mesh: DeviceMesh, *, steps: int, every: int = 2) -> nn.Module:
+    """Trains up to a step, from the newest checkpoint on."""
+    model, optimizer = build(mesh)
+    for step in range(resume(folder, model, optimizer, mesh), steps):
+        generator = torch.Generator().manual_seed(step * mesh.size() + mesh.get_local_rank())
+        inputs = torch.randn(8, 13, generator=generator)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % every == 0:
+            save(folder, step + 1, model, optimizer, mesh)
+    return model
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", help="where the checkpoints go: a folder or a URI")
+    parser.add_argument("--steps", type=int, default=4)
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo")
+    try:
+        train(arguments.folder, init_device_mesh("cpu", (dist.get_world_size(),)), steps=arguments.steps)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

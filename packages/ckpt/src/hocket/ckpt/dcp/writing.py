@@ -1,0 +1,347 @@
+"""What `torch.distributed.checkpoint.save` calls to write a Hocket checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import pickle
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from hocket.ckpt.datafiles import compression_level, data_path, file_metadata
+from hocket.ckpt.errors import (
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+    CheckpointStateError,
+)
+from hocket.ckpt.manifest import Chunk, Manifest, PathItem, TensorRecord, ValueRecord
+from hocket.ckpt.torch.committing import Report, check_files, commit
+from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.values import canonical, from_canonical
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile, CkptWritten
+
+__all__ = ["HocketWriter"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What the coordinator gives each rank along with its plan."""
+
+    save_id: str
+    number: int
+    """The rank's, in the order of the plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a chunk's bytes went. A rank's results hold one and the same `file`, which is sent once."""
+
+    file: CkptFile
+    offset: int
+    length: int
+    size: tuple[int, ...]
+
+
+class HocketWriter(StorageWriter):
+    """Writes a Hocket checkpoint from `torch.distributed.checkpoint.save` or `async_save`.
+
+    Each rank writes one data file, straight from the memory of contiguous host tensors; what is on a device
+    or not contiguous is copied first, all of it. The plan is torch's: a tied tensor is written once for each
+    of its names. There is a checkpoint once `save` returns, and none where it raises: then what the other
+    ranks wrote stays behind as `partial`, does no harm to a save of the same name, and goes with
+    `hocket-ckpt gc`. Nothing is pickled on disk: values are those that a Hocket checkpoint holds.
+
+    Args:
+        path: The checkpoint's folder or URI; `checkpoint_id` takes its place where it is given.
+        step: What listings are ordered by. Without it, the number that the checkpoint's name ends with, else
+            0.
+        user: Whatever plain value goes with it; the coordinator's is kept.
+        compression: `"zstd:N"` for compressed data files, N from 1 to 22.
+        overwrite: Take the place of a checkpoint that is there, in one step; it is refused otherwise.
+
+    Raises:
+        ValueError: `step` or `compression` makes no sense.
+
+    Example:
+        >>> import torch.distributed.checkpoint as dcp
+        >>> state = {"weight": torch.arange(3.0), "epoch": 1}
+        >>> _ = dcp.save(state, checkpoint_id=f"{folder}/step-7", storage_writer=HocketWriter())
+        >>> hocket.ckpt.open(f"{folder}/step-7").manifest.step
+        7
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        step: int | None = None,
+        user: object = None,
+        compression: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        super().__init__()
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ValueError(f"`step` is {step!r}; expected None or an integer from 0 on")
+        self._uri = None if path is None else _uri(path)
+        self._step = step
+        self._user = canonical(user, "user")
+        self._level = compression_level(compression)
+        self._overwrite = overwrite
+        self._save_id = ""
+        self._replaces: Manifest | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where the checkpoint goes.
+
+        Raises:
+            ValueError: Nobody has said.
+        """
+        if self._uri is None:
+            raise ValueError(
+                "no place to save to: expected `HocketWriter(path)`, or `checkpoint_id=` given to `save`"
+            )
+        return self._uri
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begins another save; a `checkpoint_id` says where."""
+        if checkpoint_id is not None:
+            self._uri = _uri(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path or a URI: any text that is not empty."""
+        return bool(os.fspath(checkpoint_id))
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Looks at how `save` was called.
+
+        Raises:
+            CheckpointIncompatibleError: Without collectives there is nobody who commits for all ranks.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise CheckpointIncompatibleError(
+                "`use_collectives` is False, which leaves each rank with a checkpoint of its own; a Hocket "
+                "checkpoint is committed once for all ranks. Leave it True."
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leaves a rank's plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Looks at the destination, draws the save id and sends it along with the plans; coordinator only.
+
+        Raises:
+            CheckpointExistsError: A checkpoint is there, and `overwrite` is False. Nothing was written.
+            CheckpointIncompatibleError: The planner keeps plans.
+        """
+        if not all(plan.usable for plan in plans):
+            raise CheckpointIncompatibleError(
+                "the planner sent plans that it keeps from an earlier save, and with them what was said to "
+                "the ranks then. Use `DefaultSavePlanner(enable_plan_caching=False)`."
+            )
+        self._replaces = self._found()
+        self._save_id = secrets.token_hex(16)
+        return [replace(plan, storage_data=_Share(self._save_id, i)) for i, plan in enumerate(plans)]
+
+    def _found(self) -> Manifest | None:
+        try:
+            head = json.loads(_native.ckpt_manifest_head(self.uri))
+        except CheckpointNotFoundError:
+            return None
+        if not self._overwrite:
+            raise CheckpointExistsError(
+                f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
+                f"Nothing was written. Save under another name, or pass `HocketWriter(overwrite=True)`."
+            )
+        return Manifest.from_document(_native.ckpt_manifest_read(self.uri))
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's tensors into one file; values go to the coordinator, which writes the manifest.
+
+        Raises:
+            CheckpointStateError: A value or a tensor that no checkpoint holds; it is named.
+        """
+        share: _Share = plan.storage_data
+        values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+        tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        results = [_value(item, planner) for item in values]
+        results += self._write(share, [(item, _chunk(item, planner)) for item in tensors])
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def _write(self, share: _Share, chunks: list[tuple[WriteItem, torch.Tensor]]) -> list[WriteResult]:
+        filled = [(item, chunk) for item, chunk in chunks if chunk.numel()]
+        if not filled:
+            return []
+        written: CkptWritten = _native.ckpt_write_file(
+            self.uri,
+            data_path(share.save_id, share.number, level=self._level),
+            entries=[
+                (_entry_name(item), DTYPES[chunk.dtype], tuple(chunk.shape), chunk.data_ptr(), chunk.nbytes)
+                for item, chunk in filled
+            ],
+            metadata=file_metadata(share.save_id),
+            level=self._level,
+        )
+        file: Any = {key: value for key, value in written.items() if key != "entries"}
+        results = []
+        for item, chunk in filled:
+            offset, length = written["entries"][_entry_name(item)]
+            stored = _Stored(file, offset, length, tuple(chunk.shape))
+            results.append(WriteResult(item.index, length, stored))
+        return results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Looks for every rank's file and commits; coordinator only.
+
+        Raises:
+            CheckpointExistsError: Another save was quicker.
+            CheckpointNotFoundError: A rank's file is not to be seen from here: the folder is not shared.
+            CheckpointError: What else keeps it from being committed.
+        """
+        reports = [Report(files=_files_of(found)) for found in results]
+        may_remove = True
+        try:
+            check_files(self.uri, reports)
+            manifest = self._manifest(metadata, results, reports)
+            may_remove = False  # an error may be no more than an answer that was lost
+            commit(self.uri, manifest, self._replaces)
+        except BaseException as error:
+            if may_remove or isinstance(error, CheckpointExistsError):
+                self._remove([file["path"] for report in reports for file in report.files])
+            raise
+        if self._replaces is not None:
+            self._remove([file["path"] for file in self._replaces.files])
+
+    def _remove(self, paths: list[str]) -> None:
+        # An orphan is harmless; how the save ended is what counts.
+        with contextlib.suppress(Exception):
+            _native.ckpt_delete_files(self.uri, paths)
+
+    def _manifest(
+        self, metadata: Metadata, results: list[list[WriteResult]], reports: list[Report]
+    ) -> Manifest:
+        files = [file for report in reports for file in report.files]
+        numbers = {file["path"]: number for number, file in enumerate(files)}
+        chunks: dict[str, list[Chunk]] = {}
+        values: dict[str, Any] = {}
+        for result in (result for found in results for result in found):
+            stored = result.storage_data
+            if isinstance(stored, _Stored):
+                chunks.setdefault(result.index.fqn, []).append(_placed(result.index, stored, numbers))
+            else:
+                values[result.index.fqn] = from_canonical(stored)
+        paths = _paths(metadata)
+        tensors = {
+            name: TensorRecord(
+                dtype=DTYPES[stored.properties.dtype],
+                shape=tuple(stored.size),
+                path=paths[name],
+                chunks=tuple(sorted(chunks.get(name, ()), key=lambda chunk: chunk.start)),
+            )
+            for name, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+        return Manifest(
+            save_id=self._save_id,
+            step=_step_of(self.uri) if self._step is None else self._step,
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            version=_native.__version__,
+            writer="hocket.ckpt.dcp",
+            world_size=len(results),
+            files=tuple(files),
+            tensors=tensors,
+            values={name: ValueRecord(path=paths[name], value=value) for name, value in values.items()},
+            user=from_canonical(self._user),
+        )
+
+
+def _uri(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path).rstrip("/") or "/"
+
+
+def _step_of(uri: str) -> int:
+    number = re.search(r"\d+$", uri.rpartition("/")[2])
+    return int(number[0]) if number else 0
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> WriteResult:
+    """A leaf that is no tensor, as text. A planner hands out a pickle of it, which stays in memory."""
+    name = item.index.fqn
+    pickled = planner.resolve_data(item)
+    assert isinstance(pickled, io.BytesIO)
+    pickled.seek(0)
+    try:
+        value = torch.load(pickled, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointStateError(
+            f"`{name}` holds what a checkpoint does not: expected None, bool, int, float, str, bytes, or a "
+            f"tuple, list or dict of these. Turn it into them in `state_dict()`. ({error!s:.200})"
+        ) from error
+    text = canonical(value, name)
+    return WriteResult(item.index, len(text), text)
+
+
+def _chunk(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    """A chunk in host memory, in C order."""
+    name, planned = item.index.fqn, item.tensor_data
+    chunk = planner.resolve_data(item)
+    assert isinstance(chunk, torch.Tensor)
+    assert planned is not None
+    if chunk.dtype not in DTYPES or chunk.dtype != planned.properties.dtype:
+        raise CheckpointStateError(
+            f"`{name}` has dtype `{chunk.dtype}`; expected the planned `{planned.properties.dtype}`, and one "
+            f"that safetensors has a name for."
+        )
+    if chunk.layout is not torch.strided or chunk.is_meta or chunk.shape != planned.chunk.sizes:
+        raise CheckpointStateError(
+            f"`{name}` is {list(chunk.shape)}, of layout `{chunk.layout}`, on `{chunk.device}`; expected the "
+            f"planned {list(planned.chunk.sizes)}, dense, with memory."
+        )
+    return chunk.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _entry_name(item: WriteItem) -> str:
+    """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
+    assert item.tensor_data is not None
+    chunk = item.tensor_data.chunk
+    if math.prod(chunk.sizes) == math.prod(item.tensor_data.size):
+        return item.index.fqn
+    return f"{item.index.fqn}@{','.join(map(str, chunk.offsets))}"
+
+
+def _files_of(found: Sequence[WriteResult]) -> list[CkptFile]:
+    return [result.storage_data.file for result in found if isinstance(result.storage_data, _Stored)][:1]
+
+
+def _placed(index: MetadataIndex, stored: _Stored, numbers: dict[str, int]) -> Chunk:
+    # A plain tensor has no offset in its index: it is whole.
+    start = tuple(index.offset) if index.offset is not None else (0,) * len(stored.size)
+    file = numbers[stored.file["path"]]
+    return Chunk(file=file, offset=stored.offset, length=stored.length, start=start, size=stored.size)
+
+
+def _paths(metadata: Metadata) -> dict[str, tuple[PathItem, ...]]:
+    """The place of each leaf in the tree; a planner that does not take trees apart has only names."""
+    known = metadata.planner_data or {}
+    return {name: tuple(known.get(name, (name,))) for name in metadata.state_dict_metadata}

@@ -1,0 +1,97 @@
+"""Ranks that save and may be killed meanwhile: forked from one process that has loaded torch, once.
+
+One request a line on standard input, JSON: `folder`, `step`, `mode`, `num_items` of the tensor, `victim`
+(a rank, or null) and `delay_s`, counted from where the victim begins to save. One answer a line: for each
+rank the error that it saw, null where it saw none, or `killed`; and the seconds that the save took.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.distributed import TCPStore
+
+from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.rendezvous import Rendezvous
+
+WORLD_SIZE = 2
+DEADLINE_S = 60
+
+
+def state(step, num_items):
+    """What all ranks hold at a step: each writes half of `w`."""
+    return {
+        "w": torch.arange(num_items, dtype=torch.float32) + step,
+        "small": torch.full((3,), step),
+        "step": step,
+    }
+
+
+def save(request, rank, nonce, ports, begun):
+    if rank == 0:
+        shared = TCPStore("127.0.0.1", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
+        os.write(ports[1], f"{shared.port}\n".encode())
+    else:
+        port = int(os.read(ports[0], 16))
+        shared = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
+    rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
+    store = CheckpointStore(request["folder"], timeout_s=1.5, rendezvous=rendezvous)
+    held = state(request["step"], request["num_items"])
+    rendezvous.tick("ready")
+    rendezvous.await_ticks("ready", WORLD_SIZE, timeout_s=30)
+    os.write(begun, b"%d" % rank)
+    began = time.monotonic()
+    try:
+        store.save(held, step=request["step"], mode=request["mode"]).wait(30)
+    finally:
+        if request["victim"] is None:  # else there is a rank less to say farewell to
+            store.close()
+    return time.monotonic() - began
+
+
+def run_rank(request, rank, nonce, ports, begun, said):
+    signal.alarm(DEADLINE_S)
+    heard, took_s = None, 0.0
+    try:
+        took_s = save(request, rank, nonce, ports, begun)
+    except Exception as error:  # noqa: BLE001 - compared by the test
+        heard = f"{type(error).__name__}: {error}"
+    os.write(said, json.dumps([rank, heard, took_s]).encode() + b"\n")
+    os._exit(0)
+
+
+def answer(request):
+    ports, begun, said = os.pipe(), os.pipe(), os.pipe()
+    nonce, pids = os.urandom(16), []
+    for rank in range(WORLD_SIZE):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            run_rank(request, rank, nonce, ports, begun[1], said[1])
+    for pipe in (ports, begun, said):
+        os.close(pipe[1])
+    os.close(ports[0])
+    victim = request["victim"]
+    if victim is not None:
+        while os.read(begun[0], 1) not in (b"%d" % victim, b""):
+            pass
+        time.sleep(request["delay_s"])
+        os.kill(pids[victim], signal.SIGKILL)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    with os.fdopen(said[0]) as lines:
+        answers = [json.loads(line) for line in lines]
+    os.close(begun[0])
+    heard = {rank: said for rank, said, _ in answers}
+    told = [
+        heard.get(rank, "killed") if status in (0, -signal.SIGKILL) else f"ended with {status}"
+        for rank, status in enumerate(ended)
+    ]
+    return told, max((took_s for _, _, took_s in answers), default=0.0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)

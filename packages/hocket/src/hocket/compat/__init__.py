@@ -1,1 +1,1 @@
-"""Composer's and mosaicml-streaming's public names over Hocket's packages. None is offered yet."""
+"""Other libraries' public names over Hocket's packages: mosaicml-streaming's in `hocket.compat.streaming`."""

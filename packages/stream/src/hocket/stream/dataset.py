@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -13,22 +12,21 @@ from numpy.typing import NDArray
 
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
-from hocket.stream.plan import NativePlan, Plan, describe_mixture
-from hocket.stream.position import Cursor, OrderSettings
+from hocket.stream.lookup import Numbers, find_samples, split_batch
+from hocket.stream.options import OrderOptions
+from hocket.stream.plan import Plan
+from hocket.stream.position import Cursor
 from hocket.stream.samples import SampleIterator
-from hocket.stream.streams import Stream, resolve_sources
-from hocket.stream.topology import offer_to_torch, resolve_data_parallel, resolve_worker
-from hocket.stream.weights import parse_count, resolve_counts
+from hocket.stream.streams import Stream, choose_streams, resolve_sources
+from hocket.stream.topology import (
+    offer_to_torch,
+    resolve_data_parallel,
+    resolve_num_nodes,
+    resolve_worker,
+)
+from hocket.stream.weights import parse_count
 
 logger = logging.getLogger("hocket.stream")
-
-_CHOICES = {
-    "tail": ("short", "drop", "pad"),
-    "batching_method": ("random", "stratified", "per_stream"),
-    "sampling_method": ("balanced", "fixed"),
-}
-_DEFAULT_BLOCK = 1 << 18
-_MOST_LANES = 64
 
 
 class StreamingDataset:
@@ -63,6 +61,11 @@ class StreamingDataset:
             its own lanes' shards where the number of machines divides it. Default: gcd(batch, 64), and
             without shuffling 1, which is the order of storage.
         tail: The last batch of an epoch: `short`; `drop` it; `pad` it with the epoch's first samples.
+        order: `native`, or `mosaic`: the samples, batches and states of mosaicml-streaming, whose runs can go
+            on here and whose defaults then hold for `shuffle_block_size` and `num_canonical_nodes`. Machines
+            (from `LOCAL_WORLD_SIZE`) have a part in it, and planning costs time and memory for each sample.
+        shuffle_algo: `naive`, `py1s`, `py2s`, `py1br` or `py1e` (the default), of `order="mosaic"`, which it
+            implies; so does `partition_algo`: `orig` or `relaxed` (the default).
         validate_hash: The digest to check; by default the quickest one that the index carries. Shards are
             checked when they arrive, and when a process first opens one that was there.
         keep_zip: Keep downloaded compressed shards beside the raw ones.
@@ -106,6 +109,9 @@ class StreamingDataset:
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         tail: str = "short",
+        order: str | None = None,
+        shuffle_algo: str | None = None,
+        partition_algo: str | None = None,
         validate_hash: str | None = None,
         keep_zip: bool = False,
         rank: int | None = None,
@@ -118,38 +124,38 @@ class StreamingDataset:
         prefetch_batches: int = 4,
         fetch_threads: int = 8,
     ) -> None:
-        _check_choices(tail=tail, batching_method=batching_method, sampling_method=sampling_method)
-        if not 0 <= shuffle_seed < 1 << 64:
-            raise ConfigError(f"`shuffle_seed` is {shuffle_seed}: expected 0 to below 2^64")
+        self._options = OrderOptions(
+            order=order,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_block_size=shuffle_block_size,
+            shuffle_algo=shuffle_algo,
+            partition_algo=partition_algo,
+            num_canonical_nodes=num_canonical_nodes,
+            tail=tail,
+            batching_method=batching_method,
+            sampling_method=sampling_method,
+            sampling_granularity=sampling_granularity,
+        )
         for name, value in [
-            ("shuffle_block_size", shuffle_block_size),
-            ("num_canonical_nodes", num_canonical_nodes),
-            ("sampling_granularity", sampling_granularity),
             ("download_retry", download_retry),
             ("prefetch_batches", prefetch_batches),
             ("fetch_threads", fetch_threads),
         ]:
-            if value is not None and value < 1:
+            if value < 1:
                 raise ConfigError(f"`{name}` is {value}: expected at least 1")
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
         self.cursor = Cursor()
         """Where the iteration is; moved by `batches`, by iterating, and by the loader."""
-        self._order_options: dict[str, Any] = {
-            "shuffle": shuffle,
-            "shuffle_seed": shuffle_seed,
-            "shuffle_block_size": shuffle_block_size or _DEFAULT_BLOCK,
-            "tail": tail,
-            "batching_method": batching_method,
-            "sampling_method": sampling_method,
-            "sampling_granularity": sampling_granularity,
-        }
-        self._num_canonical_nodes = num_canonical_nodes
+        self._num_nodes = resolve_num_nodes(
+            self.data_parallel[1], is_given=rank is not None, replication=replication
+        )
         self._is_tail_reported = False
-        streams = _one_way(streams, remote, local, split)
+        chosen = choose_streams(streams, remote, local, split)
         size = None if epoch_size is None else parse_count("epoch_size", epoch_size)
         sources = resolve_sources(
-            streams,
+            chosen,
             SourceSettings(
                 validate_hash=validate_hash,
                 keep_zip=keep_zip,
@@ -165,10 +171,10 @@ class StreamingDataset:
                 fetch_threads=fetch_threads,
                 allow_unsafe_types=allow_unsafe_types,
             ),
-            weigh=lambda sizes: resolve_counts(streams, sizes, epoch_size=size),
+            weigh=lambda sizes: self._options.counts(chosen, sizes, size),
         )
         self._plan: Plan | None = None
-        self._settings: OrderSettings | None = None
+        self._global_batch_size: int | None = None
         self._check_size()
         self._is_known_to_torch = offer_to_torch(type(self))
         if batch_size is not None or global_batch_size is not None:
@@ -207,23 +213,16 @@ class StreamingDataset:
                 f"the global batch is {size} samples for {world_size} data-parallel ranks: expected at least "
                 "one for each; make it larger or use fewer ranks"
             )
-        shuffle = self._order_options["shuffle"]
-        lanes = self._num_canonical_nodes or (math.gcd(size, _MOST_LANES) if shuffle else 1)
-        settings = OrderSettings(
-            fingerprint=self._engine.fingerprint,
-            mixture=describe_mixture(self._engine),
-            epoch_size=self.epoch_size,
-            global_batch_size=size,
-            num_canonical_nodes=lanes,
-            **self._order_options,
-        )
-        if self._settings is not None and settings != self._settings:
+        if self._global_batch_size not in (None, size):
             raise ConfigError(
-                f"the global batch is {size} samples, and was set to {self._settings.global_batch_size} "
+                f"the global batch is {size} samples, and was set to {self._global_batch_size} "
                 "before: expected one size; give it to the data set or to the loader, not to both"
             )
-        self._plan = NativePlan(self._engine, settings, self.data_parallel)
-        self._settings = settings
+        if self._plan is None:
+            self._plan = self._options.plan(
+                self._engine, self.data_parallel, global_batch_size=size, num_nodes=self._num_nodes
+            )
+        self._global_batch_size = size
 
     @property
     def plan(self) -> Plan:
@@ -253,13 +252,12 @@ class StreamingDataset:
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return self.plan.num_batches
+        """Batches of the current epoch, the same on every rank."""
+        return self.plan.num_batches(self.cursor.epoch)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in an epoch."""
-        whole = self.plan.passes(self.cursor.epoch, 0)
-        return whole.order.num_local_samples(whole.rank, whole.world_size)
+        return self.plan.num_local_samples(self.cursor.epoch)
 
     def sample_ids(self, batch: int, *, epoch: int | None = None) -> list[int]:
         """Return the samples of a global batch, in order, by their numbers in storage order.
@@ -289,8 +287,10 @@ class StreamingDataset:
             way.order, rank=way.rank, world_size=way.world_size, first=first - way.start, stride=stride
         )
         for batch in batches:
-            total = batch.total if way.totals is None else way.totals[batch.number]
-            yield RankBatch(batch.number + way.start, batch.local, total, batch.columns)
+            local, total = batch.local, batch.total
+            if way.shares is not None:
+                local, total = way.shares[batch.number].tolist()
+            yield RankBatch(batch.number + way.start, local, total, batch.columns)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Yield this rank's batches from the cursor to the end of the epoch, then move to the next epoch.
@@ -321,9 +321,7 @@ class StreamingDataset:
     def __getitem__(self, at: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
-    def __getitem__(
-        self, at: int | slice | list[int] | NDArray[np.integer[Any]]
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    def __getitem__(self, at: Numbers) -> dict[str, Any] | list[dict[str, Any]]:
         """Return a sample, or a list of them, by number in storage order, the streams one after the other.
 
         Negative numbers count from the end. No order, rank or cursor has a part in it.
@@ -332,11 +330,7 @@ class StreamingDataset:
             IndexError: There is no such sample.
             ShardNotFoundError: And the others of `read_batches`.
         """
-        numbers = range(self.size)[at] if isinstance(at, slice) else np.atleast_1d(np.asarray(at)).tolist()
-        for number in numbers:
-            if not -self.size <= number < self.size:
-                raise IndexError(f"sample {number}: expected a number from {-self.size} to {self.size - 1}")
-        found = self._read_samples([number % self.size for number in numbers])
+        found = find_samples(self._engine, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
@@ -352,21 +346,9 @@ class StreamingDataset:
             )
         return self[numbers]
 
-    def _read_samples(self, ids: list[int]) -> list[dict[str, Any]]:
-        if not ids:
-            return []
-        edges = np.array([0, len(ids)], np.uint64)
-        order = self._engine.mix.listed_order(np.array(ids, np.uint64).data, edges.data)
-        (batch,) = self._engine.read(order, rank=0, world_size=1, first=0, stride=1)
-        return self.samples(batch)
-
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
         """Return a batch's samples, each a value by column; one that does not count among them."""
-        items = [(name, self._engine.encodings[name].item, column) for name, column in batch.columns.items()]
-        return [
-            {name: item(column, place) for name, item, column in items}
-            for place in range(max(batch.local, 1))
-        ]
+        return split_batch(self._engine, batch)
 
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the batch just yielded count here, and over all ranks."""
@@ -386,7 +368,10 @@ class StreamingDataset:
         self.cursor.go(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batch just yielded: JSON, below 1 KB, of no topology."""
+        """Return the position after the batch just yielded: JSON, below 1 KB, of no topology.
+
+        With `order="mosaic"` it is mosaicml-streaming's own.
+        """
         return self.plan.state(self.cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -405,29 +390,3 @@ class StreamingDataset:
         self._is_tail_reported = True
         for level, message in self.plan.notices():
             logger.log(level, "%s", message)
-
-
-def _check_choices(**given: str) -> None:
-    for name, value in given.items():
-        if value == "device_per_stream":
-            raise ConfigError(f"`{name}` is {value!r}, which comes later: expected one of {_CHOICES[name]}")
-        if value not in _CHOICES[name]:
-            raise ConfigError(f"`{name}` is {value!r}: expected one of {_CHOICES[name]}")
-
-
-def _one_way(
-    streams: Sequence[Stream] | None,
-    remote: str | os.PathLike[str] | None,
-    local: str | os.PathLike[str] | None,
-    split: str | None,
-) -> Sequence[Stream]:
-    """The streams, given as such or as the one that the arguments describe."""
-    if streams is None:
-        return [Stream(remote=remote, local=local, split=split)]
-    given = {"remote": remote, "local": local, "split": split}
-    if any(value is not None for value in given.values()):
-        raise ConfigError(
-            f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
-            "expected one way to say where the data is; give each `Stream` its own"
-        )
-    return streams

@@ -99,7 +99,7 @@ class Engine:
         """Both, as orders are planned from."""
 
     def _open(self) -> None:
-        self.indexes = [_load_index(source) for source in self.sources]
+        self.indexes = [_parse_index(source, _fetch_index(source)) for source in self.sources]
         # The first stream with shards says what columns there are.
         full = next((at for at, index in enumerate(self.indexes) if index.num_shards), 0)
         origin = self.sources[full].location.origin
@@ -133,6 +133,23 @@ class Engine:
         """32 hexadecimal digits over all streams, in their order; one stream's is its own."""
         fingerprints = [index.fingerprint for index in self.indexes]
         return fingerprints[0] if len(fingerprints) == 1 else digest(fingerprints)
+
+    def shard_sizes(self) -> list[list[int]]:
+        """Return the samples of each shard, by stream. Reads the indexes again.
+
+        Raises:
+            IndexCorruptError: One was written anew meanwhile.
+        """
+        found = []
+        for source, index in zip(self.sources, self.indexes, strict=True):
+            data = _fetch_index(source)
+            if _parse_index(source, data).fingerprint != index.fingerprint:
+                raise IndexCorruptError(
+                    f"the data set at `{source.location.origin}` was written anew while it was opened: "
+                    "expected one that stays; open it again"
+                )
+            found.append([shard["samples"] for shard in json.loads(data)["shards"]])
+        return found
 
     def _make_caches(self) -> list[_native.ShardCache]:
         return [
@@ -211,12 +228,15 @@ def digest(parts: Sequence[object]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _load_index(source: Source) -> _native.ShardIndex:
+def _fetch_index(source: Source) -> bytes:
     location = source.location
-    data = _native.load_shard_index(
+    return _native.load_shard_index(
         location.local, location.remote, deadline_s=source.settings.download_timeout
     )
-    return _native.ShardIndex.parse(data, f"{location.origin.rstrip('/')}/index.json")
+
+
+def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:
+    return _native.ShardIndex.parse(data, f"{source.location.origin.rstrip('/')}/index.json")
 
 
 def _describe(index: _native.ShardIndex) -> str:

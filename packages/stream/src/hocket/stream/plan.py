@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hocket.native import _native
 from hocket.stream.engine import Engine, digest
@@ -29,15 +32,20 @@ class Pass:
     world_size: int
     """How many ranks divide the order's batches."""
 
-    totals: Sequence[int] | None = None
-    """Samples of each batch over all ranks, where the order does not know them."""
+    shares: NDArray[np.int64] | None = None
+    """`(batches, 2)`: samples that count here and over all ranks, where the order does not know them."""
 
 
 class Plan(Protocol):
     """An order of samples, bound to data and to a rank."""
 
-    num_batches: int
-    """Batches from the current epoch's start to its end, the same on every rank."""
+    def num_batches(self, epoch: int) -> int:
+        """Return the batches of an epoch, the same on every rank."""
+        ...
+
+    def num_local_samples(self, epoch: int) -> int:
+        """Return how many samples this rank yields in a whole epoch."""
+        ...
 
     def passes(self, epoch: int, start: int) -> Pass:
         """Return the way through an epoch from batch `start` on."""
@@ -68,17 +76,25 @@ class NativePlan:
         self._engine = engine
         self._rank, self._world_size = data_parallel
         first = self._order(0)
-        self.num_batches = first.num_batches
-        """Batches of an epoch."""
+        self._num_batches = first.num_batches
+        self._num_local_samples = first.num_local_samples(*data_parallel)
         self.num_dropped = first.num_dropped
         """Samples that an epoch leaves out."""
         self.num_repeated = first.num_repeated
         """Samples that an epoch has once more, to fill batches."""
-        if self.num_batches == 0:
+        if self._num_batches == 0:
             raise ConfigError(
                 f"`tail='{settings.tail}'` leaves nothing of {settings.epoch_size} samples in batches of "
                 f"{settings.global_batch_size}: make the batch smaller, or use `tail='short'`"
             )
+
+    def num_batches(self, epoch: int) -> int:
+        """Return the batches of an epoch: each has as many."""
+        return self._num_batches
+
+    def num_local_samples(self, epoch: int) -> int:
+        """Return how many samples this rank yields in an epoch."""
+        return self._num_local_samples
 
     def passes(self, epoch: int, start: int) -> Pass:
         """Return the epoch's order; where in it one starts makes no difference."""
@@ -112,7 +128,7 @@ class NativePlan:
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
         """Move `cursor`; see `Cursor.load`."""
-        cursor.load(state, self.settings, num_batches=self.num_batches)
+        cursor.load(state, self.settings, num_batches=self._num_batches)
 
     def _order(self, epoch: int) -> _native.EpochOrder:
         return self.settings.order(self._engine.mix, epoch)

@@ -81,6 +81,28 @@ class Stream:
             raise ConfigError(f"`download_retry` is {self.download_retry}: expected at least 1")
 
 
+def choose_streams(
+    streams: Sequence[Stream] | None,
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+) -> Sequence[Stream]:
+    """Return the streams, given as such or as the one that the other arguments describe.
+
+    Raises:
+        ConfigError: Both are given.
+    """
+    if streams is None:
+        return [Stream(remote=remote, local=local, split=split)]
+    given = {"remote": remote, "local": local, "split": split}
+    if any(value is not None for value in given.values()):
+        raise ConfigError(
+            f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
+            "expected one way to say where the data is; give each `Stream` its own"
+        )
+    return streams
+
+
 def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list[Source]:
     """Return where each stream is read from, and how.
 

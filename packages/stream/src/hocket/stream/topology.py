@@ -57,6 +57,26 @@ def _from_environment(group: int) -> tuple[int, int]:
     return rank // group, world_size // group
 
 
+def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | None) -> int:
+    """Return how many machines the data-parallel ranks are on, which only `order="mosaic"` asks.
+
+    From `LOCAL_WORLD_SIZE`, where rank and world size come from the environment too; replicated or given
+    ranks count as those of one machine, as mosaicml-streaming takes replicated ones.
+
+    Raises:
+        ConfigError: `LOCAL_WORLD_SIZE` is no divisor of the world size.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if is_given or replication not in (None, 1) or text is None:
+        return 1
+    if not text.isdecimal() or not int(text) or world_size % int(text):
+        raise ConfigError(
+            f"the environment has `LOCAL_WORLD_SIZE`={text!r} and {world_size} ranks: expected a divisor of "
+            "them, as a launcher sets it"
+        )
+    return world_size // int(text)
+
+
 def resolve_worker() -> tuple[int, int]:
     """Return this process's number among a torch DataLoader's workers, and theirs; outside of one (0, 1).
 

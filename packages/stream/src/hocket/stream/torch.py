@@ -71,7 +71,6 @@ class StreamingDataLoader:
         """The data set that is read."""
         self.data_parallel = dataset.data_parallel
         """This process's data-parallel (rank, number of ranks)."""
-        self._num_batches = dataset.num_batches
         self._num_workers = num_workers
         self._collate = _Collate(dataset, collate_fn)
         self._worker_options: dict[str, Any] = {
@@ -82,7 +81,7 @@ class StreamingDataLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, the same on every rank."""
-        return self._num_batches
+        return self.dataset.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from the current position to the end of the epoch, then move to the next.
@@ -118,7 +117,7 @@ class StreamingDataLoader:
         self.dataset.load_state_dict(state)
 
     def _read(self, epoch: int, first: int) -> Iterator[tuple[int, int, int, Any]]:
-        if first >= self._num_batches:
+        if first >= self.dataset.num_batches:
             return
         if self._num_workers == 0:
             yield from map(self._collate, self.dataset.read_batches(epoch=epoch, first=first))

@@ -1,0 +1,25 @@
+"""mosaicml-streaming's public names over `hocket.stream`: swap the import, and runs go on where they stopped.
+
+`from hocket.compat.streaming import StreamingDataset`, or once at the program's start `install()`, and then
+`import streaming` as before. The order of samples is always mosaicml-streaming's. What has no counterpart is
+refused with its name and a remedy.
+"""
+
+from hocket.compat.streaming.dataloader import StreamingDataLoader
+from hocket.compat.streaming.dataset import StreamingDataset
+from hocket.compat.streaming.install import install
+from hocket.compat.streaming.local import LocalDataset
+from hocket.stream import CSVWriter, JSONWriter, MDSWriter, Stream, TSVWriter, XSVWriter
+
+__all__ = [
+    "CSVWriter",
+    "JSONWriter",
+    "LocalDataset",
+    "MDSWriter",
+    "Stream",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "TSVWriter",
+    "XSVWriter",
+    "install",
+]

@@ -1,0 +1,28 @@
+"""The names of `streaming.base.util` that scripts call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.stream import merge_index as _merge_index
+
+__all__ = ["clean_stale_shared_memory", "merge_index"]
+
+
+def clean_stale_shared_memory() -> None:
+    """Do nothing: there is no named shared memory that a killed run could leave."""
+
+
+def merge_index(*index_file_urls: Any, keep_local: bool = True, download_timeout: int = 60) -> None:
+    """Write one index over several data sets: `merge_index(list, out)`, or `merge_index(root)`.
+
+    Raises:
+        TypeError: Neither of the two.
+        ConfigError: As `hocket.stream.merge_index`, with the other errors.
+    """
+    if not 1 <= len(index_file_urls) <= 2:
+        raise TypeError(
+            f"`merge_index` got {len(index_file_urls)} places: expected `(list, out)` or `(root)`"
+        )
+    source, *out = index_file_urls
+    _merge_index(source, *out, keep_local=keep_local, download_timeout=download_timeout)

@@ -1,0 +1,38 @@
+"""`import streaming`, answered from here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hocket.stream.errors import ConfigError
+
+#: Modules of mosaicml-streaming and what answers for them.
+MODULES = {
+    "streaming": "hocket.compat.streaming",
+    "streaming.base": "hocket.compat.streaming.base",
+    "streaming.base.dataloader": "hocket.compat.streaming.dataloader",
+    "streaming.base.dataset": "hocket.compat.streaming.dataset",
+    "streaming.base.format": "hocket.compat.streaming.base",
+    "streaming.base.local": "hocket.compat.streaming.local",
+    "streaming.base.stream": "hocket.stream.streams",
+    "streaming.base.util": "hocket.compat.streaming.base.util",
+}
+
+
+def install() -> None:
+    """Make `import streaming` answer with `hocket.compat.streaming` in this process and its forked children.
+
+    Call it before anything imports `streaming`. A second call changes nothing.
+
+    Raises:
+        ConfigError: mosaicml-streaming itself was imported already.
+    """
+    present = sys.modules.get("streaming")
+    if present is not None and present.__name__ != MODULES["streaming"]:
+        raise ConfigError(
+            "`streaming` was imported already: expected `hocket.compat.streaming.install()` before anything "
+            "imports it; call it first"
+        )
+    for name, ours in MODULES.items():
+        sys.modules[name] = importlib.import_module(ours)

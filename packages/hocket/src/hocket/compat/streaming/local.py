@@ -1,0 +1,56 @@
+"""A data set on this machine's disk, by number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.stream import StreamingDataset
+
+
+class LocalDataset:
+    """A data set that is here as a whole, as a map-style torch data set. No rank, order or cursor has a part.
+
+    Args:
+        local: Its folder.
+        split: A folder within it.
+
+    Raises:
+        IndexNotFoundError: There is no data set.
+    """
+
+    def __init__(self, local: str | os.PathLike[str], split: str | None = None) -> None:
+        self._samples = StreamingDataset(local=local, split=split, rank=0, world_size=1)
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+        return self._samples.size
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._samples.size
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
+    def __getitem__(self, at: Any) -> Any:
+        """Return a sample, or a list of them, by number.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        return self._samples[at]
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """Return samples as torch's fetchers ask for them."""
+        return self._samples[numbers]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all samples in the order of storage."""
+        return (self[number] for number in range(len(self)))

@@ -1,0 +1,218 @@
+"""Scripts for mosaicml-streaming run with one line more."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hocket.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from hocket.compat.streaming.base.util import clean_stale_shared_memory, merge_index
+from hocket.stream.errors import ConfigError
+from hocket.trainer import Trainer
+from support.s3d import Server
+
+COUNT = 200
+
+
+def write(out: Any, first: int = 0, count: int = COUNT) -> str:
+    columns = {"id": "int", "x": "ndarray:float32:4"}
+    with MDSWriter(columns=columns, out=out, size_limit=1024) as writer:
+        for number in range(first, first + count):
+            writer.write({"id": number, "x": np.full(4, number / COUNT, np.float32)})
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("data") / "train")
+
+
+def ids(batches: Any) -> list[int]:
+    return list(itertools.chain.from_iterable(batch["id"].tolist() for batch in batches))
+
+
+def open_data(folder: str, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        **{"local": folder, "batch_size": 16, "shuffle": True, "shuffle_block_size": 64} | options
+    )
+
+
+@pytest.fixture
+def remote(s3d: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return write(f"s3://{s3d.bucket}/compat/train")
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.seen: list[int] = []
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self.seen += batch["id"].tolist()
+        return self.layer(batch["x"])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs - batch["x"].sum(1, keepdim=True)).square().mean()
+
+
+def test_a_store_through_torchs_loader_and_in_the_trainer(remote: str, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), shuffle=True, batch_size=32)
+    epochs = [ids(DataLoader(dataset, batch_size=32, num_workers=workers)) for workers in (0, 2, 2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(COUNT))] * 3
+    assert len(set(map(tuple, epochs))) == 3
+    again = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), shuffle=True, batch_size=32)
+    trainer = Trainer(
+        model=(net := Net()),
+        train_dataloader=StreamingDataLoader(again, batch_size=32),
+        max_duration="2ep",
+        progress_bar=False,
+    )
+    trainer.fit()
+    trainer.close()
+    assert net.seen == epochs[0] + epochs[1]
+
+
+def test_every_loader_begins_the_next_epoch_by_itself(folder: str) -> None:
+    expected = [ids(DataLoader(dataset, batch_size=16)) for dataset in [open_data(folder)] for _ in range(3)]
+    assert len(set(map(tuple, expected))) == 3
+    dataset = open_data(folder)
+    assert [ids(DataLoader(dataset, batch_size=16, num_workers=2)) for _ in range(3)] == expected
+    assert dataset.next_epoch == 3
+    loader = DataLoader(open_data(folder), batch_size=16, num_workers=2, persistent_workers=True)
+    assert [ids(loader) for _ in range(3)] == expected
+    del loader
+    ours = StreamingDataLoader(open_data(folder), batch_size=16, num_workers=2, persistent_workers=True)
+    assert [ids(ours) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_goes_on_after_the_batch_just_yielded(folder: str, workers: int) -> None:
+    loader = StreamingDataLoader(open_data(folder), batch_size=16, num_workers=workers)
+    first = ids(loader)
+    batches = iter(loader)
+    done = ids(next(batches) for _ in range(5))
+    state = loader.state_dict()
+    assert state is not None
+    assert (state["epoch"], state["sample_in_epoch"]) == (1, 80)
+    rest = ids(batches)
+    assert sorted(done + rest) == sorted(first)
+    other = StreamingDataLoader(open_data(folder), batch_size=16, num_workers=2 - workers)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert ids(other) == rest
+    third = ids(other)
+    assert third == ids(loader)
+    assert third not in (first, done + rest)
+
+
+class Doubled(StreamingDataset):
+    def __getitem__(self, at: Any) -> Any:
+        sample = super().__getitem__(at)
+        assert at == sample["id"]
+        return {"id": sample["id"], "y": sample["x"] * 2}
+
+
+def test_a_subclass_has_its_own_getitem_called(folder: str) -> None:
+    options: Any = {"local": folder, "batch_size": 16, "shuffle": True}
+    plain = ids(DataLoader(StreamingDataset(**options), batch_size=16))
+    for workers in (0, 2):
+        batches = list(StreamingDataLoader(Doubled(**options), batch_size=16, num_workers=workers))
+        assert ids(batches) == plain
+        assert all(torch.equal(batch["y"][:, 0], batch["id"] / (COUNT / 2)) for batch in batches)
+    assert Doubled(**options)[7]["y"][0] == np.float32(7 / COUNT) * 2
+
+
+def test_states_by_number_of_samples(folder: str) -> None:
+    dataset = open_data(folder)
+    assert dataset.state_dict(48, False)["sample_in_epoch"] == 48
+    dataset.load_state_dict(dataset.state_dict(48, False))
+    assert dataset.state_dict(16, False)["sample_in_epoch"] == 64
+    assert dataset.state_dict(16, True)["sample_in_epoch"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_limit": "1gb"}, "`cache_limit` is '1gb'"),
+        ({"stream_name": "mine"}, "`stream_name` is 'mine'"),
+        ({"batching_method": "stratified"}, "`batching_method` is 'stratified'"),
+        ({"predownload": 8, "batch_size": None}, "`predownload` is 8 and `batch_size` None"),
+        ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b'"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(
+    folder: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_data(folder, **options)
+
+
+def test_arguments_reach_the_data(folder: str, tmp_path: Path) -> None:
+    write(tmp_path / "a", 0, 30), write(tmp_path / "b", 30, 10)
+    (tmp_path / "all").mkdir()
+    clean_stale_shared_memory()
+    merge_index(str(tmp_path))
+    merged = open_data(str(tmp_path), shuffle=False, predownload=40)
+    assert ids(DataLoader(merged, batch_size=16)) == list(range(40))
+    one = open_data(str(tmp_path / "a"), stream_config={"repeat": 2}, shuffle=False)
+    assert one.stream_counts == [60]
+    mixed = StreamingDataset(
+        streams=[Stream(local=str(tmp_path / name), proportion=1) for name in "ab"],
+        epoch_size=20,
+        batch_size=4,
+    )
+    assert mixed.stream_counts == [10, 10]
+    local = LocalDataset(str(tmp_path / "a"))
+    assert (len(local), local[3]["id"], [s["id"] for s in local]) == (30, 3, list(range(30)))
+    assert ids(DataLoader(local, batch_size=8)) == list(range(30))
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_spawned_is_told_by_our_loader_alone(folder: str) -> None:
+    options: Any = {
+        "batch_size": 16,
+        "num_workers": 1,
+        "multiprocessing_context": "forkserver",
+        "timeout": 90,
+    }
+    loader = StreamingDataLoader(open_data(folder), **options)
+    assert ids(loader) == ids(DataLoader(open_data(folder), batch_size=16))
+    with pytest.raises(ConfigError, match="cannot know which epoch"):
+        next(iter(DataLoader(open_data(folder), **options)))
+
+
+SCRIPT = """
+import hocket.compat.streaming
+hocket.compat.streaming.install()
+hocket.compat.streaming.install()
+import streaming
+from streaming import MDSWriter, StreamingDataset, StreamingDataLoader
+from streaming.base import Stream
+from streaming.base.dataset import StreamingDataset as Same
+from streaming.base.util import clean_stale_shared_memory, merge_index
+assert streaming.StreamingDataset is Same
+dataset = StreamingDataset(local={folder!r}, batch_size=16, shuffle=True)
+print(sum(len(batch["id"]) for batch in StreamingDataLoader(dataset, batch_size=16)))
+"""
+
+
+def test_import_streaming_answers_after_install(folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(folder=folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (f"{COUNT}\n", 0), done.stderr

@@ -1,0 +1,43 @@
+"""Samples by number, outside of any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.stream.engine import Engine, RankBatch
+
+#: What a data set can be asked for: a number, or several.
+Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
+
+
+def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
+    """Return samples by number in storage order, the streams one after the other.
+
+    Negative numbers count from the end. Reads each shard's ranges once.
+
+    Raises:
+        IndexError: There is no such sample.
+        ShardNotFoundError: And the others of `StreamingDataset.read_batches`.
+    """
+    size = sum(engine.sizes)
+    numbers = range(size)[at] if isinstance(at, slice) else np.atleast_1d(np.asarray(at)).tolist()
+    for number in numbers:
+        if not -size <= number < size:
+            raise IndexError(f"sample {number}: expected a number from {-size} to {size - 1}")
+    if not numbers:
+        return []
+    ids = np.array([number % size for number in numbers], np.uint64)
+    order = engine.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
+    (batch,) = engine.read(order, rank=0, world_size=1, first=0, stride=1)
+    return split_batch(engine, batch)
+
+
+def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:
+    """Return a batch's samples, each a value by column; one that does not count among them."""
+    items = [(name, engine.encodings[name].item, column) for name, column in batch.columns.items()]
+    return [
+        {name: item(column, place) for name, item, column in items} for place in range(max(batch.local, 1))
+    ]

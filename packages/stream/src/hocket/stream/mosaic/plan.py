@@ -1,0 +1,257 @@
+"""mosaicml-streaming's order behind the same face as the native one, its state included."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.stream.engine import Engine
+from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.mosaic.partitions import Places, partition
+from hocket.stream.mosaic.sampling import Ids, draw
+from hocket.stream.mosaic.shuffles import Shuffle
+from hocket.stream.plan import Pass
+from hocket.stream.position import Cursor
+
+_STATE_KEYS = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes")
+_VOID = -1
+_LEAST_BLOCK = 1 << 18
+_SHARED_BLOCK = 4_000_000
+_MANY_NODES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MosaicSettings:
+    """What that order depends on beside data, ranks and epoch."""
+
+    shuffle: bool
+    """Whether samples are shuffled."""
+
+    shuffle_algo: str
+    """`naive`, `py1s`, `py2s`, `py1br` or `py1e`."""
+
+    shuffle_seed: int
+    """Of shuffles and draws."""
+
+    shuffle_block_size: int | None
+    """Samples of a block, from 2; None is the larger of 262,144 and 4,000,000 over the canonical nodes."""
+
+    partition_algo: str
+    """`orig` or `relaxed`."""
+
+    num_canonical_nodes: int | None
+    """Parts that are shuffled each within itself; None is 64 a machine for `py1s` and `py2s`, else 1."""
+
+    sampling_method: str
+    """Whether a part of a stream is drawn anew in each epoch: `balanced` or `fixed`."""
+
+    sampling_granularity: int
+    """Samples drawn from one shard at a time where a part of a stream is taken."""
+
+    batch_size: int
+    """Samples of a batch on each rank."""
+
+
+class MosaicPlan:
+    """The order that mosaicml-streaming would give: `O(samples)` in time and memory for each pass.
+
+    A pass from the middle of an epoch is planned as a run that resumes there is: what is done with is left
+    out, and the rest is dealt out to the ranks of today. The global batches stay the same sets of samples, up
+    to the last one, on any number of ranks that divides the global batch.
+
+    Raises:
+        ConfigError: The machines and the canonical nodes do not divide each other.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: MosaicSettings, data_parallel: tuple[int, int], *, num_nodes: int
+    ) -> None:
+        self.settings = settings
+        self._engine = engine
+        self._rank, self._world_size = data_parallel
+        self._num_nodes = num_nodes
+        self._global_batch = settings.batch_size * self._world_size
+        self._shard_sizes = engine.shard_sizes()
+        self._cached: tuple[int, Ids] | None = None
+        nodes = settings.num_canonical_nodes
+        if nodes is None:
+            nodes = num_nodes * (_MANY_NODES if settings.shuffle_algo in ("py1s", "py2s") else 1)
+        self._begin(_Origin(num_canonical_nodes=nodes, initial_nodes=num_nodes))
+
+    def _begin(self, origin: _Origin) -> None:
+        self._origin, self._cached = origin, None
+        self._whole = self._extent(0)
+        self._rest = self._extent(origin.sample) if origin.sample else self._whole
+
+    def num_batches(self, epoch: int) -> int:
+        """Return the batches of an epoch; what lies before a resume counts as batches of today's size."""
+        if epoch == self._origin.epoch:
+            return self._origin.batch(self._global_batch) + self._rest[0]
+        return self._whole[0]
+
+    def num_local_samples(self, epoch: int) -> int:
+        """Return how many samples this rank yields in a whole epoch."""
+        return self._whole[1]
+
+    def passes(self, epoch: int, start: int) -> Pass:
+        """Return the way on from batch `start`; the order is of this rank alone."""
+        places = self._places(self._sample(epoch, start))
+        is_there = places != _VOID
+        shares = np.stack([is_there[self._rank].sum(axis=1), is_there.sum(axis=(0, 2))], axis=1)
+        mine = places[self._rank].copy()
+        # A rank without a share of the last batch reads one sample all the same, to make its step with.
+        mine[shares[:, 0] == 0, 0] = places[is_there].max(initial=0)
+        edges = np.concatenate([[0], (mine != _VOID).sum(axis=1).cumsum()]).astype(np.uint64)
+        ids = self._ids(epoch)[mine[mine != _VOID]].astype(np.uint64)
+        order = self._engine.mix.listed_order(ids.data, edges.data)
+        return Pass(order=order, start=start, rank=0, world_size=1, shares=shares)
+
+    def batch_ids(self, epoch: int, batch: int) -> list[int]:
+        """Return a global batch's samples, rank by rank, by their numbers in storage order."""
+        if not 0 <= batch < self.num_batches(epoch):
+            raise IndexError(
+                f"batch {batch} of epoch {epoch}: expected a number from 0 to below {self.num_batches(epoch)}"
+            )
+        places = self._places(self._sample(epoch, batch))[:, 0]
+        found: list[int] = self._ids(epoch)[places[places != _VOID]].tolist()
+        return found
+
+    def notices(self) -> list[tuple[int, str]]:
+        """Return how many samples an epoch has twice, so that its batches come out even."""
+        twice = self._whole[2] - self._num_samples
+        how = (
+            f"`order='mosaic'`, {self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
+        )
+        return [(logging.WARNING, f"{twice} samples come twice in each epoch ({how})")] if twice else []
+
+    def state(self, cursor: Cursor) -> dict[str, Any]:
+        """Return where `cursor` is, as mosaicml-streaming's own state."""
+        is_over = cursor.batch >= self.num_batches(cursor.epoch)
+        if is_over and cursor.epoch == self._origin.epoch:
+            sample = self._origin.sample + self._rest[2]
+        else:
+            sample = self._whole[2] if is_over else self._sample(cursor.epoch, cursor.batch)
+        return {
+            "epoch": cursor.epoch,
+            "sample_in_epoch": sample,
+            "num_canonical_nodes": self._origin.num_canonical_nodes,
+            "shuffle_seed": self.settings.shuffle_seed,
+            "initial_physical_nodes": self._origin.initial_nodes,
+        }
+
+    def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
+        """Move `cursor` to where `state` was taken, here or there, and take over its canonical nodes.
+
+        Raises:
+            StateMismatchError: Its seed, or its canonical nodes, are other than those given here.
+            ConfigError: It is no state of this kind, or no order for so many machines follows from it.
+        """
+        epoch, sample, nodes, seed, initial_nodes = _parse(state)
+        given = self.settings.num_canonical_nodes
+        for name, saved, ours in [
+            ("shuffle_seed", seed, self.settings.shuffle_seed),
+            ("num_canonical_nodes", nodes, nodes if given is None else given),
+        ]:
+            if saved != ours:
+                raise StateMismatchError(
+                    f"`{name}` is {saved} in the state and {ours} here: expected the same, else the order "
+                    f"of samples would not go on where it stopped; give `{name}={saved}`, or begin without "
+                    "this state"
+                )
+        # Before its first epoch a run there says that it is in epoch -1.
+        origin = _Origin(
+            epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
+        )
+        self._begin(origin)
+        cursor.go(origin.epoch, origin.batch(self._global_batch))
+
+    @property
+    def _num_samples(self) -> int:
+        return sum(self._engine.counts)
+
+    def _sample(self, epoch: int, batch: int) -> int:
+        """How many samples of an epoch lie before a batch."""
+        done = self._origin.batch(self._global_batch)
+        if epoch != self._origin.epoch or batch < done:
+            return batch * self._global_batch
+        return self._origin.sample + (batch - done) * self._global_batch
+
+    def _places(self, drop_first: int) -> Places:
+        return partition(
+            self.settings.partition_algo,
+            self._num_samples,
+            num_canonical_nodes=self._origin.num_canonical_nodes,
+            num_nodes=self._num_nodes,
+            ranks_per_node=self._world_size // self._num_nodes,
+            batch_size=self.settings.batch_size,
+            drop_first=drop_first,
+            initial_nodes=self._origin.initial_nodes,
+        )
+
+    def _extent(self, drop_first: int) -> tuple[int, int, int]:
+        """Batches, samples on this rank and samples over all ranks of what is left of an epoch."""
+        is_there = self._places(drop_first) != _VOID
+        return is_there.shape[1], int(is_there[self._rank].sum()), int(is_there.sum())
+
+    def _ids(self, epoch: int) -> Ids:
+        """The samples of an epoch by place."""
+        if self._cached is None or self._cached[0] != epoch:
+            self._cached = (epoch, self._draw(epoch))
+        return self._cached[1]
+
+    def _draw(self, epoch: int) -> Ids:
+        settings = self.settings
+        units, ids = draw(
+            self._shard_sizes,
+            self._engine.counts,
+            seed=settings.shuffle_seed,
+            epoch=epoch,
+            shuffle=settings.shuffle,
+            sampling_method=settings.sampling_method,
+            granularity=settings.sampling_granularity,
+        )
+        if not settings.shuffle:
+            return ids
+        nodes = self._origin.num_canonical_nodes
+        block = settings.shuffle_block_size or max(_SHARED_BLOCK // nodes, _LEAST_BLOCK)
+        given = Shuffle(
+            unit_sizes=units,
+            num_canonical_nodes=nodes,
+            seed=settings.shuffle_seed,
+            epoch=epoch,
+            block_size=block,
+        )
+        return ids[given.run(settings.shuffle_algo)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers plan anew rather than be sent an epoch.
+        return self.__dict__ | {"_cached": None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Origin:
+    """Where this run began, or the latest state was taken."""
+
+    num_canonical_nodes: int
+    initial_nodes: int
+    epoch: int = 0
+    sample: int = 0
+
+    def batch(self, global_batch: int) -> int:
+        """How many of today's batches the samples before it count as."""
+        return -(-self.sample // global_batch)
+
+
+def _parse(state: Mapping[str, Any]) -> list[int]:
+    least = dict(zip(_STATE_KEYS, (-1, 0, 1, 0, 1), strict=True))
+    is_whole = isinstance(state, Mapping) and set(state) == set(_STATE_KEYS)
+    if not is_whole or any(type(state[key]) is not int or state[key] < low for key, low in least.items()):
+        raise ConfigError(
+            f"the state is {state!r:.300}: expected the keys {list(_STATE_KEYS)} with whole numbers, as "
+            "mosaicml-streaming and `order='mosaic'` save them"
+        )
+    return [state[key] for key in _STATE_KEYS]

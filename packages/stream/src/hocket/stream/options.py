@@ -1,0 +1,149 @@
+"""What a data set's arguments say of its order, and the plan that follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.stream.engine import Engine
+from hocket.stream.errors import ConfigError
+from hocket.stream.mosaic import MosaicPlan, MosaicSettings
+from hocket.stream.mosaic import partitions as mosaic_partitions
+from hocket.stream.mosaic import sampling as mosaic_sampling
+from hocket.stream.mosaic import shuffles as mosaic_shuffles
+from hocket.stream.plan import NativePlan, Plan, describe_mixture
+from hocket.stream.position import OrderSettings
+from hocket.stream.streams import Stream
+from hocket.stream.weights import resolve_counts
+
+_CHOICES = {
+    "order": ("native", "mosaic"),
+    "tail": ("short", "drop", "pad"),
+    "batching_method": ("random", "stratified", "per_stream"),
+    "sampling_method": ("balanced", "fixed"),
+    "shuffle_algo": tuple(mosaic_shuffles.ALGORITHMS),
+    "partition_algo": mosaic_partitions.ALGORITHMS,
+}
+_DEFAULT_BLOCK = 1 << 18
+_MOST_LANES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderOptions:
+    """The arguments of `StreamingDataset` that make the order; their meaning is told there.
+
+    Raises:
+        ConfigError: One does not work, or not beside another.
+    """
+
+    order: str | None = None
+    shuffle: bool = False
+    shuffle_seed: int = 9176
+    shuffle_block_size: int | None = None
+    shuffle_algo: str | None = None
+    partition_algo: str | None = None
+    num_canonical_nodes: int | None = None
+    tail: str = "short"
+    batching_method: str = "random"
+    sampling_method: str = "balanced"
+    sampling_granularity: int = 1
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                later = ", which comes later" if value == "device_per_stream" else ""
+                raise ConfigError(f"`{name}` is {value!r}{later}: expected one of {choices}")
+        if not 0 <= self.shuffle_seed < 1 << 64:
+            raise ConfigError(f"`shuffle_seed` is {self.shuffle_seed}: expected 0 to below 2^64")
+        for name in ("shuffle_block_size", "num_canonical_nodes", "sampling_granularity"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"`{name}` is {value}: expected at least 1")
+        if self.is_mosaic:
+            self._check_mosaic()
+        elif self.order == "native" and (self.shuffle_algo or self.partition_algo):
+            raise ConfigError(
+                f"`shuffle_algo` is {self.shuffle_algo!r} and `partition_algo` {self.partition_algo!r} "
+                "beside `order='native'`, which has its own: expected neither; leave them out, or `order`"
+            )
+
+    def _check_mosaic(self) -> None:
+        for name, only in [("batching_method", "random"), ("tail", "short")]:
+            if getattr(self, name) != only:
+                raise ConfigError(
+                    f"`{name}` is {getattr(self, name)!r} beside `order='mosaic'`, which has {only!r} only: "
+                    "leave it out, or use the native order"
+                )
+        if self.shuffle_block_size == 1:
+            raise ConfigError("`shuffle_block_size` is 1: expected at least 2 with `order='mosaic'`")
+
+    @property
+    def is_mosaic(self) -> bool:
+        """Whether the order is mosaicml-streaming's: asked for, or by one of its algorithms."""
+        has_algo = self.shuffle_algo is not None or self.partition_algo is not None
+        return self.order == "mosaic" or (self.order is None and has_algo)
+
+    def counts(self, streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None) -> list[int]:
+        """Return how many samples of each stream an epoch has.
+
+        Raises:
+            ConfigError: The streams' weights do not fit together.
+        """
+        if self.is_mosaic:
+            return mosaic_sampling.resolve_counts(
+                streams, sizes, epoch_size=epoch_size, seed=self.shuffle_seed
+            )
+        return resolve_counts(streams, sizes, epoch_size=epoch_size)
+
+    def plan(
+        self, engine: Engine, data_parallel: tuple[int, int], *, global_batch_size: int, num_nodes: int
+    ) -> Plan:
+        """Return the order of `engine`'s samples for this rank.
+
+        Raises:
+            ConfigError: There is none with such batches, ranks or machines.
+        """
+        if self.is_mosaic:
+            return self._mosaic_plan(engine, data_parallel, global_batch_size, num_nodes)
+        lanes = self.num_canonical_nodes
+        if lanes is None:
+            lanes = math.gcd(global_batch_size, _MOST_LANES) if self.shuffle else 1
+        settings = OrderSettings(
+            fingerprint=engine.fingerprint,
+            mixture=describe_mixture(engine),
+            epoch_size=sum(engine.counts),
+            global_batch_size=global_batch_size,
+            num_canonical_nodes=lanes,
+            shuffle=self.shuffle,
+            shuffle_seed=self.shuffle_seed,
+            shuffle_block_size=self.shuffle_block_size or _DEFAULT_BLOCK,
+            tail=self.tail,
+            batching_method=self.batching_method,
+            sampling_method=self.sampling_method,
+            sampling_granularity=self.sampling_granularity,
+        )
+        return NativePlan(engine, settings, data_parallel)
+
+    def _mosaic_plan(
+        self, engine: Engine, data_parallel: tuple[int, int], global_batch_size: int, num_nodes: int
+    ) -> Plan:
+        world_size = data_parallel[1]
+        if global_batch_size % world_size:
+            raise ConfigError(
+                f"the global batch is {global_batch_size} samples for {world_size} data-parallel ranks: "
+                "expected a multiple of them with `order='mosaic'`, where each rank has as many"
+            )
+        settings = MosaicSettings(
+            shuffle=self.shuffle,
+            shuffle_algo=self.shuffle_algo or "py1e",
+            shuffle_seed=self.shuffle_seed,
+            shuffle_block_size=self.shuffle_block_size,
+            partition_algo=self.partition_algo or "relaxed",
+            num_canonical_nodes=self.num_canonical_nodes,
+            sampling_method=self.sampling_method,
+            sampling_granularity=self.sampling_granularity,
+            batch_size=global_batch_size // world_size,
+        )
+        return MosaicPlan(engine, settings, data_parallel, num_nodes=num_nodes)

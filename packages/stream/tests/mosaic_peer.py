@@ -1,0 +1,56 @@
+"""mosaicml-streaming's side of `test_mosaic_parity.py`: `python mosaic_peer.py CASES ANSWERS`.
+
+Answers each case with the samples of every rank's batches, and with what a real loader gives after a stop.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import streaming
+from streaming.base.batching import generate_work
+from streaming.base.util import clean_stale_shared_memory
+from streaming.base.world import World
+
+
+def make(case: dict[str, Any]) -> Any:
+    streams = [streaming.Stream(**stream) for stream in case["streams"]]
+    return streaming.StreamingDataset(streams=streams, batch_size=case["batch_size"], **case["options"])
+
+
+def plan(case: dict[str, Any]) -> list[list[list[int]]]:
+    """Each rank's batches, in the order in which a DataLoader takes them from the workers."""
+    dataset = make(case)
+    state = case["state"]
+    dataset.num_canonical_nodes = state["num_canonical_nodes"]
+    dataset.initial_physical_nodes = state["initial_physical_nodes"]
+    world = World(case["nodes"], case["ranks"], case["workers"], 0)
+    work = generate_work("random", dataset, world, state["epoch"], state["sample_in_epoch"])
+    work = work.transpose(0, 1, 3, 2, 4).reshape(case["nodes"] * case["ranks"], -1, case["batch_size"])
+    return [[[i for i in batch if i >= 0] for batch in rank] for rank in work.tolist()]
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """A loader's samples up to a stop, its state there, and the rest of the epoch."""
+    dataset = make(case)
+    loader = streaming.StreamingDataLoader(dataset, batch_size=case["batch_size"])
+    batches = iter(loader)
+    done = [next(batches)["id"].tolist() for _ in range(case["stop"])]
+    state = loader.state_dict()
+    return {"done": done, "state": state, "rest": [batch["id"].tolist() for batch in batches]}
+
+
+def main() -> None:
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    answers = []
+    for case in cases:
+        clean_stale_shared_memory()
+        answers.append(run(case) if "stop" in case else plan(case))
+    Path(sys.argv[2]).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -66,14 +66,22 @@ impl Part {
         &self.path
     }
 
+    /// Makes the part's bytes durable.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub fn sync(&self) -> Result<()> {
+        self.file
+            .sync_all()
+            .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))
+    }
+
     /// Makes the part durable and gives it its name, replacing what has it.
     ///
     /// # Errors
     /// [`StreamError::Io`] where the disk refuses.
     pub fn commit(mut self) -> Result<()> {
-        self.file
-            .sync_all()
-            .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))?;
+        self.sync()?;
         fs::rename(&self.path, &self.target)
             .map_err(|e| StreamError::io(&self.target, "rename into place", &e))?;
         self.committed = true;

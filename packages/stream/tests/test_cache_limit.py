@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -79,13 +80,20 @@ def names(folder: Path) -> list[str]:
 
 
 def disk_usage(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512 if path.is_file() else 0
-        except FileNotFoundError:  # evicted since it was listed
-            continue
-    return total
+    """Bytes on disk at one moment: with the folder locked nothing is named or evicted between two looks."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        return sum(map(blocks, folder.iterdir()))
+    finally:
+        os.close(opened)
+
+
+def blocks(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:  # a part that was given up
+        return 0
 
 
 @contextmanager
@@ -107,6 +115,7 @@ def test_processes_that_share_a_cache_stay_under_its_limit(
 ) -> None:
     cache, temporary, limit = tmp_path / "cache", tmp_path / "tmp", int(shards * SHARD)
     temporary.mkdir()
+    cache.mkdir()
     most = 0
     with (
         running(READ, remote, cache, limit, 1, TMPDIR=str(temporary)) as one,

@@ -43,7 +43,7 @@ impl Cache {
                 return self.pass_through(shard, file, stop);
             }
             self.attempt(|| self.make(shard, file, &part, stop))?;
-            part.commit()?;
+            self.commit(part, stop)?;
             // It may be evicted before it is held, and then it is made again.
             if let Some(bytes) = self.map(path, stop)? {
                 return Ok(bytes);
@@ -158,7 +158,7 @@ impl Cache {
         let bytes = map(packed.path())?;
         let raw = unpack(&origin, bytes.as_ref().map_or(&[], |b| b))?;
         if self.options.keep_zip {
-            packed.commit()?;
+            self.commit(packed, stop)?;
         }
         Ok(raw)
     }
@@ -167,6 +167,16 @@ impl Cache {
     fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
         let limit = self.limit.as_ref();
         limit.map_or(Ok(true), |limit| limit.make_room(stop))
+    }
+
+    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<()> {
+        part.sync()?;
+        // Not while another process adds up what is there: it might meet the file under neither name.
+        let _turn = match &self.limit {
+            Some(limit) => limit.turn(stop)?,
+            None => Vec::new(),
+        };
+        part.commit()
     }
 
     /// A file's bytes from the remote, and where they are from.

@@ -89,17 +89,24 @@ impl CacheLimit {
         self.evicted.load(Ordering::Relaxed)
     }
 
+    /// The right to change what is there, for as long as it is kept.
+    ///
+    /// # Errors
+    /// As [`make_room`](Self::make_room).
+    pub(super) fn turn(&self, stop: &AtomicBool) -> Result<Vec<FolderLock>> {
+        let folders = self.folders.iter();
+        folders
+            .map(|folder| FolderLock::take(&folder.path, stop))
+            .collect()
+    }
+
     /// Makes room for the parts that there are, the caller's among them; whether they all fit now. Blocks
     /// while another process looks.
     ///
     /// # Errors
     /// [`StreamError::Io`] where a folder cannot be read; [`StreamError::Closed`] once `stop` is set.
     pub(super) fn make_room(&self, stop: &AtomicBool) -> Result<bool> {
-        let _turn = self
-            .folders
-            .iter()
-            .map(|folder| FolderLock::take(&folder.path, stop))
-            .collect::<Result<Vec<_>>>()?;
+        let _turn = self.turn(stop)?;
         let mut total = 0;
         let mut candidates = Vec::new();
         for folder in &self.folders {
@@ -229,8 +236,8 @@ fn on_disk(metadata: &Metadata) -> u64 {
     blocks.max(metadata.len().next_multiple_of(BLOCK_BYTES))
 }
 
-/// The right to admit and to evict, which one thread of the machine has at a time.
-struct FolderLock(File);
+/// The right to admit, to name and to evict in a folder, which one thread of the machine has at a time.
+pub(super) struct FolderLock(File);
 
 impl FolderLock {
     fn take(folder: &Path, stop: &AtomicBool) -> Result<Self> {

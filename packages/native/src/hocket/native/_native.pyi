@@ -380,8 +380,8 @@ class ShardCache:
         """Return what it did since it was made.
 
         `cache_hits` counts files of shards that were there when they were opened; `fetches` those that came
-        from the remote, tries included, and `fetched_bytes` their bytes; `passed` those that the limit left no
-        room for, and that were held in memory.
+        from the remote, tries included, and `fetched_bytes` their bytes; `passed` those that the limit left
+        no room for, and that were held in memory.
         """
 
 @type_check_only
@@ -393,7 +393,7 @@ class _CacheCounts(TypedDict):
 
 @final
 class CacheLimit:
-    """So many bytes for cache folders together, kept by all processes of the machine that have the same limit.
+    """So many bytes for cache folders together, kept by all processes of a machine that have the same limit.
 
     The file used longest ago goes first, and none that a reader of such a process holds open. What has no
     remote must not be put under a limit.
@@ -406,7 +406,9 @@ class CacheLimit:
         ConfigError: The indexes alone take as much.
     """
 
-    def __new__(cls, num_bytes: int, folders: _list[tuple[str | PathLike[str], ShardIndex]]) -> CacheLimit: ...
+    def __new__(
+        cls, num_bytes: int, folders: _list[tuple[str | PathLike[str], ShardIndex]]
+    ) -> CacheLimit: ...
     @property
     def num_bytes(self) -> int:
         """The limit."""

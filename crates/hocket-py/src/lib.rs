@@ -11,6 +11,7 @@ mod foreign;
 mod order;
 mod store;
 mod stream;
+mod stream_limit;
 mod stream_writer;
 mod wait;
 
@@ -20,6 +21,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     store::register(module)?;
     credentials::register(module)?;
     stream::register(module)?;
+    stream_limit::register(module)?;
     order::register(module)?;
     stream_writer::register(module)?;
     ckpt::register(module)?;

@@ -17,10 +17,11 @@ use hocket_stream::sources::Sources;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyDict, PyMemoryView};
 
 use crate::errors::stream_error;
 use crate::order::EpochOrder;
+use crate::stream_limit::CacheLimit;
 use crate::wait::look;
 
 /// How long one wait may last before Python's signals are looked at.
@@ -144,7 +145,7 @@ pub struct ShardCache {
 #[pymethods]
 impl ShardCache {
     #[new]
-    #[pyo3(signature = (index, local, remote, *, deadline_s, keep_zip, attempts, validate_hash))]
+    #[pyo3(signature = (index, local, remote, *, deadline_s, keep_zip, attempts, validate_hash, limit))]
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
@@ -155,6 +156,7 @@ impl ShardCache {
         keep_zip: bool,
         attempts: u32,
         validate_hash: Option<String>,
+        limit: Option<&CacheLimit>,
     ) -> PyResult<Self> {
         let remote = open_remote(py, remote, deadline_s)?;
         let options = CacheOptions {
@@ -163,10 +165,23 @@ impl ShardCache {
             attempts,
             validate_hash,
         };
-        let cache = Cache::new(index.index.clone(), remote, options);
+        let mut cache = raise(py, Cache::new(index.index.clone(), remote, options))?;
+        if let Some(limit) = limit {
+            cache = cache.limited(limit.limit.clone());
+        }
         Ok(Self {
-            cache: Arc::new(raise(py, cache)?),
+            cache: Arc::new(cache),
         })
+    }
+
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counts = self.cache.counts();
+        let named = PyDict::new(py);
+        named.set_item("cache_hits", counts.hits)?;
+        named.set_item("fetches", counts.fetches)?;
+        named.set_item("fetched_bytes", counts.fetched_bytes)?;
+        named.set_item("passed", counts.passed)?;
+        Ok(named)
     }
 
     fn take_notices(&self) -> Vec<String> {
@@ -249,6 +264,11 @@ impl BatchReader {
                 Err(None) => look(py)?,
             }
         }
+    }
+
+    fn queued(&self) -> usize {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.as_ref().map_or(0, Reader::queued)
     }
 
     fn close(&self, py: Python<'_>) {

@@ -66,14 +66,22 @@ impl Part {
         &self.path
     }
 
+    /// Makes the part's bytes durable.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub fn sync(&self) -> Result<()> {
+        self.file
+            .sync_all()
+            .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))
+    }
+
     /// Makes the part durable and gives it its name, replacing what has it.
     ///
     /// # Errors
     /// [`StreamError::Io`] where the disk refuses.
     pub fn commit(mut self) -> Result<()> {
-        self.file
-            .sync_all()
-            .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))?;
+        self.sync()?;
         fs::rename(&self.path, &self.target)
             .map_err(|e| StreamError::io(&self.target, "rename into place", &e))?;
         self.committed = true;
@@ -126,6 +134,13 @@ fn part_path(target: &Path) -> PathBuf {
     target.with_file_name(format!(".{name}.part"))
 }
 
+/// What a part of this name becomes; `None` where it is no part's name.
+pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let target = name.strip_prefix('.')?.strip_suffix(".part")?;
+    Some(path.with_file_name(target))
+}
+
 /// Waits for the lock; false if meanwhile `path` has become another file or none.
 fn wait_for_lock(file: &File, path: &Path, stop: &AtomicBool) -> Result<bool> {
     loop {
@@ -147,7 +162,8 @@ fn wait_for_lock(file: &File, path: &Path, stop: &AtomicBool) -> Result<bool> {
     }
 }
 
-fn is_same_file(file: &File, path: &Path) -> bool {
+/// Whether `path` still names the open file.
+pub(crate) fn is_same_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(open), Ok(named)) => open.ino() == named.ino() && open.dev() == named.dev(),
         _ => false,

@@ -66,7 +66,11 @@ impl Reader {
         }
         let (wanted, requests) = unbounded();
         let (finished, batches) = bounded(options.prefetch_batches.max(1));
-        let window = Arc::new(Window::new(wanted, options.prefetch_bytes));
+        let window = Arc::new(Window::new(
+            wanted,
+            options.prefetch_bytes,
+            sources.limit_bytes(),
+        ));
         let mut reader = Self {
             batches,
             window: window.clone(),
@@ -120,6 +124,11 @@ impl Reader {
                 )))
             }
         }
+    }
+
+    /// Finished batches that wait.
+    pub fn queued(&self) -> usize {
+        self.batches.len()
     }
 
     fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<()> {

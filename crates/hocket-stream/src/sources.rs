@@ -73,6 +73,12 @@ impl Sources {
             .map_or(0, |shard| shard.files().map(|file| file.raw.bytes).sum())
     }
 
+    /// The least limit of the caches, if one has any.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        let limits = self.caches.iter().filter_map(|cache| cache.limit_bytes());
+        limits.min()
+    }
+
     /// Opens a shard; as [`Cache::open`].
     ///
     /// # Errors

@@ -16,6 +16,9 @@ const WAKE: Duration = Duration::from_millis(50);
 /// Open shards are maps of files: the bound is on address space and kernel tables, not on memory.
 const MAX_OPEN: usize = 1024;
 
+/// Under a limit, open shards are open files, of which a process may have so many; some are others'.
+const MAX_HELD: usize = 256;
+
 enum Slot {
     Coming,
     Open {
@@ -29,9 +32,11 @@ enum Slot {
 #[derive(Default)]
 struct State {
     slots: HashMap<u32, Slot>,
-    /// Bytes of each shard that was asked for ahead of its first use.
+    /// Bytes of each shard that was asked for ahead of its first use; under a limit, of its last.
     ahead: HashMap<u32, u64>,
     ahead_bytes: u64,
+    /// Under a limit: the last batch known to need a shard.
+    needed: HashMap<u32, u64>,
     /// The number, in this reader's sequence, of the batch being assembled.
     cursor: u64,
     /// Where fetchers hear of shards; gone once all is over, which wakes them at once.
@@ -50,6 +55,12 @@ impl State {
         }
         true
     }
+
+    fn no_longer_ahead(&mut self, number: u32) {
+        if let Some(bytes) = self.ahead.remove(&number) {
+            self.ahead_bytes -= bytes;
+        }
+    }
 }
 
 /// Which shards are open, which are coming, and how far ahead one may ask.
@@ -57,18 +68,23 @@ pub(crate) struct Window {
     state: Mutex<State>,
     changed: Condvar,
     budget_bytes: u64,
+    /// Whether open shards take room that others wait for.
+    is_limited: bool,
     pub(crate) stop: AtomicBool,
 }
 
 impl Window {
-    pub(crate) fn new(wanted: Sender<u32>, budget_bytes: u64) -> Self {
+    /// `limit_bytes` is what the cache may have: shards are then open only while batches that were asked for
+    /// need them, and those ahead are no more than it.
+    pub(crate) fn new(wanted: Sender<u32>, budget_bytes: u64, limit_bytes: Option<u64>) -> Self {
         Self {
             state: Mutex::new(State {
                 wanted: Some(wanted),
                 ..State::default()
             }),
             changed: Condvar::new(),
-            budget_bytes,
+            budget_bytes: limit_bytes.map_or(budget_bytes, |limit| limit.min(budget_bytes)),
+            is_limited: limit_bytes.is_some(),
             stop: AtomicBool::new(false),
         }
     }
@@ -89,11 +105,21 @@ impl Window {
         let mut state = self.lock();
         while turn > state.cursor
             && state.ahead_bytes > 0
-            && state.ahead_bytes + bytes > self.budget_bytes
+            && !(self.is_limited && state.slots.contains_key(&number))
+            && self.is_full(&state, bytes)
         {
             state = self.wait(state)?;
         }
-        if state.ask(number) {
+        if self.is_limited {
+            if turn < state.cursor {
+                // Its batch went by: nobody would close it.
+                return Ok(());
+            }
+            state.needed.insert(number, turn);
+        }
+        let is_new = state.ask(number);
+        // Under a limit those count, too, that a batch asked for before they were planned.
+        if is_new || self.is_limited && !state.ahead.contains_key(&number) {
             state.ahead.insert(number, bytes);
             state.ahead_bytes += bytes;
         }
@@ -113,16 +139,22 @@ impl Window {
     pub(crate) fn take(&self, numbers: &[u32], turn: u64) -> Result<HashMap<u32, Arc<Shard>>> {
         let mut state = self.lock();
         state.cursor = turn;
+        if self.is_limited {
+            // Before the new ones are asked for, which may get the room.
+            close_unneeded(&mut state, numbers, turn);
+        }
         for number in numbers {
-            if let Some(bytes) = state.ahead.remove(number) {
-                state.ahead_bytes -= bytes;
+            if !self.is_limited {
+                state.no_longer_ahead(*number);
             }
             state.ask(*number);
         }
         self.changed.notify_all();
         loop {
             if let Some(found) = collect(&mut state, numbers, turn)? {
-                close_oldest(&mut state, numbers);
+                if !self.is_limited {
+                    close_oldest(&mut state, numbers);
+                }
                 return Ok(found);
             }
             state = self.wait(state)?;
@@ -141,6 +173,11 @@ impl Window {
         };
         state.slots.insert(number, slot);
         self.changed.notify_all();
+    }
+
+    fn is_full(&self, state: &State, bytes: u64) -> bool {
+        state.ahead_bytes + bytes > self.budget_bytes
+            || self.is_limited && state.ahead.len() >= MAX_HELD
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -180,6 +217,26 @@ fn collect(
     Ok(is_whole.then_some(found))
 }
 
+/// Closes the shards that no batch after `turn` is known to need.
+fn close_unneeded(state: &mut State, keep: &[u32], turn: u64) {
+    let idle: Vec<u32> = state
+        .slots
+        .iter()
+        .filter(|(number, slot)| {
+            let last = state.needed.get(number);
+            matches!(slot, Slot::Open { .. })
+                && !keep.contains(number)
+                && last.is_none_or(|&last| last <= turn)
+        })
+        .map(|(number, _)| *number)
+        .collect();
+    for number in idle {
+        state.slots.remove(&number);
+        state.needed.remove(&number);
+        state.no_longer_ahead(number);
+    }
+}
+
 /// Closes the shards that were used longest ago where there are too many.
 fn close_oldest(state: &mut State, keep: &[u32]) {
     if state.slots.len() <= MAX_OPEN.max(2 * keep.len()) {
@@ -200,5 +257,78 @@ fn close_oldest(state: &mut State, keep: &[u32]) {
     idle.sort_unstable();
     for (_, number) in idle.iter().take(idle.len() / 2 + 1) {
         state.slots.remove(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+    use crate::index::Index;
+    use crossbeam_channel::{Receiver, unbounded};
+
+    /// A shard without samples.
+    fn shard() -> Shard {
+        let text = serde_json::json!({"version": 2, "shards": [{
+            "column_encodings": ["int"], "column_names": ["a"], "column_sizes": [8], "compression": null,
+            "format": "mds", "hashes": [], "samples": 0, "size_limit": null, "version": 2, "zip_data": null,
+            "raw_data": {"basename": "s.mds", "bytes": 8, "hashes": {}},
+        }]});
+        let index = Index::parse(text.to_string().as_bytes(), "index.json").unwrap();
+        let bytes = [0u32.to_le_bytes(), 8u32.to_le_bytes()].concat();
+        Shard::open(&index.shards()[0], "s.mds", Box::new(bytes), None).unwrap()
+    }
+
+    /// Opens whatever was asked for, as fetchers do; says what that was.
+    fn open_all(window: &Window, requests: &Receiver<u32>) -> Vec<u32> {
+        let numbers: Vec<u32> = requests.try_iter().collect();
+        for &number in &numbers {
+            window.put(number, Ok(shard()));
+        }
+        numbers
+    }
+
+    #[test]
+    fn under_a_limit_shards_close_after_the_last_batch_known_to_need_them() {
+        for (limit, again) in [(None, vec![]), (Some(100), vec![1])] {
+            let (wanted, requests) = unbounded();
+            let window = Window::new(wanted, 1000, limit);
+            for (turn, number) in [(0, 1), (0, 2), (1, 2), (2, 3)] {
+                window.ask_ahead(number, 10, turn).unwrap();
+            }
+            assert_eq!(open_all(&window, &requests), [1, 2, 3]);
+            window.take(&[1, 2], 0).unwrap();
+            // Batch 1 needs the second and not the first, which a later batch asks for anew.
+            window.take(&[2], 1).unwrap();
+            window.ask_ahead(1, 10, 3).unwrap();
+            window.ask_ahead(2, 10, 3).unwrap();
+            assert_eq!(open_all(&window, &requests), again);
+            window.take(&[3], 2).unwrap();
+            assert_eq!(window.take(&[1, 2], 3).unwrap().len(), 2);
+            assert!(requests.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_limit_bounds_what_is_open_or_coming() {
+        let (wanted, requests) = unbounded();
+        let window = Window::new(wanted, 1000, Some(25));
+        std::thread::scope(|scope| {
+            let planner = scope.spawn(|| {
+                for (turn, number) in [(0, 1), (1, 2), (2, 3)] {
+                    window.ask_ahead(number, 10, turn).unwrap();
+                }
+            });
+            while requests.len() < 2 {
+                std::thread::yield_now();
+            }
+            assert_eq!(open_all(&window, &requests), [1, 2]);
+            std::thread::sleep(2 * WAKE);
+            assert!(requests.is_empty(), "the third is over the limit");
+            window.take(&[1], 0).unwrap();
+            window.take(&[2], 1).unwrap();
+            planner.join().unwrap();
+            assert_eq!(open_all(&window, &requests), [3]);
+        });
     }
 }

@@ -358,6 +358,7 @@ class ShardCache:
         keep_zip: Keep a downloaded compressed file beside the raw one.
         attempts: Fetches of a shard before wrong bytes are final.
         validate_hash: The digest to check; by default the quickest one that the index carries.
+        limit: Of the folder's bytes; without a remote of no account.
     """
 
     def __new__(
@@ -370,9 +371,51 @@ class ShardCache:
         keep_zip: bool,
         attempts: int,
         validate_hash: str | None,
+        limit: CacheLimit | None,
     ) -> ShardCache: ...
     def take_notices(self) -> _list[str]:
         """Return, once, what happened that a person may want to know."""
+
+    def counters(self) -> _CacheCounts:
+        """Return what it did since it was made.
+
+        `cache_hits` counts files of shards that were there when they were opened; `fetches` those that came
+        from the remote, tries included, and `fetched_bytes` their bytes; `passed` those that the limit left
+        no room for, and that were held in memory.
+        """
+
+@type_check_only
+class _CacheCounts(TypedDict):
+    cache_hits: int
+    fetches: int
+    fetched_bytes: int
+    passed: int
+
+@final
+class CacheLimit:
+    """So many bytes for cache folders together, kept by all processes of a machine that have the same limit.
+
+    The file used longest ago goes first, and none that a reader of such a process holds open. What has no
+    remote must not be put under a limit.
+
+    Args:
+        num_bytes: For shards, parts of them, and the indexes.
+        folders: Each cache folder and the index that is in it.
+
+    Raises:
+        ConfigError: The indexes alone take as much.
+    """
+
+    def __new__(
+        cls, num_bytes: int, folders: _list[tuple[str | PathLike[str], ShardIndex]]
+    ) -> CacheLimit: ...
+    @property
+    def num_bytes(self) -> int:
+        """The limit."""
+
+    @property
+    def num_evicted(self) -> int:
+        """Files that this process removed."""
 
 @final
 class BatchReader:
@@ -421,6 +464,9 @@ class BatchReader:
             StreamIOError: The cache folder refuses.
             StoreError: The store's own errors, as they come.
         """
+
+    def queued(self) -> int:
+        """Return how many finished batches wait."""
 
     def close(self) -> None:
         """End the threads. The next `next` says `None`."""

@@ -17,6 +17,7 @@ from hocket.stream.options import OrderOptions
 from hocket.stream.plan import Plan
 from hocket.stream.position import Cursor
 from hocket.stream.samples import SampleIterator
+from hocket.stream.sizes import parse_bytes
 from hocket.stream.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.topology import (
     offer_to_torch,
@@ -69,6 +70,9 @@ class StreamingDataset:
         validate_hash: The digest to check; by default the quickest one that the index carries. Shards are
             checked when they arrive, and when a process first opens one that was there.
         keep_zip: Keep downloaded compressed shards beside the raw ones.
+        cache_limit: Bytes that the cache folders together may have, such as `100gb` (powers of 1,024); give
+            all processes of a machine the same. The shard used longest ago goes first, and none in use; one
+            without room is held in memory while batches need it. What has no remote is never removed.
         rank: Data-parallel rank; by default `RANK` divided by `replication`.
         world_size: Number of those; by default `WORLD_SIZE` divided by `replication`.
         replication: So many consecutive processes read the same samples.
@@ -114,6 +118,7 @@ class StreamingDataset:
         partition_algo: str | None = None,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        cache_limit: int | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         replication: int | None = None,
@@ -169,6 +174,7 @@ class StreamingDataset:
                 prefetch_bytes=prefetch_bytes,
                 prefetch_batches=prefetch_batches,
                 fetch_threads=fetch_threads,
+                cache_limit=None if cache_limit is None else parse_bytes("cache_limit", cache_limit),
                 allow_unsafe_types=allow_unsafe_types,
             ),
             weigh=lambda sizes: self._options.counts(chosen, sizes, size),
@@ -353,6 +359,17 @@ class StreamingDataset:
     def batch_share(self) -> tuple[int, int]:
         """Return how many samples of the batch just yielded count here, and over all ranks."""
         return self.cursor.share
+
+    def metrics(self) -> dict[str, float]:
+        """Return what reading did in this process since the data set was made, by names that loggers take.
+
+        `stream/batches` were taken, and `stream/wait_s` seconds spent waiting for them; `stream/queue_depth`
+        were ready when the last one was asked for. `stream/cache_hits` files of shards were there when they
+        were opened; `stream/fetches` came from the remote, of `stream/fetched_bytes` bytes; `stream/passed`
+        found no room and were held in memory; `stream/evicted` made room. Worker processes count for
+        themselves. Requests and retries: `hocket.native.counters()`.
+        """
+        return self._engine.metrics()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch.

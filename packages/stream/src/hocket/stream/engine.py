@@ -15,6 +15,7 @@ from hocket.stream.columns import ColumnSet
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError
 from hocket.stream.location import Location
+from hocket.stream.metrics import Waits, metrics
 
 logger = logging.getLogger("hocket.stream")
 
@@ -56,6 +57,9 @@ class ReadSettings:
 
     fetch_threads: int = 8
     """Shards that are fetched at once."""
+
+    cache_limit: int | None = None
+    """Bytes that the caches together may have; None for no limit."""
 
     allow_unsafe_types: bool = False
     """Take columns whose decoding runs code out of the data."""
@@ -118,6 +122,7 @@ class Engine:
             allow_unsafe_types=unsafe,
         )
         self.encodings = self._columns.encodings
+        self._waits = Waits()
         self._caches = self._make_caches()
         self._process = os.getpid()
 
@@ -151,7 +156,12 @@ class Engine:
             found.append([shard["samples"] for shard in json.loads(data)["shards"]])
         return found
 
+    def metrics(self) -> dict[str, float]:
+        """Return what `StreamingDataset.metrics` says."""
+        return metrics(self._caches, self._limit, self._waits)
+
     def _make_caches(self) -> list[_native.ShardCache]:
+        self._limit = self._make_limit()
         return [
             _native.ShardCache(
                 index,
@@ -161,9 +171,21 @@ class Engine:
                 keep_zip=source.settings.keep_zip,
                 attempts=source.settings.download_retry,
                 validate_hash=source.settings.validate_hash,
+                limit=self._limit,
             )
             for index, source in zip(self.indexes, self.sources, strict=True)
         ]
+
+    def _make_limit(self) -> _native.CacheLimit | None:
+        # What has no remote is the data itself, and under no limit.
+        folders: list[tuple[str | os.PathLike[str], _native.ShardIndex]] = [
+            (source.location.local, index)
+            for index, source in zip(self.indexes, self.sources, strict=True)
+            if source.location.remote is not None
+        ]
+        if self.settings.cache_limit is None or not folders:
+            return None
+        return _native.CacheLimit(self.settings.cache_limit, folders)
 
     def read(
         self, order: _native.EpochOrder, *, rank: int, world_size: int, first: int, stride: int
@@ -171,7 +193,7 @@ class Engine:
         """Yield a rank's part of batches `first`, `first + stride`, …, read ahead by native threads."""
         if self._process != os.getpid():
             # The parent's caches may have been forked in the middle of something.
-            self._caches, self._process = self._make_caches(), os.getpid()
+            self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
         caches = self._caches
         reader = _native.BatchReader(
             caches,
@@ -187,7 +209,7 @@ class Engine:
         try:
             while True:
                 try:
-                    batch = reader.next()
+                    batch = self._waits.next(reader)
                 finally:
                     for cache in caches:
                         for notice in cache.take_notices():

@@ -51,7 +51,7 @@ def resolve_location(
     kept = None if local is None else local_path(os.fspath(local)).absolute()
     if uri is not None and is_local(uri):
         path = local_path(uri).absolute()
-        if kept is None or kept == path:
+        if kept is None or _is_same(kept, path):
             return Location(local=path / below, remote=None)
         uri = str(path)
     if uri is None:
@@ -59,6 +59,13 @@ def resolve_location(
     if kept is None:
         kept = _default_cache(uri)
     return Location(local=kept / below, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths are one folder, by whatever link: a cache of itself would evict its source."""
+    if one.exists() and other.exists():
+        return one.samefile(other)
+    return one == other
 
 
 def _default_cache(uri: str) -> Path:

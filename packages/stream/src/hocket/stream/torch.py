@@ -116,6 +116,10 @@ class StreamingDataLoader:
         """Go on where `state` was taken; see `StreamingDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what reading did in this process; see `StreamingDataset.metrics`."""
+        return self.dataset.metrics()
+
     def _read(self, epoch: int, first: int) -> Iterator[tuple[int, int, int, Any]]:
         if first >= self.dataset.num_batches:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,11 +12,11 @@ from hocket.native import _native
 from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
 from hocket.stream.output import Output, Place
+from hocket.stream.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from hocket.stream.progress import ShardProgress
 
-_SUFFIXES = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _MOST_WORKERS = 4
 
 
@@ -279,12 +278,7 @@ def _check_hashes(hashes: list[str] | None) -> list[str]:
 def _parse_size_limit(size_limit: int | str | None) -> int | None:
     if size_limit is None:
         return None
-    limit = size_limit
-    if isinstance(limit, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?b?)", limit.strip().lower())
-        if match is None or match[2] not in _SUFFIXES:
-            raise ConfigError(f"`size_limit` is `{size_limit}`: expected bytes, such as 67108864 or `64mb`")
-        limit = int(float(match[1]) * _SUFFIXES[match[2]])
-    if not 0 < limit < 1 << 32:
-        raise ConfigError(f"`size_limit` is {size_limit!r}: expected more than 0 and less than 2^32 bytes")
+    limit = parse_bytes("size_limit", size_limit)
+    if limit >= 1 << 32:
+        raise ConfigError(f"`size_limit` is {size_limit!r}: expected less than 2^32 bytes")
     return limit

@@ -1,0 +1,226 @@
+//! How a shard comes into the cache: downloaded, unpacked and checked as a part, then named.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Cache;
+use super::mapped::{Mapped, map};
+use crate::codec::Compression;
+use crate::error::{Result, StreamError};
+use crate::files::Part;
+use crate::index::{FileInfo, ShardInfo, StoredFile};
+use crate::remote::Remote;
+
+impl Cache {
+    /// Makes a raw file, or waits for the process that does. Where there is no room for it, it stays in memory.
+    pub(super) fn admit(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        path: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Mapped> {
+        if !self.can_refetch(file) {
+            return Err(StreamError::ShardNotFound {
+                shard: file.raw.basename.clone(),
+                uri: path.display().to_string(),
+            });
+        }
+        loop {
+            let part = Part::lock(path, stop)?;
+            // Another process may have admitted it while this one waited for the lock.
+            if let Some(bytes) = self.map(path, stop)?
+                && self
+                    .check_raw(shard, file, &path.display().to_string(), &bytes)
+                    .is_ok()
+            {
+                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(bytes);
+            }
+            if !self.has_room(stop)? {
+                drop(part);
+                return self.pass_through(shard, file, stop);
+            }
+            self.attempt(|| self.make(shard, file, &part, stop))?;
+            self.commit(part, stop)?;
+            // It may be evicted before it is held, and then it is made again.
+            if let Some(bytes) = self.map(path, stop)? {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// A raw file's bytes, in memory alone.
+    fn pass_through(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        stop: &AtomicBool,
+    ) -> Result<Mapped> {
+        if self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.note(format!(
+                "`cache_limit` leaves no room for shard `{}` beside those in use: it is held in memory, and fetched again when it is needed again; a larger limit is faster",
+                file.raw.basename
+            ));
+        }
+        let raw = self.attempt(|| {
+            if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
+                return self.unpacked(shard, file, zip, compression, stop);
+            }
+            let (origin, bytes) = self.get(&file.raw, stop)?;
+            self.check_raw(shard, file, &origin, &bytes)?;
+            Ok(bytes)
+        })?;
+        Ok(Mapped::memory(raw))
+    }
+
+    /// Tries again what brought wrong bytes, as often as the options say.
+    fn attempt<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
+        let mut attempt = 1;
+        loop {
+            match make() {
+                Err(error @ StreamError::ShardCorrupt { .. })
+                    if attempt < self.options.attempts =>
+                {
+                    self.note(format!(
+                        "{error}; attempt {attempt} of {}",
+                        self.options.attempts
+                    ));
+                    attempt += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// One attempt: `part` holds the raw file, checked, or the attempt failed.
+    fn make(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        part: &Part,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
+            let raw = self.unpacked(shard, file, zip, compression, stop)?;
+            return fs::write(part.path(), &raw)
+                .map_err(|e| StreamError::io(part.path(), "write", &e));
+        }
+        let origin = self.download(&file.raw, part.path(), stop)?;
+        let bytes = map(part.path())?;
+        self.check_raw(shard, file, &origin, bytes.as_ref().map_or(&[], |b| b))
+    }
+
+    /// One attempt at a raw file out of its compressed one, which stays in the cache if the options say so.
+    fn unpacked(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        zip: &FileInfo,
+        compression: Compression,
+        stop: &AtomicBool,
+    ) -> Result<Vec<u8>> {
+        let unpack = |origin: &str, packed: &[u8]| {
+            self.check(zip, origin, packed)?;
+            let raw = compression
+                .unpack(packed, file.raw.bytes)
+                .map_err(|actual| StreamError::ShardCorrupt {
+                    shard: zip.basename.clone(),
+                    object: origin.into(),
+                    expected: format!("{} bytes packed as {compression}", file.raw.bytes),
+                    actual,
+                })?;
+            self.check_raw(shard, file, origin, &raw)?;
+            Ok(raw)
+        };
+        let path = self.options.local.join(&zip.basename);
+        if let Some(bytes) = self.map(&path, stop)? {
+            match unpack(&path.display().to_string(), &bytes) {
+                Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
+                    self.note(format!("{error}; it is fetched again"));
+                }
+                other => return other,
+            }
+        }
+        // Under a limit, a file that is not to stay takes no room for the time of its unpacking either.
+        if self.limit.is_some() && !self.options.keep_zip {
+            let (origin, bytes) = self.get(zip, stop)?;
+            return unpack(&origin, &bytes);
+        }
+        let packed = Part::lock(&path, stop)?;
+        if !self.has_room(stop)? {
+            drop(packed);
+            let (origin, bytes) = self.get(zip, stop)?;
+            return unpack(&origin, &bytes);
+        }
+        let origin = self.download(zip, packed.path(), stop)?;
+        let bytes = map(packed.path())?;
+        let raw = unpack(&origin, bytes.as_ref().map_or(&[], |b| b))?;
+        if self.options.keep_zip {
+            self.commit(packed, stop)?;
+        }
+        Ok(raw)
+    }
+
+    /// Whether the parts that there are fit under the limit, now that what had to go for them went.
+    fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
+        let limit = self.limit.as_ref();
+        limit.map_or(Ok(true), |limit| limit.make_room(stop))
+    }
+
+    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<()> {
+        part.sync()?;
+        // Not while another process adds up what is there: it might meet the file under neither name.
+        let _turn = match &self.limit {
+            Some(limit) => limit.turn(stop)?,
+            None => Vec::new(),
+        };
+        part.commit()
+    }
+
+    /// A file's bytes from the remote, and where they are from.
+    fn get(&self, file: &FileInfo, stop: &AtomicBool) -> Result<(String, Vec<u8>)> {
+        let remote = self.remote_of(file)?;
+        let uri = remote.object_uri(&file.basename);
+        let bytes = remote.get(&file.basename, &|| stop.load(Ordering::Relaxed))?;
+        let Some(bytes) = bytes else {
+            return Err(missing(file, uri));
+        };
+        self.counters.fetched(file.bytes);
+        Ok((uri, bytes))
+    }
+
+    fn download(&self, file: &FileInfo, into: &Path, stop: &AtomicBool) -> Result<String> {
+        let remote = self.remote_of(file)?;
+        let uri = remote.object_uri(&file.basename);
+        if !remote.download(&file.basename, into, stop)? {
+            return Err(missing(file, uri));
+        }
+        self.counters.fetched(file.bytes);
+        Ok(uri)
+    }
+
+    fn remote_of(&self, file: &FileInfo) -> Result<&Remote> {
+        let path = || self.options.local.join(&file.basename);
+        self.remote
+            .as_ref()
+            .ok_or_else(|| missing(file, path().display().to_string()))
+    }
+
+    /// Whether the raw file can be made anew: from a remote, or from the compressed file beside it.
+    pub(super) fn can_refetch(&self, file: &StoredFile) -> bool {
+        self.remote.is_some()
+            || file
+                .zip
+                .as_ref()
+                .is_some_and(|zip| self.options.local.join(&zip.basename).exists())
+    }
+}
+
+fn missing(file: &FileInfo, uri: String) -> StreamError {
+    StreamError::ShardNotFound {
+        shard: file.basename.clone(),
+        uri,
+    }
+}

@@ -1,0 +1,60 @@
+//! Whether bytes are what the index promises. What is not stays out of the cache, and is fetched again.
+
+use super::Cache;
+use crate::error::{Result, StreamError};
+use crate::hash::NAMES;
+use crate::index::{FileInfo, ShardInfo, StoredFile};
+use crate::shard::check_table;
+
+impl Cache {
+    /// Whether `bytes` are a shard's raw file: size and digest, and the table of offsets if it has it.
+    pub(super) fn check_raw(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        origin: &str,
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.check(&file.raw, origin, bytes)?;
+        if file.holds_offsets {
+            check_table(shard, origin, bytes, shard.data.raw.bytes as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Compares bytes with what the index says of the file: size, then digest.
+    pub(super) fn check(&self, file: &FileInfo, origin: &str, bytes: &[u8]) -> Result<()> {
+        let corrupt = |expected: String, actual: String| StreamError::ShardCorrupt {
+            shard: file.basename.clone(),
+            object: origin.into(),
+            expected,
+            actual,
+        };
+        if bytes.len() as u64 != file.bytes {
+            return Err(corrupt(
+                format!("{} bytes", file.bytes),
+                format!("{} bytes", bytes.len()),
+            ));
+        }
+        let wanted = self.options.validate_hash.as_deref();
+        let choice = NAMES
+            .iter()
+            .filter(|(name, _)| wanted.is_none_or(|wanted| wanted == *name))
+            .find_map(|(name, algorithm)| {
+                let (_, digest) = file.hashes.iter().find(|(known, _)| known == name)?;
+                Some((name, algorithm, digest))
+            });
+        let Some((name, algorithm, digest)) = choice else {
+            return Ok(());
+        };
+        let actual = algorithm.hex(bytes);
+        if actual.eq_ignore_ascii_case(digest) {
+            Ok(())
+        } else {
+            Err(corrupt(
+                format!("{name} {digest}"),
+                format!("{name} {actual}"),
+            ))
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! A limit on the bytes of cache folders, kept by all processes of a machine with none in charge.
+//!
+//! Nobody keeps books: what is there is read off the folders at each admission, under a kernel lock on the
+//! folders themselves. A locked part counts as the file that it becomes, so room is taken before a download
+//! begins; a part without a lock was left by a process that died, and goes. Of the rest the file used longest
+//! ago goes first, unless somebody holds it open. Files are unlinked and never shortened.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::{Result, StreamError};
+use crate::files::{is_same_file, part_target};
+use crate::index::{FileInfo, INDEX_NAME, Index};
+
+/// Between two tries for a lock that is held for moments.
+pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);
+
+/// File systems give room in blocks of about this size.
+const BLOCK_BYTES: u64 = 4096;
+
+/// So many bytes for the caches of several data sets together. Only for what has a remote.
+pub struct CacheLimit {
+    bytes: u64,
+    /// Ascending, so that all processes lock them in one order.
+    folders: Vec<Folder>,
+    evicted: AtomicU64,
+}
+
+/// The cache folder of one data set.
+struct Folder {
+    path: PathBuf,
+    index: Arc<Index>,
+    /// Shard and place in it of every file of the index, by name.
+    by_name: Vec<(u32, u8)>,
+    /// The folders within it that hold shards, relative to it.
+    below: Vec<PathBuf>,
+}
+
+/// A file that may go.
+struct Candidate {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl CacheLimit {
+    /// A limit of `bytes` for the folders of these data sets, whose indexes are there.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] where the indexes alone reach it.
+    pub fn new(bytes: u64, data_sets: Vec<(PathBuf, Arc<Index>)>) -> Result<Self> {
+        let mut folders: Vec<Folder> = data_sets
+            .into_iter()
+            .map(|(path, index)| Folder::new(path, index))
+            .collect();
+        folders.sort_by(|one, other| one.path.cmp(&other.path));
+        // Two streams may be of one data set.
+        folders.dedup_by(|one, other| one.path == other.path);
+        let indexes = folders
+            .iter()
+            .filter_map(|folder| fs::metadata(folder.path.join(INDEX_NAME)).ok());
+        let least = indexes.map(|index| on_disk(&index)).sum();
+        if bytes <= least {
+            return Err(StreamError::config(format!(
+                "`cache_limit` is {bytes} bytes, and the index files alone take {least}: expected more; shards that find no room are held in memory"
+            )));
+        }
+        Ok(Self {
+            bytes,
+            folders,
+            evicted: AtomicU64::new(0),
+        })
+    }
+
+    /// The limit.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Files that this process has removed.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// The right to change what is there, for as long as it is kept.
+    ///
+    /// # Errors
+    /// As [`make_room`](Self::make_room).
+    pub(super) fn turn(&self, stop: &AtomicBool) -> Result<Vec<FolderLock>> {
+        let folders = self.folders.iter();
+        folders
+            .map(|folder| FolderLock::take(&folder.path, stop))
+            .collect()
+    }
+
+    /// Makes room for the parts that there are, the caller's among them; whether they all fit now. Blocks
+    /// while another process looks.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where a folder cannot be read; [`StreamError::Closed`] once `stop` is set.
+    pub(super) fn make_room(&self, stop: &AtomicBool) -> Result<bool> {
+        let _turn = self.turn(stop)?;
+        let mut total = 0;
+        let mut candidates = Vec::new();
+        for folder in &self.folders {
+            total += folder.survey(&mut candidates)?;
+        }
+        candidates.sort_by_key(|candidate| candidate.used);
+        // First all the locks, then the files: those that would not be enough may stay.
+        let mut taken = Vec::new();
+        for candidate in candidates {
+            if total <= self.bytes {
+                break;
+            }
+            if let Some(lock) = Unused::take(&candidate.path) {
+                total = total.saturating_sub(candidate.bytes);
+                taken.push((candidate.path, lock));
+            }
+        }
+        if total > self.bytes {
+            return Ok(false);
+        }
+        for (path, _lock) in &taken {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(StreamError::io(path, "remove", &error));
+                }
+                _ => {}
+            }
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+}
+
+impl Folder {
+    fn new(path: PathBuf, index: Arc<Index>) -> Self {
+        let mut by_name = Vec::new();
+        let mut below = BTreeSet::from([PathBuf::new()]);
+        for number in 0..index.shards().len() as u32 {
+            for (place, file) in files(&index, number).enumerate() {
+                by_name.push((number, place as u8));
+                let parent = Path::new(&file.basename).parent();
+                below.extend(parent.map(Path::to_owned));
+            }
+        }
+        by_name.sort_by(|&one, &other| name(&index, one).cmp(&name(&index, other)));
+        Self {
+            path,
+            index,
+            by_name,
+            below: below.into_iter().collect(),
+        }
+    }
+
+    /// The file of the index that has this name.
+    fn find(&self, wanted: &Path) -> Option<&FileInfo> {
+        let wanted = Some(wanted.to_str()?);
+        let at = self
+            .by_name
+            .binary_search_by(|&at| name(&self.index, at).cmp(&wanted))
+            .ok()?;
+        let &(number, place) = self.by_name.get(at)?;
+        files(&self.index, number).nth(place.into())
+    }
+
+    /// The bytes of all that lies here and is to come, and the files that may go.
+    fn survey(&self, candidates: &mut Vec<Candidate>) -> Result<u64> {
+        let mut total = 0;
+        for below in &self.below {
+            let folder = self.path.join(below);
+            let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(StreamError::io(&folder, "list", &error)),
+            };
+            for entry in entries {
+                let entry = entry.map_err(|e| StreamError::io(&folder, "list", &e))?;
+                // A file may go while one looks: then it takes no room.
+                let Ok(metadata) = entry.metadata() else {
+                    continue;
+                };
+                if metadata.is_file() {
+                    total += self.weigh(&below.join(entry.file_name()), &metadata, candidates);
+                }
+            }
+        }
+        Ok(total)
+    }
+
+    /// What one file counts.
+    fn weigh(&self, name: &Path, metadata: &Metadata, candidates: &mut Vec<Candidate>) -> u64 {
+        let path = self.path.join(name);
+        let bytes = on_disk(metadata);
+        if self.find(name).is_some() {
+            let used = metadata.accessed().unwrap_or(SystemTime::UNIX_EPOCH);
+            candidates.push(Candidate { path, bytes, used });
+            return bytes;
+        }
+        let Some(becomes) = part_target(name).and_then(|target| self.find(&target)) else {
+            return bytes;
+        };
+        if let Some(_lock) = Unused::take(&path)
+            && fs::remove_file(&path).is_ok()
+        {
+            return 0;
+        }
+        bytes.max(becomes.bytes.next_multiple_of(BLOCK_BYTES))
+    }
+}
+
+fn files(index: &Index, number: u32) -> impl Iterator<Item = &FileInfo> {
+    let shard = index.shards().get(number as usize);
+    shard
+        .into_iter()
+        .flat_map(|shard| shard.files())
+        .flat_map(|file| [Some(&file.raw), file.zip.as_ref()])
+        .flatten()
+}
+
+fn name(index: &Index, (number, place): (u32, u8)) -> Option<&str> {
+    let file = files(index, number).nth(place.into())?;
+    Some(&file.basename)
+}
+
+/// What a file takes, or will when all of it is written.
+fn on_disk(metadata: &Metadata) -> u64 {
+    let blocks = metadata.blocks().saturating_mul(512);
+    blocks.max(metadata.len().next_multiple_of(BLOCK_BYTES))
+}
+
+/// The right to admit, to name and to evict in a folder, which one thread of the machine has at a time.
+pub(super) struct FolderLock(File);
+
+impl FolderLock {
+    fn take(folder: &Path, stop: &AtomicBool) -> Result<Self> {
+        let file = File::open(folder).map_err(|e| StreamError::io(folder, "open", &e))?;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(StreamError::io(folder, "lock", &error.into())),
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Err(StreamError::Closed);
+            }
+            std::thread::sleep(LOCK_POLL);
+        }
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // A child forked meanwhile holds the same lock open; let go of it for both.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// A file that nobody uses, and nobody begins to use while this lives.
+struct Unused(File);
+
+impl Unused {
+    fn take(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+        let lock = Self(file);
+        is_same_file(&lock.0, path).then_some(lock)
+    }
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}

@@ -1,0 +1,228 @@
+//! Shards on local disk: brought there whole, checked, by one process of a node for all of them.
+
+mod admission;
+mod check;
+mod counts;
+mod limit;
+mod mapped;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::counts::CacheCounts;
+pub use self::limit::CacheLimit;
+
+use self::counts::Counters;
+use self::mapped::{Mapped, hold, map};
+use crate::error::{Result, StreamError};
+use crate::files::write_whole;
+use crate::hash::Algorithm;
+use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
+use crate::remote::Remote;
+use crate::shard::{Shard, ShardBytes};
+
+/// How a cache behaves.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// The folder; where there is no remote, the data set itself.
+    pub local: PathBuf,
+    /// Whether a downloaded compressed file stays beside the raw one.
+    pub keep_zip: bool,
+    /// How often a shard is fetched before a wrong size or digest is final; at least 1.
+    pub attempts: u32,
+    /// The digest to check; the quickest known one of each file if `None`.
+    pub validate_hash: Option<String>,
+}
+
+/// The shards of one data set, as this process sees them. Threads may share it; a forked child makes its
+/// own.
+pub struct Cache {
+    index: Arc<Index>,
+    remote: Option<Remote>,
+    options: CacheOptions,
+    /// The bytes that the folder may have; of no account without a remote.
+    limit: Option<Arc<CacheLimit>>,
+    counters: Counters,
+    /// Shards whose bytes this process has checked.
+    checked: Mutex<HashSet<u32>>,
+    notices: Mutex<Vec<String>>,
+}
+
+/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`.
+///
+/// # Errors
+/// [`StreamError::IndexNotFound`]; the store's own errors.
+pub fn load_index(
+    local: &Path,
+    remote: Option<&Remote>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Vec<u8>> {
+    let path = local.join(INDEX_NAME);
+    let held = fs::read(&path);
+    let Some(remote) = remote else {
+        return held.map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+                StreamError::IndexNotFound {
+                    uri: path.display().to_string(),
+                }
+            }
+            _ => StreamError::io(&path, "read", &error),
+        });
+    };
+    // Always the remote's own: a copy may be of a data set that was since written anew.
+    let uri = remote.object_uri(INDEX_NAME);
+    let data = remote
+        .get(INDEX_NAME, interrupted)?
+        .ok_or(StreamError::IndexNotFound { uri })?;
+    if held.ok().as_deref() != Some(&data[..]) {
+        write_whole(&path, &data)?;
+    }
+    Ok(data)
+}
+
+impl Cache {
+    /// A cache for `index`, fed from `remote` if there is one.
+    ///
+    /// # Errors
+    /// [`StreamError::Config`] where `validate_hash` is unknown or not in the index.
+    pub fn new(index: Arc<Index>, remote: Option<Remote>, options: CacheOptions) -> Result<Self> {
+        if let Some(name) = &options.validate_hash {
+            Algorithm::parse(name)?;
+            let lacking = index
+                .shards()
+                .iter()
+                .flat_map(ShardInfo::files)
+                .find(|file| !file.raw.hashes.iter().any(|(known, _)| known == name));
+            if let Some(file) = lacking {
+                let known: Vec<&str> = file
+                    .raw
+                    .hashes
+                    .iter()
+                    .map(|(known, _)| known.as_str())
+                    .collect();
+                return Err(StreamError::config(format!(
+                    "`validate_hash` is `{name}`, and shard `{}` carries {known:?}: expected one of those; write the data set with `hashes=[\"{name}\"]` or leave `validate_hash` out",
+                    file.raw.basename
+                )));
+            }
+        }
+        Ok(Self {
+            index,
+            remote,
+            options,
+            limit: None,
+            counters: Counters::default(),
+            checked: Mutex::default(),
+            notices: Mutex::default(),
+        })
+    }
+
+    /// This cache under a limit, which may be one for several. Without a remote there is nothing to limit:
+    /// what is there is all there is.
+    #[must_use]
+    pub fn limited(mut self, limit: Arc<CacheLimit>) -> Self {
+        self.limit = self.remote.is_some().then_some(limit);
+        self
+    }
+
+    /// The limit in bytes, if there is one.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.limit.as_ref().map(|limit| limit.bytes())
+    }
+
+    /// What it did since it was made.
+    pub fn counts(&self) -> CacheCounts {
+        self.counters.now()
+    }
+
+    /// What this cache holds shards of.
+    pub fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// Takes what happened that a person may want to know, such as a shard fetched twice.
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Opens a shard, bringing it here first where it is not. Blocks; gives up once `stop` is set.
+    ///
+    /// # Errors
+    /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] when no attempt brought the right
+    /// bytes, [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
+    pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
+        let shard = self.index.shards().get(number as usize).ok_or_else(|| {
+            StreamError::config(format!(
+                "shard {number}: expected a number below {}",
+                self.index.shards().len()
+            ))
+        })?;
+        let is_checked = self
+            .checked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&number);
+        let (data, origin) = self.bring(shard, &shard.data, is_checked, stop)?;
+        let meta = match &shard.meta {
+            Some(file) => {
+                Some(Box::new(self.bring(shard, file, is_checked, stop)?.0) as ShardBytes)
+            }
+            None => None,
+        };
+        let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
+        self.checked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(number);
+        Ok(opened)
+    }
+
+    /// A raw file's bytes, brought here first where they are not, and its path.
+    fn bring(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        is_checked: bool,
+        stop: &AtomicBool,
+    ) -> Result<(Mapped, String)> {
+        let path = self.options.local.join(&file.raw.basename);
+        let origin = path.display().to_string();
+        if let Some(bytes) = self.map(&path, stop)? {
+            let checked = if is_checked {
+                Ok(())
+            } else {
+                self.check_raw(shard, file, &origin, &bytes)
+            };
+            match checked {
+                Ok(()) => {
+                    self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                    return Ok((bytes, origin));
+                }
+                Err(error) if !self.can_refetch(file) => return Err(error),
+                Err(error) => self.note(format!("{error}; it is fetched again")),
+            }
+        }
+        let bytes = self.admit(shard, file, &path, stop)?;
+        Ok((bytes, origin))
+    }
+
+    /// Maps a file of the cache, kept from eviction while the map lives.
+    fn map(&self, path: &Path, stop: &AtomicBool) -> Result<Option<Mapped>> {
+        match &self.limit {
+            None => map(path),
+            Some(_) => hold(path, stop),
+        }
+    }
+
+    fn note(&self, notice: String) {
+        self.notices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(notice);
+    }
+}

@@ -1,0 +1,222 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+use super::*;
+use crate::codec::Compression;
+use crate::index::FileInfo;
+use crate::writer::{RawFile, WriterOptions, assemble, write};
+use hocket_store::StoreOptions;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A data set of one shard with ten 4-byte samples, and a cache of it elsewhere.
+struct Fixture {
+    remote: TempDir,
+    local: TempDir,
+    index: Arc<Index>,
+}
+
+impl Fixture {
+    fn new(compression: Option<&str>, hash: &str) -> Self {
+        let remote = tempfile::tempdir().unwrap();
+        let samples: Vec<[u8; 4]> = (0u32..10).map(u32::to_le_bytes).collect();
+        let options = WriterOptions {
+            local: Some(remote.path().into()),
+            remote: None,
+            compression: compression.map(|text| Compression::parse(text).unwrap()),
+            hashes: vec![(hash.into(), Algorithm::parse(hash).unwrap())],
+            only_new: true,
+            threads: 1,
+        };
+        let contents = assemble(b"{}", &samples).unwrap();
+        let file = RawFile {
+            basename: "s.mds".into(),
+            contents,
+        };
+        let written = write(&options, file, &AtomicBool::new(false)).unwrap();
+        let file = |file: &FileInfo| {
+            let hashes: std::collections::HashMap<_, _> = file.hashes.iter().cloned().collect();
+            json!({"basename": file.basename, "bytes": file.bytes, "hashes": hashes})
+        };
+        let shard = json!({
+            "column_encodings": ["uint32"], "column_names": ["a"], "column_sizes": [4],
+            "compression": compression, "format": "mds", "hashes": [hash], "samples": 10,
+            "size_limit": null, "version": 2, "raw_data": file(&written.raw),
+            "zip_data": written.zip.as_ref().map_or(Value::Null, file),
+        });
+        let text = json!({"version": 2, "shards": [shard]}).to_string();
+        fs::write(remote.path().join(INDEX_NAME), &text).unwrap();
+        let index = Arc::new(Index::parse(text.as_bytes(), "index.json").unwrap());
+        Self {
+            remote,
+            local: tempfile::tempdir().unwrap(),
+            index,
+        }
+    }
+
+    fn cache(&self, keep_zip: bool) -> Cache {
+        let remote = Remote::open(
+            self.remote.path().to_str().unwrap(),
+            StoreOptions::default(),
+        )
+        .unwrap();
+        self.cache_at(self.local.path(), Some(remote), keep_zip)
+    }
+
+    fn cache_at(&self, local: &Path, remote: Option<Remote>, keep_zip: bool) -> Cache {
+        let options = CacheOptions {
+            local: local.into(),
+            keep_zip,
+            attempts: 3,
+            validate_hash: None,
+        };
+        Cache::new(self.index.clone(), remote, options).unwrap()
+    }
+
+    fn local_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.local.path()).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+fn open(cache: &Cache) -> Result<Shard> {
+    cache.open(0, &AtomicBool::new(false))
+}
+
+fn third(shard: &Shard) -> Vec<u8> {
+    let mut value = Vec::new();
+    shard.sample(3, |_, bytes| value = bytes.to_vec()).unwrap();
+    value
+}
+
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn brings_raw_and_compressed_shards_and_nothing_else() {
+    for (level, keep_zip, expected) in [
+        (None, false, vec!["s.mds"]),
+        (Some("zstd"), false, vec!["s.mds"]),
+        (Some("zstd:7"), true, vec!["s.mds", "s.mds.zstd"]),
+        (Some("br:1"), true, vec!["s.mds", "s.mds.br"]),
+        (Some("bz2"), false, vec!["s.mds"]),
+        (Some("gz"), true, vec!["s.mds", "s.mds.gz"]),
+        (Some("snappy"), true, vec!["s.mds", "s.mds.snappy"]),
+    ] {
+        let fixture = Fixture::new(level, "xxh3_64");
+        assert_eq!(
+            third(&open(&fixture.cache(keep_zip)).unwrap()),
+            [3, 0, 0, 0]
+        );
+        assert_eq!(fixture.local_names(), expected);
+    }
+}
+
+#[test]
+fn reads_in_place_without_a_remote() {
+    for level in [None, Some("zstd:3")] {
+        let fixture = Fixture::new(level, "sha1");
+        let cache = fixture.cache_at(fixture.remote.path(), None, false);
+        assert_eq!(third(&open(&cache).unwrap()), [3, 0, 0, 0]);
+    }
+}
+
+#[test]
+fn an_altered_cached_shard_is_fetched_again_and_said() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    open(&fixture.cache(false)).unwrap();
+    flip(&fixture.local.path().join("s.mds"));
+    let cache = fixture.cache(false);
+    assert_eq!(third(&open(&cache).unwrap()), [3, 0, 0, 0]);
+    assert!(cache.take_notices().concat().contains("fetched again"));
+    fs::write(fixture.local.path().join("s.mds"), b"short").unwrap();
+    assert_eq!(third(&open(&fixture.cache(false)).unwrap()), [3, 0, 0, 0]);
+}
+
+#[test]
+fn an_altered_remote_is_tried_and_then_named() {
+    for (level, name) in [(None, "s.mds"), (Some("zstd"), "s.mds.zstd")] {
+        let fixture = Fixture::new(level, "xxh64");
+        let object = fixture.remote.path().join(name);
+        flip(&object);
+        let cache = fixture.cache(false);
+        let error = open(&cache).unwrap_err();
+        let StreamError::ShardCorrupt {
+            shard,
+            object: named,
+            expected,
+            actual,
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(shard, name);
+        assert!(named.ends_with(object.to_str().unwrap()), "{named}");
+        assert!(
+            expected.starts_with("xxh64 ") && actual.starts_with("xxh64 ") && expected != actual
+        );
+        assert_eq!(cache.take_notices().len(), 2);
+        assert!(fixture.local_names().is_empty());
+    }
+}
+
+#[test]
+fn a_truncated_remote_is_named_with_both_sizes() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    let object = fixture.remote.path().join("s.mds");
+    let bytes = fs::read(&object).unwrap();
+    fs::write(&object, &bytes[..20]).unwrap();
+    let message = open(&fixture.cache(false)).unwrap_err().to_string();
+    assert!(
+        message.contains("20 bytes") && message.contains(&format!("{} bytes", bytes.len())),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_missing_shard_is_not_a_corrupt_one() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    fs::remove_file(fixture.remote.path().join("s.mds")).unwrap();
+    for cache in [
+        fixture.cache(false),
+        fixture.cache_at(fixture.remote.path(), None, false),
+    ] {
+        assert!(matches!(
+            open(&cache).unwrap_err(),
+            StreamError::ShardNotFound { .. }
+        ));
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_is_no_obstacle() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    fs::write(fixture.local.path().join(".s.mds.part"), b"half").unwrap();
+    assert_eq!(third(&open(&fixture.cache(false)).unwrap()), [3, 0, 0, 0]);
+    assert_eq!(fixture.local_names(), ["s.mds"]);
+}
+
+#[test]
+fn the_index_comes_from_the_remote_and_its_absence_is_named() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    fs::write(fixture.local.path().join(INDEX_NAME), b"of yesterday").unwrap();
+    let remote = Remote::open(
+        fixture.remote.path().to_str().unwrap(),
+        StoreOptions::default(),
+    )
+    .unwrap();
+    let data = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap();
+    assert_eq!(
+        data,
+        fs::read(fixture.local.path().join(INDEX_NAME)).unwrap()
+    );
+    fs::remove_file(fixture.remote.path().join(INDEX_NAME)).unwrap();
+    let error = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap_err();
+    assert!(matches!(error, StreamError::IndexNotFound { .. }));
+}

@@ -1,0 +1,51 @@
+"""What reading did and what it waited for, in numbers that a logger takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hocket.native import _native
+
+#: A batch as native threads hand it over; see `BatchReader.next`.
+PackedBatch = tuple[int, int, int, list[tuple[memoryview, memoryview | None, memoryview | None]]]
+
+
+class Waits:
+    """How long the consumer of batches stood still."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        """Batches taken."""
+        self.wait_s = 0.0
+        """Seconds in which the consumer waited for them."""
+        self.queue_depth = 0
+        """Finished batches that waited when the last one was asked for."""
+
+    def next(self, reader: _native.BatchReader) -> PackedBatch | None:
+        """Take the reader's next batch, and count it and the wait for it."""
+        self.queue_depth = reader.queued()
+        start = time.perf_counter()
+        try:
+            batch = reader.next()
+        finally:
+            self.wait_s += time.perf_counter() - start
+        self.batches += batch is not None
+        return batch
+
+
+def metrics(
+    caches: Sequence[_native.ShardCache], limit: _native.CacheLimit | None, waits: Waits
+) -> dict[str, float]:
+    """Return the counts of all caches together and the waits, by names under `stream/`."""
+    counts = [cache.counters() for cache in caches]
+    return {
+        "stream/batches": waits.batches,
+        "stream/wait_s": waits.wait_s,
+        "stream/queue_depth": waits.queue_depth,
+        "stream/cache_hits": sum(count["cache_hits"] for count in counts),
+        "stream/fetches": sum(count["fetches"] for count in counts),
+        "stream/fetched_bytes": sum(count["fetched_bytes"] for count in counts),
+        "stream/passed": sum(count["passed"] for count in counts),
+        "stream/evicted": 0 if limit is None else limit.num_evicted,
+    }

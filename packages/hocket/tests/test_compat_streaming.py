@@ -144,7 +144,7 @@ def test_states_by_number_of_samples(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache_limit": "1gb"}, "`cache_limit` is '1gb'"),
+        ({"cache_limit": "1gigs"}, "`cache_limit` is '1gigs'"),
         ({"stream_name": "mine"}, "`stream_name` is 'mine'"),
         ({"batching_method": "stratified"}, "`batching_method` is 'stratified'"),
         ({"predownload": 8, "batch_size": None}, "`predownload` is 8 and `batch_size` None"),

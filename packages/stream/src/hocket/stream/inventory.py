@@ -129,6 +129,7 @@ class Inventory:
                 keep_zip=False,
                 attempts=1,
                 validate_hash=None,
+                limit=None,
             )
             try:
                 yield OpenShard(shard, index, cache, self.origin)

@@ -27,7 +27,6 @@ class StreamingDataset(_StreamingDataset):
 
     Args:
         predownload: Samples ahead, rounded up to whole batches of `batch_size`, which it needs.
-        cache_limit: Refused: the cache has no limit yet.
         batching_method: `random`; the others are refused.
         stream_name: `stream`: there is no registry of other classes.
         stream_config: Arguments of the one `Stream`, beside `remote`, `local` and `split`.
@@ -68,11 +67,6 @@ class StreamingDataset(_StreamingDataset):
         stream_name: str = "stream",
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
-        if cache_limit is not None:
-            raise ConfigError(
-                f"`cache_limit` is {cache_limit!r}: a limit of the cache comes later; leave it out, and give "
-                "`local` a disk with room for the data set"
-            )
         if stream_name != "stream":
             raise ConfigError(
                 f"`stream_name` is {stream_name!r}: expected 'stream'; there is no registry of other "
@@ -110,6 +104,7 @@ class StreamingDataset(_StreamingDataset):
             partition_algo=partition_algo,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            cache_limit=cache_limit,
             replication=replication,
             allow_unsafe_types=allow_unsafe_types,
             download_timeout=download_timeout,

@@ -92,8 +92,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         .with_retry(once())
         .with_http_connector(Connector::default())
         // One DELETE for one key: the bulk form is not known everywhere.
-        .with_disable_bulk_delete(true)
-        .with_bucket_name(&key.bucket.name);
+        .with_disable_bulk_delete(true);
     for (name, value) in env.iter() {
         // Endpoints are chosen above; variables that are not the client's are somebody else's.
         if !name.starts_with("AWS_ENDPOINT")
@@ -128,7 +127,9 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         Source::Profile(profile) => builder.with_credentials(Arc::new(Provided { profile })),
     };
     let refused = |error| key.refused("AWS_*", &error);
-    let store = Arc::new(builder.build().map_err(refused)?);
+    // Last: `AWS_BUCKET` is a variable of the client's, too.
+    let store = builder.with_bucket_name(&key.bucket.name).build();
+    let store = Arc::new(store.map_err(refused)?);
     let lister = Lister {
         s3: Arc::clone(&store),
         client: Connector::default()

@@ -154,7 +154,7 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
         (
             {"remote": s3d.uri("unknown"), "local": cache, "env": {"AWS_SECRET_ACCESS_KEY": "wrong"}},
             "native.errors.StorePermissionError",
-            (s3d.uri("unknown/index.json"), "HTTP 403", "check `AWS_ACCESS_KEY_ID`"),
+            (s3d.uri("unknown/index.json"), "HTTP 403", "check the keys (`AWS_ACCESS_KEY_ID`"),
         ),
         (
             {"remote": s3d.uri("nothing"), "local": cache},

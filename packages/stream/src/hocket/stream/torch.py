@@ -67,6 +67,7 @@ class StreamingDataLoader:
             raise ConfigError(f"`num_workers` is {num_workers}: expected 0 or more")
         if batch_size is not None:
             dataset.set_batch_size(batch_size)
+        dataset.plan  # noqa: B018 - without a batch size it is refused here, and not when the first batch is due
         self.dataset = dataset
         """The data set that is read."""
         self.data_parallel = dataset.data_parallel

@@ -7,6 +7,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_one_search_serves_many_threads(server: Server, profile: Callable[..., N
     assert asked(tmp_path) == 1
 
 
+def stop_helpers() -> None:
+    """End multiprocessing's own processes: a fork server has the environment of the test that started it."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_children_find_keys_of_their_own(
     server: Server, profile: Callable[..., None], tmp_path: Path, method: str
@@ -113,6 +120,7 @@ def test_children_find_keys_of_their_own(
     profile(life_s=3600)
     store = Store(server.uri("p"))
     store.put("k", DATA)
+    stop_helpers()
     context = multiprocessing.get_context(method)
     child = context.Process(target=Store.download, args=(store, "k", tmp_path / "copy"))
     child.start()
@@ -121,11 +129,7 @@ def test_children_find_keys_of_their_own(
     child.close()
     assert (tmp_path / "copy").read_bytes() == DATA
     assert asked(tmp_path) == 2
-    if method != "fork":
-        from multiprocessing import forkserver, resource_tracker
-
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    stop_helpers()
 
 
 def test_wrong_keys_are_refused_without_their_secret(server: Server, profile: Callable[..., None]) -> None:

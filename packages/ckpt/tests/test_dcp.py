@@ -61,7 +61,9 @@ def blank(node):
 def check(found, expected):
     if isinstance(expected, torch.Tensor):
         bits = [
-            tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for tensor in (found, expected)
+            # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1 as bytes.
+            tensor.resolve_conj().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+            for tensor in (found, expected)
         ]
         assert found.dtype == expected.dtype
         assert torch.equal(*bits)

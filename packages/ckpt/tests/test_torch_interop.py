@@ -63,7 +63,9 @@ def leaves(node, path=""):
 def raw(tensor):
     if not tensor.numel():
         return b""  # whatever its strides, and torch views none of them as bytes
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # A tensor of one element is contiguous whatever its stride, which a view as bytes minds: hence `clone`.
+    flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def check(uri, expected):

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hocket_store::StoreOptions;
 use hocket_stream::batch::{BatchColumn, ColumnData};
+use hocket_stream::buffers::Buffer;
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::files;
 use hocket_stream::hash;
@@ -47,7 +48,7 @@ pub struct ByteBlock {
 }
 
 enum Storage {
-    Bytes(Vec<u8>),
+    Bytes(Buffer),
     Words(Vec<u64>),
 }
 

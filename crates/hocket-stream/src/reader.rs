@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::batch::{Batch, gather};
+use crate::batch::{Batch, Gatherer};
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
 use crate::sources::Sources;
@@ -234,6 +234,7 @@ fn assemble(
     window: &Window,
     finished: &Sender<Result<Option<Batch>>>,
 ) {
+    let mut gatherer = Gatherer::new(sources.columns().clone());
     for turn in 0.. {
         let Some((number, share)) = sequence.at(turn) else {
             let _ = finished.send(Ok(None));
@@ -241,7 +242,7 @@ fn assemble(
         };
         let (locations, numbers) = sequence.locate(&share);
         let batch = window.take(&numbers, turn).and_then(|shards| {
-            let columns = gather(sources.columns(), &locations, &shards)?;
+            let columns = gatherer.gather(&locations, &shards)?;
             Ok(Some(Batch {
                 number,
                 share,

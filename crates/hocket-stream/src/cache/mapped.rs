@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use memmap2::Mmap;
+use memmap2::{Advice, Mmap};
 use rustix::fs::{FlockOperation, flock};
 
 use super::limit::LOCK_POLL;
@@ -140,5 +140,7 @@ fn contents(path: &Path, file: &File) -> Result<Contents> {
     // shortened in place by this crate; a part is shortened only by the holder of its lock, who is the one
     // mapping it.
     let map = unsafe { Mmap::map(file) }.map_err(|e| StreamError::io(path, "map", &e))?;
+    // Now, in a thread that works ahead, rather than page by page where batches are made. Older kernels cannot.
+    let _ = map.advise(Advice::PopulateRead);
     Ok(Contents::File(map))
 }

@@ -1,0 +1,100 @@
+//! Memory that batches are made in, and made in again.
+//!
+//! The first touch of a fresh page costs the kernel more than the copy into it. So a batch that its consumer
+//! has dropped leaves its memory to a later one.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+
+/// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
+const MOST_KEPT: usize = 4;
+
+/// The memory of one column, batch after batch.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    kept: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Buffers {
+    /// An empty buffer with room for `bytes`: one that was given back, or a new one.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
+        let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
+        let mut kept = kept.unwrap_or_default();
+        kept.reserve_exact(bytes);
+        Buffer {
+            bytes: kept,
+            home: Arc::downgrade(self),
+        }
+    }
+
+    fn give_back(&self, mut bytes: Vec<u8>) {
+        // Without waiting: a forked child may have inherited a lock that nobody there will open.
+        match self.kept.try_lock() {
+            Ok(mut kept) if kept.len() < MOST_KEPT => {
+                bytes.clear();
+                kept.push(bytes);
+            }
+            Ok(_) | Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}
+        }
+    }
+}
+
+/// Bytes that go back to where they came from, if that is still there.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    bytes: Vec<u8>,
+    home: Weak<Buffers>,
+}
+
+impl Deref for Buffer {
+    type Target = Vec<u8>;
+    fn deref(&self) -> &Vec<u8> {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.upgrade() {
+            home.give_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_used_again_and_comes_back_empty() {
+        let buffers = Arc::new(Buffers::default());
+        let mut first = buffers.take(1000);
+        first.extend_from_slice(&[7; 1000]);
+        let place = first.as_ptr();
+        let other = buffers.take(1000);
+        assert_ne!(other.as_ptr(), place);
+        drop(first);
+        let again = buffers.take(10);
+        assert_eq!((again.as_ptr(), again.len()), (place, 0));
+    }
+
+    #[test]
+    fn no_more_is_kept_than_a_few_and_nothing_after_the_reader() {
+        let buffers = Arc::new(Buffers::default());
+        let taken: Vec<Buffer> = (0..3 * MOST_KEPT).map(|_| buffers.take(10)).collect();
+        drop(taken);
+        assert_eq!(
+            buffers.kept.lock().map(|kept| kept.len()).ok(),
+            Some(MOST_KEPT)
+        );
+        let outlives = buffers.take(10);
+        drop(buffers);
+        assert!(outlives.home.upgrade().is_none());
+    }
+}

@@ -43,7 +43,8 @@ class Table:
             for system, row in self.figures.items():
                 if values := row.get(column):
                     middle = statistics.median(values)
-                    print(f"    {system:20}{middle:14,.4g} [{min(values):,.4g}..{max(values):,.4g}]")
+                    spread = f"[{min(values):,.4g}..{max(values):,.4g}]"
+                    print(f"    {system:20}{middle:14,.4g} {spread}", flush=True)
             self._show_ratios(column)
 
     def _show_ratios(self, column: str) -> None:
@@ -92,6 +93,7 @@ def run_cell(
     if done.returncode:
         raise RuntimeError(f"{script.name} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(script.stem, *arguments, figures, file=sys.stderr, flush=True)
     return figures
 
 

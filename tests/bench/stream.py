@@ -14,6 +14,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness import Table, draw, run_cell
@@ -21,7 +22,7 @@ from harness import Table, draw, run_cell
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.s3d import Server
 
-CELL = Path(__file__).parent / "cells" / "streaming.py"
+CELL = Path(__file__).parent / "cells" / "samples.py"
 SAMPLES = {"tokens": 50_000, "blobs": 8_000}
 #: What each system's environment holds beside NumPy; None is this one.
 SYSTEMS: dict[str, list[str] | None] = {
@@ -36,7 +37,7 @@ LIMIT = "memmap"
 
 
 def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, float]:
-    """Run one cell of `cells/streaming.py`."""
+    """Run one cell of `cells/samples.py`."""
     return run_cell(CELL, SYSTEMS[system], phase, system, *arguments, env=env)
 
 
@@ -127,18 +128,22 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--bandwidth", type=int, default=100_000_000)
-    parser.add_argument("--parts", nargs="+", default=["write", "warm", "cold"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["write", "warm", "cold"], choices=["write", "warm", "cold"]
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[], list[Table]]] = {
+        "write": lambda: [write(options.out, options.workloads, options.systems, options.rounds)],
+        "warm": lambda: read_warm(options.out, options.workloads, options.systems, options.rounds),
+        "cold": lambda: read_cold(options.out, options.latency_ms, options.bandwidth, options.rounds),
+    }
     tables: list[Table] = []
-    if "write" in options.parts:
-        tables.append(write(options.out, options.workloads, options.systems, options.rounds))
-    if "warm" in options.parts:
-        tables += read_warm(options.out, options.workloads, options.systems, options.rounds)
-    if "cold" in options.parts:
-        tables += read_cold(options.out, options.latency_ms, options.bandwidth, options.rounds)
-    for table in tables:
-        table.show()
+    for part in options.parts:
+        made = parts[part]()
+        for table in made:
+            table.show()
+        tables += made
     draw(tables, options.out / "stream.png")
     print(f"\npicture: {options.out / 'stream.png'}")
 

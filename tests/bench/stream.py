@@ -31,9 +31,11 @@ SYSTEMS: dict[str, list[str] | None] = {
     "litdata": ["litdata==0.2.76"],
     "webdataset": ["webdataset==1.0.2", "torch"],
     "memmap": [],
+    "obstore": ["obstore==0.12.1"],
 }
-#: No peer: the same batches out of one memory map.
-LIMIT = "memmap"
+#: No peers: the same batches out of one memory map, and parallel requests for all bytes.
+LIMIT, COLD_LIMIT = "memmap", "obstore"
+PEERS = [system for system in SYSTEMS if system != COLD_LIMIT]
 
 
 def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, float]:
@@ -86,10 +88,9 @@ def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: in
 
 def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> list[Table]:
     """Measure an epoch from a store into an empty cache: Hocket and mosaicml-streaming, raw shards."""
-    epoch = Table(
-        f"Cold from S3, {latency_ms} ms and {bandwidth / 1e6:.0f} MB/s a connection", "MB/s of an epoch"
-    )
-    first = Table(epoch.title, "seconds to the first batch", is_less_better=True)
+    title = f"Cold from S3, {latency_ms} ms and {bandwidth / 1e6:.0f} MB/s a connection"
+    epoch = Table(title, "MB/s of an epoch", [COLD_LIMIT])
+    first = Table(title, "seconds to the first batch", [COLD_LIMIT], is_less_better=True)
     size = {"tokens": 4096, "blobs": 1 << 16}
     with Server(latency_ms=latency_ms, bandwidth=bandwidth) as server:
         env = {**server.env, "S3_ENDPOINT_URL": server.endpoint}
@@ -97,7 +98,7 @@ def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> lis
             upload(folder / f"{workload}-hocket", server, workload)
         for _ in range(rounds):
             for workload in size:
-                for system in ["hocket", "mosaicml_streaming"]:
+                for system in ["hocket", "mosaicml_streaming", COLD_LIMIT]:
                     cache = folder / "cache"
                     shutil.rmtree(cache, ignore_errors=True)
                     figures = cell(
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench-stream"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workloads", nargs="+", default=list(SAMPLES), choices=list(SAMPLES))
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--bandwidth", type=int, default=100_000_000)
     parser.add_argument(

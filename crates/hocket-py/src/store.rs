@@ -231,7 +231,7 @@ impl Store {
 
     fn download(&self, py: Python<'_>, key: String, path: PathBuf) -> PyResult<ObjectMeta> {
         let store = self.inner.clone();
-        run(py, async move { store.download(&key, &path).await }).map(ObjectMeta::from)
+        run(py, async move { store.download(&key, &path, None).await }).map(ObjectMeta::from)
     }
 
     #[pyo3(signature = (prefix = ""))]

@@ -134,25 +134,44 @@ impl Source {
     }
 
     /// See [`Store::download`].
-    pub(crate) async fn download(self, path: &Path) -> Result<ObjectMeta> {
-        let (first, meta) = self.first_part().await?;
-        let first = first.freeze();
-        let name: Arc<str> = path.to_string_lossy().into();
-        let file = {
-            let (name, path, first, size) =
-                (Arc::clone(&name), path.to_owned(), first.clone(), meta.size);
-            blocking(move || {
-                let failed = |error: std::io::Error| StoreError::from_io(&name, "write", &error);
-                let file = File::create(&path).map_err(failed)?;
-                file.set_len(size).map_err(failed)?;
-                file.write_all_at(&first, 0).map_err(failed)?;
-                Ok(Arc::new(file))
-            })
-            .await?
+    pub(crate) async fn download(self, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
+        let (name, to): (Arc<str>, _) = (path.to_string_lossy().into(), path.to_owned());
+        let failed = {
+            let name = Arc::clone(&name);
+            move |error: std::io::Error| StoreError::from_io(&name, "write", &error)
         };
+        let file = {
+            let failed = failed.clone();
+            blocking(move || File::create(&to).map(Arc::new).map_err(failed)).await?
+        };
+        // Where the size is known, no part waits for the first one to tell it.
+        let known = size.unwrap_or(0);
+        let mut tasks = self.download_parts(self.part_bytes()..known, &file, &name);
+        let (first, meta) = self.first_part().await?;
+        if known != meta.size {
+            tasks = self.download_parts(first.len() as u64..meta.size, &file, &name);
+        }
+        let size = meta.size;
+        blocking(move || {
+            file.set_len(size)
+                .and_then(|()| file.write_all_at(&first, 0))
+                .map_err(failed)
+        })
+        .await?;
+        while next(&mut tasks).await?.is_some() {}
+        Ok(meta)
+    }
+
+    /// Begins to fetch `range`, part by part, into its place in `file`, which is called `name`.
+    fn download_parts(
+        &self,
+        range: Range<u64>,
+        file: &Arc<File>,
+        name: &Arc<str>,
+    ) -> JoinSet<Result<()>> {
         let mut tasks = JoinSet::new();
-        for range in split(first.len() as u64..meta.size, self.part_bytes()) {
-            let (source, file, name) = (self.clone(), Arc::clone(&file), Arc::clone(&name));
+        for range in split(range, self.part_bytes()) {
+            let (source, file, name) = (self.clone(), Arc::clone(file), Arc::clone(name));
             tasks.spawn(async move {
                 let start = range.start;
                 let mut data = BytesMut::new();
@@ -162,8 +181,7 @@ impl Source {
                 blocking(move || file.write_all_at(&data, start).map_err(failed)).await
             });
         }
-        while next(&mut tasks).await?.is_some() {}
-        Ok(meta)
+        tasks
     }
 
     /// The first part, or all of a smaller object, and what the object is: one request tells both.

@@ -179,15 +179,20 @@ impl Store {
     }
 
     /// Writes an object into the local file `path` (made or truncated), part by part in place. Not durable and
-    /// not atomic: sync and rename are the caller's. After an error the file's content is undefined.
+    /// not atomic: sync and rename are the caller's. After an error the file's content is undefined. `size` is
+    /// what the caller believes the object to have: all parts are then asked for at once.
     ///
     /// # Errors
     /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`.
-    pub async fn download(&self, key: &str, path: &Path) -> Result<ObjectMeta> {
+    pub async fn download(&self, key: &str, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
         check_key(self.uri(), key)?;
         match self.backend().await? {
             Backend::Local => local::download(self.clone(), key.to_owned(), path.to_owned()).await,
-            Backend::Remote(remote) => read::Source::new(self, key, remote)?.download(path).await,
+            Backend::Remote(remote) => {
+                read::Source::new(self, key, remote)?
+                    .download(path, size)
+                    .await
+            }
         }
     }
 

@@ -39,15 +39,14 @@ impl Remote {
         Ok(settle(answer)?.map(|data| data.to_vec()))
     }
 
-    /// Writes an object into the file `into`; whether there is one. Blocks.
+    /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
     ///
     /// # Errors
     /// As [`get`](Self::get).
-    pub fn download(&self, key: &str, into: &Path, stop: &AtomicBool) -> Result<bool> {
+    pub fn download(&self, key: &str, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
         let (store, key, into) = (self.store.clone(), key.to_owned(), into.to_owned());
-        let answer = runtime::wait(async move { store.download(&key, &into).await }, &|| {
-            stop.load(Ordering::Relaxed)
-        });
+        let download = async move { store.download(&key, &into, Some(bytes)).await };
+        let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
         Ok(settle(answer)?.is_some())
     }
 }

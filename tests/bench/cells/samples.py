@@ -14,6 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ IMPORTS = {
     "litdata": ["litdata", "litdata.streaming"],
     "webdataset": ["torch.utils.data", "webdataset"],
     "memmap": [],
+    "obstore": ["obstore.store"],
 }
 
 
@@ -167,6 +169,33 @@ def read_memmap(folder: Path, workload: str, batch: int, remote: str | None) -> 
     order = np.random.default_rng(1).permutation(len(mapped))
     for start in range(0, len(order), batch):
         yield mapped[order[start : start + batch]]
+
+
+def read_obstore(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    """The limit of a cold start: shards fetched into memory, 16 requests of 8 MiB at once, read in order."""
+    import obstore
+    from obstore.store import S3Store
+
+    assert remote is not None
+    bucket, _, prefix = remote.removeprefix("s3://").partition("/")
+    store = S3Store(
+        bucket,
+        prefix=prefix,
+        endpoint=os.environ["S3_ENDPOINT_URL"],
+        client_options={"allow_http": True},
+        virtual_hosted_style_request=False,
+    )
+    index = json.loads(bytes(obstore.get(store, "index.json").bytes()))
+    parts = [
+        (shard["raw_data"]["basename"], start, min(1 << 23, shard["raw_data"]["bytes"] - start))
+        for shard in index["shards"]
+        for start in range(0, shard["raw_data"]["bytes"], 1 << 23)
+    ]
+    size = 4096 if workload == "tokens" else 1 << 16
+    with ThreadPoolExecutor(16) as pool:
+        for part in pool.map(lambda p: obstore.get_range(store, p[0], start=p[1], length=p[2]), parts):
+            data = np.frombuffer(part, np.uint8)
+            yield data[: len(data) // size * size].reshape(-1, size)
 
 
 def _as_lists(batch: list[dict[str, Any]]) -> dict[str, list[Any]]:

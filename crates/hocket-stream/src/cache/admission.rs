@@ -194,7 +194,7 @@ impl Cache {
     fn download(&self, file: &FileInfo, into: &Path, stop: &AtomicBool) -> Result<String> {
         let remote = self.remote_of(file)?;
         let uri = remote.object_uri(&file.basename);
-        if !remote.download(&file.basename, into, stop)? {
+        if !remote.download(&file.basename, file.bytes, into, stop)? {
             return Err(missing(file, uri));
         }
         self.counters.fetched(file.bytes);

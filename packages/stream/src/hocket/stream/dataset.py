@@ -127,7 +127,7 @@ class StreamingDataset:
         download_retry: int = 3,
         prefetch_bytes: int = 256 << 20,
         prefetch_batches: int = 4,
-        fetch_threads: int = 8,
+        fetch_threads: int = 16,
     ) -> None:
         self._options = OrderOptions(
             order=order,

@@ -55,7 +55,7 @@ class ReadSettings:
     prefetch_batches: int = 4
     """Finished batches that may wait."""
 
-    fetch_threads: int = 8
+    fetch_threads: int = 16
     """Shards that are fetched at once."""
 
     cache_limit: int | None = None

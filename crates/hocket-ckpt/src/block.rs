@@ -1,14 +1,13 @@
 //! Data files as they are stored: where each block lies in them, and its bytes, checked.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
+use crate::opened::{Ahead, Opened};
 use crate::place::Place;
 use crate::plan::Read;
 
@@ -148,16 +147,19 @@ impl Block<'_> {
     }
 }
 
-/// An open data file.
+/// An open data file, as one thread reads it.
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
-    pub(crate) handle: &'a File,
+    pub(crate) handle: &'a Opened,
+    /// How far reading goes on from here.
+    pub(crate) until: u64,
+    pub(crate) ahead: &'a mut Ahead,
 }
 
 impl Source<'_> {
     /// Reads a part of a block of a file that is not compressed.
     pub(crate) fn read_at(
-        &self,
+        &mut self,
         block: &Block<'_>,
         offset: usize,
         target: &mut [u8],
@@ -166,7 +168,7 @@ impl Source<'_> {
     }
 
     /// Reads a whole block, decompressed where it has to be. `target` has the block's length.
-    pub(crate) fn read_block(&self, block: &Block<'_>, target: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_block(&mut self, block: &Block<'_>, target: &mut [u8]) -> Result<()> {
         if !block.is_compressed() {
             return self.read_at(block, 0, target);
         }
@@ -176,8 +178,11 @@ impl Source<'_> {
         block.expand(&frame, target)
     }
 
-    fn read_exact(&self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
-        self.handle.read_exact_at(target, at).map_err(|error| {
+    fn read_exact(&mut self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
+        let read = self
+            .handle
+            .read_exact_at(target, at, self.until, self.ahead);
+        read.map_err(|error| {
             let action = format!("read {} bytes at {at}", target.len());
             CkptError::io(&self.root.join(&block.file.path), &action, &error)
         })
@@ -185,16 +190,15 @@ impl Source<'_> {
 }
 
 /// Opens a data file whose size is what the manifest says.
-pub(crate) fn open_data(root: &Path, place: &Place, file: &DataFile) -> Result<File> {
+pub(crate) fn open_data(root: &Path, place: &Place, file: &DataFile) -> Result<Opened> {
     let path = root.join(&file.path);
-    let handle = File::open(&path).map_err(|error| match error.kind() {
+    let handle = Opened::open(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(place, file),
         _ => CkptError::io(&path, "open the data file", &error),
     })?;
     let size = handle
-        .metadata()
-        .map_err(|error| CkptError::io(&path, "look at the data file", &error))?
-        .len();
+        .size()
+        .map_err(|error| CkptError::io(&path, "look at the data file", &error))?;
     check_size(place, file, size)?;
     Ok(handle)
 }

@@ -7,6 +7,7 @@
 //! Verbs here are synchronous: they run on threads of their own and call `interrupted` on the
 //! calling thread at least every 50 ms. Nothing lives longer than a call, so a fork is harmless.
 
+mod aligned;
 mod block;
 mod commit;
 mod digest;
@@ -16,6 +17,7 @@ pub mod foreign;
 mod gc;
 mod list;
 mod manifest;
+mod opened;
 mod pace;
 mod place;
 mod plan;

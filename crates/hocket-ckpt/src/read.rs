@@ -1,6 +1,5 @@
 //! Reading byte ranges of data files into the caller's memory, every block checked.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use crate::block::{Block, Source, Table, check_size, missing, open_data};
 use crate::digest::BLOCK_BYTES;
 use crate::error::Result;
 use crate::manifest::DataFile;
+use crate::opened::{Ahead, Opened};
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, found_remote};
 use crate::plan::{Read, Touch, plan, spans};
@@ -104,27 +104,33 @@ impl<'a> Job<'a> {
 fn read_local(
     root: &Path,
     job: &Job<'_>,
-    opened: &[Option<File>],
+    opened: &[Option<Opened>],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let workers = MAX_WORKERS.min(cores * 2);
-    let start = || Ok(vec![0_u8; BLOCK_BYTES as usize]);
+    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Ahead::default()));
     pace::run(
         workers,
         job.spans.len(),
         interrupted,
         start,
-        |scratch, index| {
+        |(scratch, ahead), index| {
+            let until = job.stored(index).end;
             for (block, touches) in job.blocks(index) {
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;
                 };
-                let source = Source { root, handle };
+                let mut source = Source {
+                    root,
+                    handle,
+                    until,
+                    ahead,
+                };
                 if job.is_whole(&block) {
-                    read_whole(&source, &block, touches, job, scratch)?;
+                    read_whole(&mut source, &block, touches, job, scratch)?;
                 } else {
-                    read_bare(&source, &block, touches, job.reads)?;
+                    read_bare(&mut source, &block, touches, job.reads)?;
                 }
             }
             Ok(())
@@ -134,7 +140,7 @@ fn read_local(
 
 /// Reads one block, into its destination where it lies wholly in one, and hashes it.
 fn read_whole(
-    source: &Source<'_>,
+    source: &mut Source<'_>,
     block: &Block<'_>,
     touches: &[Touch],
     job: &Job<'_>,
@@ -167,7 +173,7 @@ fn read_whole(
 
 /// Reads just what is asked for.
 fn read_bare(
-    source: &Source<'_>,
+    source: &mut Source<'_>,
     block: &Block<'_>,
     touches: &[Touch],
     reads: &[Read],
@@ -254,8 +260,8 @@ fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
 }
 
 /// Opens the files that the plan touches.
-fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<File>>> {
-    let mut opened: Vec<Option<File>> = job.files.iter().map(|_| None).collect();
+fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<Opened>>> {
+    let mut opened: Vec<Option<Opened>> = job.files.iter().map(|_| None).collect();
     for index in job.touched() {
         opened[index] = Some(open_data(root, job.place, &job.files[index])?);
     }

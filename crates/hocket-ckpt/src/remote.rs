@@ -9,12 +9,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use bytes::Bytes;
 use hocket_store::{Store, StoreError, Upload, runtime};
 
+use crate::aligned::BUFFER_BYTES;
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::pace::{Interrupted, TICK};
 use crate::place::{found_remote, is_data_file};
 use crate::safetensors::Layout;
-use crate::write::BUFFER_BYTES;
 
 /// Requests of one verb in flight at once.
 const WINDOW: usize = 16;

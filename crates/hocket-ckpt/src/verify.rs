@@ -1,7 +1,5 @@
 //! Hashing a whole data file.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -11,6 +9,7 @@ use crate::block::{Block, Source, Table, check_size, missing, open_data};
 use crate::digest::{BLOCK_BYTES, Digest, num_blocks, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
+use crate::opened::{Ahead, Opened};
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, found_remote};
 use crate::remote;
@@ -91,25 +90,33 @@ impl Task<'_> {
     fn run_local(
         &self,
         root: &Path,
-        handle: &File,
+        handle: &Opened,
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Bad>> {
         let mut start = vec![0_u8; self.block(0).stored().start as usize];
-        handle.read_exact_at(&mut start, 0).map_err(|error| {
+        let read = handle.read_exact_at(&mut start, 0, 0, &mut Ahead::default());
+        read.map_err(|error| {
             CkptError::io(&root.join(&self.file.path), "read the header", &error)
         })?;
         let bad = Mutex::new(Vec::from_iter(self.judge_header(&start)));
-        let buffer = || Ok(vec![0_u8; BLOCK_BYTES as usize]);
+        let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Ahead::default()));
         let count = num_blocks(self.file.data_bytes()) as usize;
-        pace::run(MAX_WORKERS, count, interrupted, buffer, |buffer, index| {
+        let judge = |(content, ahead): &mut (Vec<u8>, Ahead), index: usize| {
             let block = self.block(index as u64);
-            let content = &mut buffer[..block.bytes()];
-            let read = Source { root, handle }.read_block(&block, content);
+            let content = &mut content[..block.bytes()];
+            let mut source = Source {
+                root,
+                handle,
+                until: block.stored().end,
+                ahead,
+            };
+            let read = source.read_block(&block, content);
             if let (Some(found), Ok(mut bad)) = (Self::judge(&block, read, content)?, bad.lock()) {
                 bad.push(found);
             }
             Ok(())
-        })?;
+        };
+        pace::run(MAX_WORKERS, count, interrupted, start, judge)?;
         bad.into_inner()
             .map_err(|_| CkptError::process("a worker panicked; this is a defect of Hocket"))
     }

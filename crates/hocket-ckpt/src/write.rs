@@ -1,15 +1,14 @@
 //! Writing a data file straight from the caller's memory.
 
-use std::alloc::{Layout as Allocation, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
@@ -19,9 +18,6 @@ use crate::place::{BLOCKS_SUFFIX, Kind, Place, is_data_path};
 use crate::remote;
 use crate::safetensors::{ALIGNMENT, Entry, Layout, lay_out};
 use crate::squeeze::{self, Squeezed};
-
-/// Bytes of one buffer of the ring.
-pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 
 /// Buffers in flight at once, one a thread: 32 MiB.
 const MAX_WORKERS: usize = 8;
@@ -341,41 +337,5 @@ impl<'a> Sink<'a> {
         }
         self.buffered
             .write_all_at(&buffer.bytes()[..length], offset)
-    }
-}
-
-/// A page-aligned buffer, which `O_DIRECT` asks for.
-struct Buffer(NonNull<u8>);
-
-impl Buffer {
-    const ALLOCATION: Allocation =
-        match Allocation::from_size_align(BUFFER_BYTES, ALIGNMENT as usize) {
-            Ok(allocation) => allocation,
-            Err(_) => unreachable!(),
-        };
-
-    fn new() -> Result<Self> {
-        // SAFETY: the allocation has a size that is not 0.
-        let pointer = unsafe { alloc_zeroed(Self::ALLOCATION) };
-        NonNull::new(pointer).map(Self).ok_or_else(|| {
-            CkptError::process(format!("no {BUFFER_BYTES} bytes for a write buffer"))
-        })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this length, initialised, and borrowed with self.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BUFFER_BYTES) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this length, initialised, and borrowed alone with self.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BUFFER_BYTES) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `new` with the same layout.
-        unsafe { dealloc(self.0.as_ptr(), Self::ALLOCATION) }
     }
 }

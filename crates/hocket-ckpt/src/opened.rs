@@ -1,0 +1,192 @@
+//! A data file open for reading: through the page cache where that has it, past it where not.
+//!
+//! Several threads read blocks of one file side by side, which the kernel's read-ahead takes for chance. Past
+//! the cache each of their requests goes to the disk as it is, and what a trainer has cached stays.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::aligned::{BUFFER_BYTES, Buffer};
+use crate::safetensors::ALIGNMENT;
+
+/// Smaller files go through the page cache: there is nothing to gain.
+const DIRECT_MIN_BYTES: u64 = 8 << 20;
+
+/// A data file, and a second way to it.
+pub(crate) struct Opened {
+    cached: File,
+    direct: Option<File>,
+    is_refused: AtomicBool,
+}
+
+impl Opened {
+    /// Opens `path`.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let cached = File::open(path)?;
+        let size = cached.metadata()?.len();
+        let is_cold = size >= DIRECT_MIN_BYTES && !is_cached(&cached, size as usize);
+        let open_direct = || {
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(path)
+                .ok()
+        };
+        Ok(Self {
+            direct: is_cold.then(open_direct).flatten(),
+            cached,
+            is_refused: AtomicBool::new(false),
+        })
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn size(&self) -> io::Result<u64> {
+        Ok(self.cached.metadata()?.len())
+    }
+
+    /// Fills `target` with the bytes at `at`. Past the cache it reads on to `until`, as far as `ahead` has room.
+    pub(crate) fn read_exact_at(
+        &self,
+        target: &mut [u8],
+        at: u64,
+        until: u64,
+        ahead: &mut Ahead,
+    ) -> io::Result<()> {
+        let direct = self.direct.as_ref();
+        let Some(direct) = direct.filter(|_| !self.is_refused.load(Ordering::Relaxed)) else {
+            return self.cached.read_exact_at(target, at);
+        };
+        let mut at = at;
+        for piece in target.chunks_mut(BUFFER_BYTES - 2 * ALIGNMENT as usize) {
+            match ahead.copy(direct, piece, at, until) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    // The file system opens such files, and reads them not.
+                    self.is_refused.store(true, Ordering::Relaxed);
+                    self.cached.read_exact_at(piece, at)?;
+                }
+                other => other?,
+            }
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// What one thread read of a file past the cache: whole pages, in requests as large as they may be.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Made when it is first needed.
+    buffer: Option<Buffer>,
+    /// Which file's bytes are in it, and which.
+    file: RawFd,
+    range: Range<u64>,
+}
+
+impl Ahead {
+    fn copy(&mut self, file: &File, target: &mut [u8], at: u64, until: u64) -> io::Result<()> {
+        let end = at + target.len() as u64;
+        if self.file != file.as_raw_fd() || at < self.range.start || end > self.range.end {
+            self.fill(file, at, end, until.max(end))?;
+        }
+        let from = (at - self.range.start) as usize;
+        let buffer = self.buffer.as_ref().map_or(&[][..], Buffer::bytes);
+        target.copy_from_slice(&buffer[from..from + target.len()]);
+        Ok(())
+    }
+
+    /// Reads the pages around `at..end`, and those behind them up to `until` that fit.
+    fn fill(&mut self, file: &File, at: u64, end: u64, until: u64) -> io::Result<()> {
+        let buffer = match &mut self.buffer {
+            Some(buffer) => buffer,
+            none => none.insert(Buffer::new().map_err(io::Error::other)?),
+        };
+        let from = at - at % ALIGNMENT;
+        let pages = (until - from).next_multiple_of(ALIGNMENT);
+        let pages = pages.min(BUFFER_BYTES as u64) as usize;
+        self.range = 0..0;
+        let mut filled = 0;
+        while from + (filled as u64) < end {
+            match file.read_at(&mut buffer.bytes_mut()[filled..pages], from + filled as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.file = file.as_raw_fd();
+        self.range = from..from + filled as u64;
+        Ok(())
+    }
+}
+
+/// Whether the page cache has most of a file. Where the kernel does not tell, it is taken to.
+fn is_cached(file: &File, size: usize) -> bool {
+    // SAFETY: a new map of a file that is open, which nobody reads through.
+    let map = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if map == libc::MAP_FAILED {
+        return true;
+    }
+    let mut resident = vec![0_u8; size.div_ceil(ALIGNMENT as usize)];
+    // SAFETY: the map has `size` bytes; a page has at least `ALIGNMENT` of them, so there is a byte for each.
+    let answer = unsafe { libc::mincore(map, size, resident.as_mut_ptr()) };
+    // SAFETY: the map made above, which nothing else knows.
+    unsafe { libc::munmap(map, size) };
+    let count = resident.iter().filter(|&&page| page & 1 == 1).count();
+    answer != 0 || 2 * count >= resident.len()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Odd offsets, lengths and ends, cached or not, on whatever file system the temporary folder has.
+    #[test]
+    fn both_ways_read_the_same() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let data: Vec<u8> = (0..(9 << 20) + 77_u32)
+            .map(|i| ((i * 31) >> 3) as u8)
+            .collect();
+        std::fs::write(file.path(), &data).unwrap();
+        file.as_file().sync_all().unwrap();
+        let mut opened = Opened::open(file.path()).unwrap();
+        assert!(opened.direct.is_none(), "just written, so cached");
+        opened.direct = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path())
+            .ok();
+        let mut ahead = Ahead::default();
+        for (at, length) in [
+            (0, 1),
+            (4095, 2),
+            (4097, 3),
+            (4096, 1 << 20),
+            (123, (9 << 20) - 123),
+            (data.len() - 5, 5),
+            (data.len(), 0),
+        ] {
+            let mut target = vec![0; length];
+            opened
+                .read_exact_at(&mut target, at as u64, (at + 3 * length) as u64, &mut ahead)
+                .unwrap();
+            assert_eq!(target, data[at..at + length], "{length} at {at}");
+        }
+        let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, 0, &mut ahead);
+        assert_eq!(beyond.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

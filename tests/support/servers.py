@@ -124,7 +124,9 @@ def install(name: str) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket-test-servers"
     if name == "azurite":
-        program, tool = cache / "npm/node_modules/.bin/azurite", "npm"
+        # Its blob service alone: the others have fixed ports. And not in a folder of the package's own name:
+        # npm would take the name for that folder, and install nothing.
+        program, tool = cache / "npm/node_modules/.bin/azurite-blob", "npm"
         command = [
             "npm",
             "install",
@@ -132,7 +134,7 @@ def install(name: str) -> Path:
             "--no-fund",
             "--no-audit",
             "--prefix",
-            str(cache / name),
+            str(cache / "npm"),
             name,
         ]
     else:

@@ -3,7 +3,7 @@
 use super::{ClientKey, Connector, Remote, once};
 use crate::credentials::{self, Provided};
 use crate::error::{Result, StoreError};
-use crate::uploads::Lister;
+use crate::uploads::{Dialect, Lister};
 use crate::uri::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
@@ -131,11 +131,13 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(refused)?);
     let lister = Lister {
-        s3: Arc::clone(&store),
+        dialect: Dialect::S3 {
+            store: Arc::clone(&store),
+            region: region.unwrap_or("us-east-1").to_owned(),
+        },
         client: Connector::default()
             .connect(&key.client_options(endpoint))
             .map_err(refused)?,
-        region: region.unwrap_or("us-east-1").to_owned(),
     };
     Ok(Remote {
         uploads: is_signed.then_some(lister),

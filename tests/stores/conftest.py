@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.proxy import Proxy, forwarding
 from support.s3d import Server
 from support.servers import Remote
 
@@ -81,3 +82,12 @@ def service(
 def place(service: Server | Remote) -> str:
     """A prefix of this test's own on each service."""
     return service.uri(uuid.uuid4().hex)
+
+
+@pytest.fixture
+def proxy(service: Server | Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What the handles that are opened from here on pass through."""
+    with forwarding(service.endpoint) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        monkeypatch.setenv("NO_PROXY", "")
+        yield proxy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +22,7 @@ from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
 from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch import CheckpointStore
 from hocket.native import Store, errors
-from support.proxy import Fate, Proxy, forwarding
+from support.proxy import Fate, Proxy
 from support.s3d import Server
 from support.servers import Remote
 
@@ -30,15 +30,6 @@ from support.servers import Remote
 # that is named in full, and ends them itself after a day.
 TELL_UPLOADS = ("s3d", "gcs")
 DEAD = "data/0badc0de-r00000-000.safetensors"  # a data file of a save that ended before its commit
-
-
-@pytest.fixture
-def proxy(service: Server | Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What the handles that are opened from here on pass through."""
-    with forwarding(service.endpoint) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", proxy.address)
-        monkeypatch.setenv("NO_PROXY", "")
-        yield proxy
 
 
 def state(value: int) -> dict[str, torch.Tensor]:

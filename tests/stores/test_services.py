@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from hocket.native import Store
 from hocket.stream import MDSWriter, StreamingDataset
+from support.proxy import Fate, Proxy
 from support.servers import Remote
 
 
@@ -37,6 +39,21 @@ def test_an_upload_that_fails_leaves_what_was_there(place: str, tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         store.upload("k", tmp_path / "nothing")
     assert store.get("k") == b"old"
+
+
+def test_an_upload_whose_last_answer_is_lost_is_whole(place: str, proxy: Proxy, tmp_path: Path) -> None:
+    def fate(method: str, url: str) -> Fate:
+        is_last = (method == "POST" and "uploadId=" in url) or (method == "PUT" and "comp=blocklist" in url)
+        return "lose" if is_last and not proxy.lost else "pass"
+
+    proxy.fate = fate
+    data = os.urandom(9 << 20)  # two parts
+    (tmp_path / "source").write_bytes(data)
+    store = Store(place)
+    meta = store.upload("k", tmp_path / "source")
+    assert len(proxy.lost) == 1
+    assert (meta.size, meta.etag) == (len(data), store.head("k").etag)
+    assert store.get("k") == data
 
 
 @pytest.mark.stores

@@ -29,6 +29,7 @@ class Identity(ThreadingHTTPServer):
     def __init__(self, life_s: float):
         self.life_s = life_s
         self.given: list[str] = []
+        self.ends: list[float] = []
         self.refused: list[str] = []
         super().__init__(("127.0.0.1", 0), _Answer)
 
@@ -39,8 +40,9 @@ class Identity(ThreadingHTTPServer):
 
     def keys(self, way: str) -> dict[str, Any]:
         """New keys, and when they cease to be good, in seconds since 1970."""
-        self.given.append(way)
         until = time.time() + self.life_s
+        self.ends.append(until)
+        self.given.append(way)
         return {"id": f"hocket-{int(until * 1000)}", "secret": "hocket-secret", "token": "t", "until": until}
 
 

@@ -44,6 +44,7 @@ pub(crate) enum Dialect {
     S3 {
         store: Arc<AmazonS3>,
         region: String,
+        requester_pays: bool,
     },
     Google {
         store: Arc<GoogleCloudStorage>,
@@ -192,9 +193,15 @@ impl Lister {
             .body(HttpRequestBody::empty())
             .map_err(failed)?;
         match &self.dialect {
-            Dialect::S3 { store, region } => {
+            Dialect::S3 {
+                store,
+                region,
+                requester_pays,
+            } => {
                 let credential = store.credentials().get_credential().await?;
-                AwsAuthorizer::new(&credential, "s3", region).try_authorize(&mut request, None)?;
+                AwsAuthorizer::new(&credential, "s3", region)
+                    .with_request_payer(*requester_pays)
+                    .try_authorize(&mut request, None)?;
             }
             Dialect::Google { store, .. } => {
                 let credential = store.credentials().get_credential().await?;

@@ -88,10 +88,8 @@ def test_each_stream_waits_and_tries_as_it_is_told(
 
     assert len(read(good={}, slow={})) == 80
     server.set_faults("kind=500,key=slow/shard*")
-    with pytest.raises(errors.StoreTransientError, match="slow/shard") as caught:
-        read(good={}, slow={"download_timeout": 2})
-    assert "given up" in str(caught.value)
-    assert server.stats()["rules"][0]["matched"] < 11  # as often as without a limit it is tried
+    with pytest.raises(errors.StoreTransientError, match=r"slow/shard.* failed \d times"):
+        read(good={}, slow={"download_timeout": 2})  # in more time it would be tried 11 times
     server.set_faults()
     store = Store(server.uri("spoiled"))
     for found in store.list():

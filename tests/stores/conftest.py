@@ -1,21 +1,26 @@
-"""What the store tests share: boto3 as the other side of the wire."""
+"""What the store tests share: the services, and boto3 as the other side of the wire."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from support.proxy import Proxy, forwarding
 from support.s3d import Server
+from support.servers import Remote
+
+SERVICES = ["s3d", "gcs", *(pytest.param(name, marks=pytest.mark.stores) for name in ("minio", "azurite"))]
 
 boto3 = pytest.importorskip(
     "boto3", reason="`boto3` is in the dependency group `test`: `uv sync --group test`"
 )
 
 
-def connect(server: Server, **options: Any) -> Any:
+def connect(server: Server | Remote, **options: Any) -> Any:
     """A boto3 client of `server` that never tries twice, so that each answer is seen."""
     from botocore.config import Config
 
@@ -40,7 +45,7 @@ def client_of() -> Iterator[Callable[..., Any]]:
     """`client_of(server)`: a boto3 client, closed after the test."""
     with ExitStack() as stack:
 
-        def make(server: Server, **options: Any) -> Any:
+        def make(server: Server | Remote, **options: Any) -> Any:
             client = connect(server, **options)
             stack.callback(client.close)
             return client
@@ -60,3 +65,29 @@ def bucket(client: Any, request: pytest.FixtureRequest) -> str:
     name = f"b-{abs(hash(request.node.nodeid)):x}"
     client.create_bucket(Bucket=name)
     return name
+
+
+@pytest.fixture(params=SERVICES)
+def service(
+    request: pytest.FixtureRequest, s3d: Server, gcs: Server, monkeypatch: pytest.MonkeyPatch
+) -> Server | Remote:
+    """A server of each service, with its address and keys in the environment."""
+    server: Server | Remote = request.getfixturevalue(request.param)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def place(service: Server | Remote) -> str:
+    """A prefix of this test's own on each service."""
+    return service.uri(uuid.uuid4().hex)
+
+
+@pytest.fixture
+def proxy(service: Server | Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What the handles that are opened from here on pass through."""
+    with forwarding(service.endpoint) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        monkeypatch.setenv("NO_PROXY", "")
+        yield proxy

@@ -49,12 +49,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if is_needed:
         with contextlib.suppress(FileNotFoundError, ServerError, subprocess.TimeoutExpired):
             build()
-    if any(item.get_closest_marker("stores") for item in session.items) and sampling.plan().asks_for(
-        "stores"
-    ):
-        for name in servers.FIXTURES.values():
+    if sampling.plan().asks_for("stores"):
+        asked = [item for item in session.items if item.get_closest_marker("stores")]
+        for fixture in servers.FIXTURES.keys() & {name for item in asked for name in _fixtures(item)}:
             with contextlib.suppress(servers.MissingToolError, subprocess.SubprocessError):
-                servers.install(name)
+                servers.install(servers.FIXTURES[fixture])
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    """The fixtures that a test names, and those that its parameters name."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return {*getattr(item, "fixturenames", ()), *(name for name in parameters if isinstance(name, str))}
 
 
 @pytest.hookimpl(wrapper=True)

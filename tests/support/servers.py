@@ -30,6 +30,7 @@ from support import leaks
 INSTALL_TIMEOUT_S = 1800
 START_TIMEOUT_S = 60
 BUCKET = "hocket"
+MINIO_DOMAIN = "minio.invalid"
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = base64.b64encode(b"a key of these tests alone").decode()
 GO_MODULES = {
@@ -57,16 +58,17 @@ class Remote:
 
 @pytest.fixture(scope="session")
 def minio() -> Iterator[Remote]:
-    """MinIO with an empty bucket."""
+    """MinIO with an empty bucket, which is also `BUCKET.MINIO_DOMAIN` for who reaches it by that name."""
     program = _installed("minio")
-    keys = {"MINIO_ROOT_USER": "hocket", "MINIO_ROOT_PASSWORD": "hocket-secret", "MINIO_UPDATE": "off"}
+    keys = {"MINIO_ROOT_USER": "hocket", "MINIO_ROOT_PASSWORD": "hocket-secret"}
+    settings = {"MINIO_DOMAIN": MINIO_DOMAIN, "MINIO_UPDATE": "off"}
 
     def command(folder: Path, port: int) -> list[str]:
         console = f"127.0.0.1:{_free_port()}"
         address = f"127.0.0.1:{port}"
         return [str(program), "server", str(folder), "--address", address, "--console-address", console]
 
-    with _running(command, keys) as endpoint:
+    with _running(command, {**keys, **settings}) as endpoint:
         env = {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ACCESS_KEY_ID": keys["MINIO_ROOT_USER"],
@@ -124,7 +126,9 @@ def install(name: str) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket-test-servers"
     if name == "azurite":
-        program, tool = cache / "npm/node_modules/.bin/azurite", "npm"
+        # Its blob service alone: the others have fixed ports. And not in a folder of the package's own name:
+        # npm would take the name for that folder, and install nothing.
+        program, tool = cache / "npm/node_modules/.bin/azurite-blob", "npm"
         command = [
             "npm",
             "install",
@@ -132,7 +136,7 @@ def install(name: str) -> Path:
             "--no-fund",
             "--no-audit",
             "--prefix",
-            str(cache / name),
+            str(cache / "npm"),
             name,
         ]
     else:

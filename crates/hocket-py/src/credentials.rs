@@ -1,5 +1,6 @@
 //! Credentials that Python finds for the stores: requests want them, a Python thread that waits sees it.
 
+use crate::errors::store_error;
 use hocket_store::credentials::{self, Keys};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,6 +11,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     credentials::attend();
     module.add_function(wrap_pyfunction!(credentials_claim, module)?)?;
     module.add_function(wrap_pyfunction!(credentials_used, module)?)?;
+    module.add_function(wrap_pyfunction!(credentials_rest, module)?)?;
     module.add_function(wrap_pyfunction!(credentials_provide, module)?)?;
     module.add_function(wrap_pyfunction!(credentials_fail, module)?)
 }
@@ -31,6 +33,17 @@ fn credentials_claim(profile: &str) -> bool {
 #[pyfunction]
 fn credentials_used(profile: &str) -> bool {
     credentials::is_used(profile)
+}
+
+#[pyfunction]
+fn credentials_rest(py: Python<'_>, profile: &str, pause_s: f64) -> PyResult<bool> {
+    let pause = Duration::try_from_secs_f64(pause_s).map_err(|_| {
+        PyValueError::new_err(format!(
+            "`pause_s` is {pause_s}; expected seconds from 0 on"
+        ))
+    })?;
+    py.detach(|| credentials::is_sought_within(profile, pause))
+        .map_err(|error| store_error(py, &error))
 }
 
 #[pyfunction]

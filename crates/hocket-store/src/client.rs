@@ -32,6 +32,8 @@ pub(crate) struct Remote {
     pub(crate) uploads: Option<Lister>,
     /// Replacing is conditional on a generation and not on an ETag.
     pub(crate) has_generations: bool,
+    /// Whose keys it has, where somebody renews them.
+    pub(crate) profile: Option<String>,
     /// What to look at when access is refused.
     pub(crate) credentials_help: &'static str,
     /// The process's.
@@ -59,6 +61,7 @@ impl Remote {
             pages: None,
             uploads: None,
             has_generations: false,
+            profile: None,
             credentials_help: "",
             counters: process::counters(),
             travels: false,
@@ -86,6 +89,7 @@ impl Remote {
             pages: None,
             uploads: None,
             has_generations: key.bucket.service == Service::Gcs,
+            profile: None,
             credentials_help: key.bucket.service.credentials_help(),
             counters: process::counters(),
             travels: true,

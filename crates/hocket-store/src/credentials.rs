@@ -2,16 +2,19 @@
 //!
 //! The environment's own keys need none of this. Where there are none, a request *wants* keys of its profile and waits
 //! here. A thread that waits for such a request sees it in [`wanted`] and *claims* the profile; from then on somebody
-//! gives keys, again and again before they expire and as long as they are used, or says why there are none. All of it
-//! is in the process's table: a forked child has wanted and claimed nothing, and starts anew.
+//! gives keys, again and again before they expire and as long as they are used, or says why there are none. A store may
+//! call keys expired before their time: clocks differ, and for keys of an instance role boto3 tells a later time than
+//! the true one. Then they are sought at once, and the request is made once more. All of it is in the process's table: a
+//! forked child has wanted and claimed nothing, and starts anew.
 
-use crate::process::with_table;
+use crate::error::StoreError;
+use crate::process::{self, with_table};
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
 /// A request waits this long for keys that are being looked for.
@@ -40,7 +43,11 @@ pub(crate) struct Profile {
 enum State {
     Wanted,
     Sought,
-    Known(Arc<AwsCredential>, Option<SystemTime>),
+    Known {
+        keys: Arc<AwsCredential>,
+        expires: Option<SystemTime>,
+        since: Instant,
+    },
     Failed(String),
 }
 
@@ -109,11 +116,32 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
     with_table(|table| {
         if let Some(known) = table.profiles.get_mut(profile) {
             known.region = region;
-            known
-                .keys
-                .send_replace(State::Known(Arc::new(keys), expires));
+            known.keys.send_replace(State::Known {
+                keys: Arc::new(keys),
+                expires,
+                since: Instant::now(),
+            });
         }
     });
+}
+
+/// Blocks for `pause`, or until the keys that were given are sought before their time; says which it was. For whoever
+/// has claimed the profile, between two of its searches.
+///
+/// # Errors
+/// `Io` where the process's I/O threads cannot be started.
+pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreError> {
+    let keys = with_table(|table| Some(table.profiles.get(profile)?.keys.subscribe()));
+    let Some(mut keys) = keys else {
+        return Ok(false);
+    };
+    let sought = async move {
+        keys.wait_for(|state| matches!(state, State::Sought))
+            .await
+            .is_ok()
+    };
+    let waiting = async move { tokio::time::timeout(pause, sought).await };
+    Ok(process::runtime()?.block_on(waiting).unwrap_or(false))
 }
 
 /// Says why there are no keys for `profile`. The next request wants them anew.
@@ -141,7 +169,7 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, String> {
         loop {
             let state = keys.borrow_and_update().clone();
             match state {
-                State::Known(keys, expires) if is_good(expires) => return Ok(keys),
+                State::Known { keys, expires, .. } if is_good(expires) => return Ok(keys),
                 State::Failed(reason) => return Err(reason),
                 _ => {}
             }
@@ -157,6 +185,31 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, String> {
         .unwrap_or_else(late)
 }
 
+/// Whether a request that `began` then, and whose keys the store called expired, will find others when it is made again.
+/// Those that it had are given up, if they are the newest and ever expire.
+pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
+    with_table(|table| {
+        let Some(known) = table.profiles.get_mut(profile) else {
+            return false;
+        };
+        let is_newest = match &*known.keys.borrow() {
+            State::Known { since, .. } if *since > began => false,
+            State::Known { expires: None, .. } | State::Failed(_) => return false,
+            State::Known { .. } => true,
+            State::Wanted | State::Sought => false,
+        };
+        if is_newest {
+            let next = if known.is_served {
+                State::Sought
+            } else {
+                State::Wanted
+            };
+            known.keys.send_replace(next);
+        }
+        true
+    })
+}
+
 fn want(profile: &str) -> watch::Receiver<State> {
     with_table(|table| {
         let known = table.profiles.entry(profile.to_owned());
@@ -169,7 +222,7 @@ fn want(profile: &str) -> watch::Receiver<State> {
         known.is_used = true;
         let is_over = match &*known.keys.borrow() {
             State::Failed(_) => true,
-            State::Known(_, expires) => !known.is_served && !is_good(*expires),
+            State::Known { expires, .. } => !known.is_served && !is_good(*expires),
             State::Wanted | State::Sought => false,
         };
         if is_over {
@@ -259,6 +312,31 @@ mod tests {
         assert!(claim("idle"));
         provide("idle", some("second", Duration::from_secs(9)), None);
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
+    }
+
+    #[tokio::test]
+    async fn keys_that_a_store_calls_expired_are_sought_at_once() {
+        attend();
+        let waiting = tokio::spawn(keys("expired"));
+        until_wanted("expired").await;
+        assert!(claim("expired"));
+        provide("expired", some("first", Duration::from_secs(900)), None);
+        waiting.await.unwrap().unwrap();
+        let began = Instant::now();
+        let resting = std::thread::spawn(|| is_sought_within("expired", Duration::from_secs(60)));
+        assert!(are_others_coming("expired", began));
+        assert!(resting.join().unwrap().unwrap());
+        let waiting = tokio::spawn(keys("expired"));
+        provide("expired", some("second", Duration::from_secs(900)), None);
+        assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
+        assert!(are_others_coming("expired", began), "they are there");
+        assert_eq!(keys("expired").await.unwrap().key_id, "second");
+        let for_ever = Keys {
+            expires: None,
+            ..some("for ever", Duration::ZERO)
+        };
+        provide("expired", for_ever, None);
+        assert!(!are_others_coming("expired", Instant::now()));
     }
 
     #[tokio::test]

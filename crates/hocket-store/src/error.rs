@@ -1,5 +1,6 @@
 //! What can go wrong, named by what the caller can do about it.
 
+use crate::uri::Service;
 use std::time::Duration;
 
 /// A result of this crate.
@@ -53,8 +54,8 @@ pub enum StoreError {
     /// conditional put it also means that the answer was lost: read the object back to know.
     #[error(
         "`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}; check that the store is up \
-         and that its endpoint (`AWS_ENDPOINT_URL`) is reached from here, then try again",
-        elapsed.as_secs_f64()
+         and that its endpoint{} is reached from here, then try again",
+        elapsed.as_secs_f64(), endpoint_variable(uri)
     )]
     Transient {
         /// Full URI of the object.
@@ -111,6 +112,13 @@ impl StoreError {
             },
         }
     }
+}
+
+/// The variable to look at when the service of `uri` is not reached, in brackets.
+fn endpoint_variable(uri: &str) -> String {
+    let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
+    let variable = Service::of(scheme).and_then(Service::endpoint_variable);
+    variable.map_or_else(String::new, |name| format!(" (`{name}`)"))
 }
 
 /// What the operating system said when something was tried, and what to do where only the user can.

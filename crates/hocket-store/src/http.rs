@@ -4,6 +4,8 @@
 //! whether the request may have taken effect all the same, depends on the status and on whether anything was
 //! sent; so both are noted here, for the task that made the request.
 
+use http::StatusCode;
+use http::header::CONTENT_LENGTH;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
@@ -64,6 +66,18 @@ struct Noting {
     inner: HttpClient,
 }
 
+/// The status of an answer. A part of no bytes is a range that begins where the object ends: S3 says 416, Azurite 206.
+fn meaning(answer: &HttpResponse) -> u16 {
+    let is_empty = answer
+        .headers()
+        .get(CONTENT_LENGTH)
+        .is_some_and(|length| length == "0");
+    match answer.status() {
+        StatusCode::PARTIAL_CONTENT if is_empty => StatusCode::RANGE_NOT_SATISFIABLE.as_u16(),
+        status => status.as_u16(),
+    }
+}
+
 #[async_trait::async_trait]
 impl HttpService for Noting {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
@@ -78,7 +92,7 @@ impl HttpService for Noting {
         let answer = self.inner.execute(request).await;
         match &answer {
             Ok(response) => note(Seen {
-                status: Some(response.status().as_u16()),
+                status: Some(meaning(response)),
                 sent: true,
             }),
             Err(error) => note(Seen {

@@ -71,7 +71,10 @@ impl Store {
                     .attempt(remote, pages.list_paginated(full.as_deref(), options))
                     .await
                 {
-                    Ok(page) => break page,
+                    Ok(mut page) => {
+                        page.result.objects.iter_mut().for_each(quote);
+                        break page;
+                    }
                     Err(fault) => tries.pause(fault).await?,
                 }
             };
@@ -100,6 +103,15 @@ impl Store {
         listing
             .objects
             .extend(objects.filter(|meta| !meta.key.is_empty()));
+    }
+}
+
+/// Azure's listings have tags without the quotes that are part of them everywhere else.
+fn quote(meta: &mut object_store::ObjectMeta) {
+    if let Some(tag) = &mut meta.e_tag
+        && !tag.ends_with('"')
+    {
+        *tag = format!("\"{tag}\"");
     }
 }
 

@@ -4,6 +4,7 @@
 //! most `max_retries + 1` requests for each of its parts, whatever goes wrong.
 
 use crate::client::Remote;
+use crate::credentials;
 use crate::error::StoreError;
 use crate::http::{Seen, observe};
 use crate::options::seconds;
@@ -46,6 +47,8 @@ pub(crate) struct Tries<'a> {
     landed: bool,
     /// Whether bytes were on their way: only then does a slow line explain that it takes long.
     flowed: bool,
+    /// Whether it waited once for other keys.
+    renewed: bool,
 }
 
 impl<'a> Tries<'a> {
@@ -59,6 +62,7 @@ impl<'a> Tries<'a> {
             attempts: 0,
             landed: false,
             flowed: false,
+            renewed: false,
         }
     }
 
@@ -97,6 +101,10 @@ impl<'a> Tries<'a> {
         let (outcome, seen) = observe(first, rest, request).await;
         let fault = match outcome {
             Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) if self.finds_other_keys(&error, seen, remote, began) => Fault::Again {
+                reason: describe(&error, seen),
+                landed: false,
+            },
             Ok(Err(error)) => classify(&self.uri, &error, seen, remote),
             Err(_) => Fault::Again {
                 reason: format!(
@@ -112,6 +120,26 @@ impl<'a> Tries<'a> {
             None => up > 0 && seen.sent,
         };
         Err(fault)
+    }
+
+    /// Whether the store called the keys expired, and others are there or on their way: once for each request.
+    fn finds_other_keys(
+        &mut self,
+        error: &object_store::Error,
+        seen: Seen,
+        remote: &Remote,
+        began: Instant,
+    ) -> bool {
+        let said = describe(error, seen);
+        // The answer to a HEAD says no more than 400.
+        let is_expired = said == "HTTP 400" || said.contains("ExpiredToken");
+        match &remote.profile {
+            Some(profile) if is_expired && !self.renewed => {
+                self.renewed = true;
+                credentials::are_others_coming(profile, began)
+            }
+            _ => false,
+        }
     }
 
     /// Waits before the next attempt, or says why there is none.

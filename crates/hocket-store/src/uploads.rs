@@ -1,15 +1,18 @@
 //! Multipart uploads that were begun and never finished: finding and ending them.
 //!
-//! The client below has no such listing, so the request is made here, signed by the client's own authorizer.
+//! The clients below have no such listing, so the request is made here, with the clients' own credentials. S3 and
+//! Google's XML API write it alike.
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
 use crate::retry::{Fault, Load, Tries};
 use crate::store::{Backend, Store};
 use crate::uri::check_key;
+use http::header::AUTHORIZATION;
 use http::{Method, Request};
 use object_store::aws::{AmazonS3, AwsAuthorizer};
 use object_store::client::{HttpClient, HttpRequestBody};
+use object_store::gcp::GoogleCloudStorage;
 use object_store::path::Path as ObjectPath;
 use object_store::signer::Signer;
 use serde::Deserialize;
@@ -31,9 +34,22 @@ pub struct Unfinished {
 /// What a listing of uploads is asked by, beside the client.
 #[derive(Debug)]
 pub(crate) struct Lister {
-    pub(crate) s3: Arc<AmazonS3>,
+    pub(crate) dialect: Dialect,
     pub(crate) client: HttpClient,
-    pub(crate) region: String,
+}
+
+/// Whose bucket it is: how its address is known, and its requests signed.
+#[derive(Debug)]
+pub(crate) enum Dialect {
+    S3 {
+        store: Arc<AmazonS3>,
+        region: String,
+        requester_pays: bool,
+    },
+    Google {
+        store: Arc<GoogleCloudStorage>,
+        bucket_url: Url,
+    },
 }
 
 /// One page of the answer.
@@ -41,7 +57,7 @@ pub(crate) struct Lister {
 #[serde(rename_all = "PascalCase")]
 struct Page {
     #[serde(default, rename = "Upload")]
-    uploads: Vec<Listed>,
+    uploads: Vec<Upload>,
     #[serde(default)]
     is_truncated: bool,
     next_key_marker: Option<String>,
@@ -50,7 +66,7 @@ struct Page {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Listed {
+struct Upload {
     key: String,
     upload_id: String,
     initiated: String,
@@ -176,8 +192,24 @@ impl Lister {
             .uri(url.as_str())
             .body(HttpRequestBody::empty())
             .map_err(failed)?;
-        let credential = self.s3.credentials().get_credential().await?;
-        AwsAuthorizer::new(&credential, "s3", &self.region).try_authorize(&mut request, None)?;
+        match &self.dialect {
+            Dialect::S3 {
+                store,
+                region,
+                requester_pays,
+            } => {
+                let credential = store.credentials().get_credential().await?;
+                AwsAuthorizer::new(&credential, "s3", region)
+                    .with_request_payer(*requester_pays)
+                    .try_authorize(&mut request, None)?;
+            }
+            Dialect::Google { store, .. } => {
+                let credential = store.credentials().get_credential().await?;
+                let token = format!("Bearer {}", credential.bearer);
+                let token = token.parse().map_err(failed)?;
+                request.headers_mut().insert(AUTHORIZATION, token);
+            }
+        }
         let answer = self.client.execute(request).await.map_err(failed)?;
         let status = answer.status();
         let body = answer.into_body().bytes().await.map_err(failed)?;
@@ -190,18 +222,17 @@ impl Lister {
         }
     }
 
-    /// Where the bucket answers. The client keeps that to itself, but for the links that it signs.
+    /// Where the bucket answers. S3's client keeps that to itself, but for the links that it signs.
     async fn bucket_url(&self) -> object_store::Result<Url> {
+        let store = match &self.dialect {
+            Dialect::S3 { store, .. } => store,
+            Dialect::Google { bucket_url, .. } => return Ok(bucket_url.clone()),
+        };
         let name = "x";
-        let link = self
-            .s3
-            .signed_url(
-                Method::GET,
-                &ObjectPath::from(name),
-                Duration::from_secs(60),
-            )
+        let path = ObjectPath::from(name);
+        let mut url = store
+            .signed_url(Method::GET, &path, Duration::from_secs(60))
             .await?;
-        let mut url = link;
         url.set_query(None);
         let path = url.path().strip_suffix(name).map(str::to_owned);
         url.set_path(&path.unwrap_or_default());

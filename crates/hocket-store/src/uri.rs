@@ -39,7 +39,7 @@ pub(crate) enum Service {
 }
 
 impl Service {
-    fn of(scheme: &str) -> Option<Self> {
+    pub(crate) fn of(scheme: &str) -> Option<Self> {
         Some(match scheme {
             "s3" => Self::S3,
             "oci" => Self::Oci,
@@ -64,6 +64,16 @@ impl Service {
             Self::Gcs => &["GOOGLE_", "STORAGE_EMULATOR_HOST"],
             Self::Azure => &["AZURE_"],
             Self::Http | Self::Https => &[],
+        }
+    }
+
+    /// The variable that says where it answers, where one does.
+    pub(crate) fn endpoint_variable(self) -> Option<&'static str> {
+        match self {
+            Self::S3 | Self::Oci => Some("AWS_ENDPOINT_URL"),
+            Self::Gcs => Some("STORAGE_EMULATOR_HOST"),
+            Self::Azure => Some("AZURE_STORAGE_ENDPOINT"),
+            Self::Http | Self::Https => None,
         }
     }
 

@@ -33,17 +33,24 @@ def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
 
-    def write(*, key: str = "hocket", life_s: float = LIFE_S, command: str = "") -> None:
+    def write(
+        *,
+        key: str = "hocket",
+        life_s: float = LIFE_S,
+        lie_s: float | None = 0.0,  # they are said to live so much longer, or for ever
+        command: str = "",
+    ) -> None:
         script = f"""
             import datetime, json, time
             with open({str(tmp_path / "asked")!r}, "a") as asked:
                 asked.write("x")
-            until = time.time() + {life_s}
-            moment = datetime.datetime.fromtimestamp(until, datetime.timezone.utc).isoformat()
+            until, lie_s = time.time() + {life_s}, {lie_s}
             key = f"{key}-{{int(until * 1000)}}"
-            print(json.dumps(
-                {{"Version": 1, "AccessKeyId": key, "SecretAccessKey": "hocket-secret", "Expiration": moment}}
-            ))
+            keys = {{"Version": 1, "AccessKeyId": key, "SecretAccessKey": "hocket-secret"}}
+            if lie_s is not None:
+                moment = datetime.datetime.fromtimestamp(until + lie_s, datetime.timezone.utc)
+                keys["Expiration"] = moment.isoformat()
+            print(json.dumps(keys))
         """
         (tmp_path / "keys.py").write_text(textwrap.dedent(script))
         # The process keeps the keys of a profile, so each test has a name of its own.
@@ -93,6 +100,29 @@ def test_keys_that_are_no_longer_used_are_asked_for_when_they_are(
     assert "hocket-credentials" not in {thread.name for thread in threading.enumerate()}
     assert store.get("k") == b"x"
     assert set(server.stats()["answers"]) == {"200", "206"}
+
+
+def test_keys_that_end_before_their_time_are_asked_for_again(
+    server: Server, profile: Callable[..., None], tmp_path: Path
+) -> None:
+    profile(life_s=1.0, lie_s=3600)
+    store = Store(server.uri("p"), part_bytes=PART)
+    store.put("k", DATA)
+    while asked(tmp_path) < 3:
+        assert store.get("k") == DATA
+        assert store.head("k").size == len(DATA)
+    assert store.counters()["retries"] > 0
+
+
+@pytest.mark.parametrize(("lie_s", "times"), [(3600, 2), (None, 1)])
+def test_keys_that_have_ended_for_good_are_refused(
+    server: Server, profile: Callable[..., None], tmp_path: Path, lie_s: float | None, times: int
+) -> None:
+    """Those that never end by their own word are not asked for again: there are no others."""
+    profile(life_s=-60, lie_s=lie_s)
+    with pytest.raises(errors.StorePermissionError, match="ExpiredToken"):
+        Store(server.uri("p")).get("k")
+    assert asked(tmp_path) == times
 
 
 def test_one_search_serves_many_threads(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:

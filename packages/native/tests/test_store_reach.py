@@ -1,88 +1,27 @@
 """How a store is reached: addresses, proxies, signatures, and what plain HTTP can do."""
 
-import http.client
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from hocket.native import Store, errors
+from support.proxy import Proxy, serving
 from support.s3d import Server
 
 Faults = Callable[..., Server]
-
-
-class Proxy(ThreadingHTTPServer):
-    """A forward proxy that notes heads of requests, and hands all of them to one server."""
-
-    def __init__(self, target: str):
-        self.target = urlsplit(target).netloc
-        self.seen: list[tuple[str, dict[str, str]]] = []
-        super().__init__(("127.0.0.1", 0), Forward)
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Forward(BaseHTTPRequestHandler):
-    """One connection of the proxy."""
-
-    server: Proxy
-    protocol_version = "HTTP/1.1"
-
-    def forward(self) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.seen.append((self.path, headers))
-        url = urlsplit(self.path)
-        body = self.rfile.read(int(headers.get("content-length", 0)))
-        onward = http.client.HTTPConnection(self.server.target, timeout=10)
-        try:
-            onward.putrequest(
-                self.command, f"{url.path}?{url.query}", skip_host=True, skip_accept_encoding=True
-            )
-            for name, value in headers.items():
-                onward.putheader(name, value)
-            onward.endheaders(body)
-            answer = onward.getresponse()
-            data = answer.read()
-        finally:
-            onward.close()
-        self.send_response_only(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() != "transfer-encoding":
-                self.send_header(name, value)
-        if answer.getheader("content-length") is None:
-            self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_HEAD = do_PUT = do_DELETE = forward
-
-    def log_message(self, format: str, *values: object) -> None:  # noqa: A002
-        pass
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[ThreadingHTTPServer], None]]:
     """Runs a server of the standard library on a thread until the test is over."""
     with ExitStack() as stack:
-
-        def start(server: ThreadingHTTPServer) -> None:
-            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-            thread.start()
-            stack.callback(thread.join, 10)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-
-        yield start
+        yield lambda server: stack.enter_context(serving(server))
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
 //! Google Cloud Storage, by its XML API.
 
 use super::{ClientKey, Connector, Remote, once};
-use crate::error::Result;
+use crate::error::{Result, StoreError};
+use crate::uploads::{Dialect, Lister};
 use object_store::StaticCredentialProvider;
+use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use std::sync::Arc;
+use url::Url;
+
+const ADDRESS: &str = "https://storage.googleapis.com";
 
 /// Makes the client. Credentials are found by the first request, in the variables, the application-default file of
 /// `gcloud`, or the machine's own account.
@@ -30,7 +35,8 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         builder = builder.with_base_url(endpoint);
     }
     // An emulator has no accounts. Writes are signed even where reads are not, so they get an empty token.
-    if key.anonymous || emulator.is_some() || key.env.is_true("GOOGLE_SKIP_SIGNATURE") {
+    let is_signed = !key.anonymous && !key.env.is_true("GOOGLE_SKIP_SIGNATURE");
+    if !is_signed || emulator.is_some() {
         let nobody = GcpCredential {
             bearer: String::new(),
         };
@@ -38,11 +44,30 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
             .with_skip_signature(true)
             .with_credentials(Arc::new(StaticCredentialProvider::new(nobody)));
     }
-    let store = builder
-        .with_bucket_name(&key.bucket.name)
-        .build()
-        .map_err(|error| key.refused("GOOGLE_*", &error))?;
-    Ok(Remote::service(Arc::new(store), key))
+    let refused = |error| key.refused("GOOGLE_*", &error);
+    let address = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let store = builder.with_bucket_name(&key.bucket.name).build();
+    let store = Arc::new(store.map_err(refused)?);
+    let lister = Lister {
+        dialect: Dialect::Google {
+            store: Arc::clone(&store),
+            bucket_url: bucket_url(key, address.as_deref().unwrap_or(ADDRESS))?,
+        },
+        client: Connector::default()
+            .connect(&key.client_options(endpoint))
+            .map_err(refused)?,
+    };
+    Ok(Remote {
+        uploads: is_signed.then_some(lister),
+        ..Remote::service(store, key)
+    })
+}
+
+fn bucket_url(key: &ClientKey, address: &str) -> Result<Url> {
+    let whole = format!("{}/{}", address.trim_end_matches('/'), key.bucket.name);
+    Url::parse(&whole).map_err(|error| {
+        StoreError::config(format!("`{whole}` is no address of a bucket: {error}"))
+    })
 }
 
 #[cfg(test)]

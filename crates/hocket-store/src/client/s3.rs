@@ -3,7 +3,7 @@
 use super::{ClientKey, Connector, Remote, once};
 use crate::credentials::{self, Provided};
 use crate::error::{Result, StoreError};
-use crate::uploads::Lister;
+use crate::uploads::{Dialect, Lister};
 use crate::uri::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
@@ -95,7 +95,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         .with_disable_bulk_delete(true);
     for (name, value) in env.iter() {
         // Endpoints are chosen above; variables that are not the client's are somebody else's.
-        if !name.starts_with("AWS_ENDPOINT")
+        if !ENDPOINTS.contains(&name.as_str())
             && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
         {
             builder = builder.with_config(known, value);
@@ -121,24 +121,32 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         builder = builder.with_request_payer(true);
     }
     let is_signed = source != Source::Anonymous;
+    let mut provided = None;
     builder = match source {
         Source::Anonymous => builder.with_skip_signature(true),
         Source::Environment => builder,
-        Source::Profile(profile) => builder.with_credentials(Arc::new(Provided { profile })),
+        Source::Profile(profile) => {
+            provided = Some(profile.clone());
+            builder.with_credentials(Arc::new(Provided { profile }))
+        }
     };
     let refused = |error| key.refused("AWS_*", &error);
     // Last: `AWS_BUCKET` is a variable of the client's, too.
     let store = builder.with_bucket_name(&key.bucket.name).build();
     let store = Arc::new(store.map_err(refused)?);
     let lister = Lister {
-        s3: Arc::clone(&store),
+        dialect: Dialect::S3 {
+            store: Arc::clone(&store),
+            region: region.unwrap_or("us-east-1").to_owned(),
+            requester_pays: is_paid_by_requester(key),
+        },
         client: Connector::default()
             .connect(&key.client_options(endpoint))
             .map_err(refused)?,
-        region: region.unwrap_or("us-east-1").to_owned(),
     };
     Ok(Remote {
         uploads: is_signed.then_some(lister),
+        profile: provided,
         ..Remote::service(store, key)
     })
 }
@@ -156,11 +164,12 @@ fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
     }
 }
 
-/// By the option, by S3's own variable (which the client reads), or by mosaicml-streaming's list of buckets.
+/// By the option, by S3's own variable, or by mosaicml-streaming's list of buckets.
 fn is_paid_by_requester(key: &ClientKey) -> bool {
     let listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
         .is_some_and(|list| list.split(',').any(|name| name.trim() == key.bucket.name));
-    key.requester_pays || listed
+    let said = key.env.get("AWS_REQUEST_PAYER") == Some("requester");
+    key.requester_pays || said || key.env.is_true("AWS_REQUEST_PAYER") || listed
 }
 
 #[cfg(test)]

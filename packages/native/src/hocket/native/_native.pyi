@@ -218,6 +218,9 @@ def credentials_claim(profile: str) -> bool:
 def credentials_used(profile: str) -> bool:
     """Return whether requests took keys since the last call; if not, the search ends until one needs them."""
 
+def credentials_rest(profile: str, pause_s: float) -> bool:
+    """Sleep without the interpreter lock; true as soon as a store called keys expired that should be good."""
+
 def credentials_provide(
     profile: str,
     *,

@@ -5,9 +5,13 @@ the thread that waits for it calls `provide`; from then on a thread of this modu
 `hocket-credentials`, asks boto3 and hands the keys to Rust, again and again before they expire, until no
 request has used them for half their life. No I/O thread of Rust ever calls Python. boto3 is imported when it
 is first needed, and a process whose environment has keys never needs it. Forked children start anew.
+
+Of an instance role's keys boto3 tells a later end than the true one, if that is near. So a store may refuse
+keys as expired that should be good: then boto3 is asked at once, and anew.
 """
 
 import importlib
+import os
 import threading
 import time
 from datetime import datetime
@@ -17,6 +21,7 @@ from hocket.native._native import (
     credentials_claim,
     credentials_fail,
     credentials_provide,
+    credentials_rest,
     credentials_used,
 )
 
@@ -48,32 +53,34 @@ def provide(profile: str) -> None:
 
 def _serve(profile: str, boto3: Any) -> None:
     """Hand keys to Rust for as long as they expire and are used."""
-    try:
-        session = boto3.Session(profile_name=profile or None)
-        source = session.get_credentials()
-        if source is None:
-            credentials_fail(profile, "boto3's chain has no credentials either")
-            return
-        expires_s = _push(profile, source, session.region_name)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiting requests' answer
-        credentials_fail(profile, _say(error))
-        return
-    while expires_s is not None:
-        until_s = expires_s
-        left_s = until_s - time.time()
-        time.sleep(max(left_s - min(EARLY_S, left_s / 2), SHORTEST_PAUSE_S))
-        if not credentials_used(profile):
-            return
+    session: Any = None
+    until_s, is_refused = 0.0, True
+    while True:
         try:
-            expires_s = _push(profile, source, session.region_name)
-        except Exception as error:  # noqa: BLE001 - tried again while the old keys are good
-            if time.time() >= until_s:
+            if is_refused:  # the session before believes in its keys
+                # boto3 itself knows `AWS_DEFAULT_REGION` alone, and no role can be assumed without a region.
+                region = os.environ.get("AWS_REGION") or None
+                session = boto3.Session(profile_name=profile or None, region_name=region)
+            expires_s = _push(profile, session)
+        except Exception as error:  # noqa: BLE001 - the waiting requests' answer, unless the old keys are good
+            if is_refused or time.time() >= until_s:
                 credentials_fail(profile, _say(error))
                 return
+        else:
+            if expires_s is None:
+                return
+            until_s = expires_s
+        left_s = until_s - time.time()
+        is_refused = credentials_rest(profile, max(left_s - min(EARLY_S, left_s / 2), SHORTEST_PAUSE_S))
+        if not is_refused and not credentials_used(profile):
+            return
 
 
-def _push(profile: str, source: Any, region: str | None) -> float | None:
+def _push(profile: str, session: Any) -> float | None:
     """Give Rust the keys as they are now, and return when they expire (seconds since 1970), if ever."""
+    source = session.get_credentials()
+    if source is None:
+        raise LookupError("boto3's chain has no credentials either")
     keys = source.get_frozen_credentials()  # asks for new ones when the old ones expire soon
     expires: datetime | None = getattr(source, "_expiry_time", None)
     expires_s = None if expires is None else expires.timestamp()
@@ -83,7 +90,7 @@ def _push(profile: str, source: Any, region: str | None) -> float | None:
         secret_key=keys.secret_key,
         token=keys.token,
         expires_s=expires_s,
-        region=region,
+        region=session.region_name,
     )
     return expires_s
 

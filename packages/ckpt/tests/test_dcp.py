@@ -60,11 +60,9 @@ def blank(node):
 
 def check(found, expected):
     if isinstance(expected, torch.Tensor):
-        bits = [
-            # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1 as bytes.
-            tensor.resolve_conj().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
-            for tensor in (found, expected)
-        ]
+        # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1 as bytes.
+        flat = [tensor.resolve_conj().reshape(-1) for tensor in (found, expected)]
+        bits = [part.clone(memory_format=torch.contiguous_format).view(torch.uint8) for part in flat]
         assert found.dtype == expected.dtype
         assert torch.equal(*bits)
     elif isinstance(expected, dict):

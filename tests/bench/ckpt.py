@@ -1,4 +1,4 @@
-"""Checkpoints against the peers on a local disk: durable saves, warm loads, cold loads, in one run.
+"""Checkpoints against the peers in one run: durable saves, warm and cold loads, and the same with S3.
 
 Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
 rounds outside and systems inside, so that a change of the machine's speed meets all. Limits of the same run:
@@ -14,9 +14,14 @@ import argparse
 import json
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness import TIMEOUT_S, Table, draw, run_cell
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support.s3d import Server
 
 CELL = Path(__file__).parent / "cells" / "checkpoint.py"
 #: What each system's environment holds; None is this one.
@@ -28,6 +33,12 @@ SYSTEMS: dict[str, list[str] | None] = {
     "torchsnapshot": ["torchsnapshot==0.1.0", "torch", "setuptools<80"],
 }
 LIMITS = ["fio", "memcpy"]
+#: The same for an S3 server; `obstore` puts and gets the bytes as plain objects, and is a limit.
+S3_SYSTEMS: dict[str, list[str] | None] = {
+    "hocket": None,
+    "s3torchconnector": ["s3torchconnector[dcp]==1.5.0", "torch", "setuptools"],
+    "obstore": ["obstore==0.12.1", "torch"],
+}
 
 
 def cell(phase: str, system: str, shape: str, folder: Path, *arguments: str) -> dict[str, float]:
@@ -73,6 +84,25 @@ def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) ->
     return [save, warm, cold, memory]
 
 
+def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
+    """Measure saving to and loading from `tools/s3d` on loopback."""
+    save = Table("Save to S3", "GB/s", ["obstore"])
+    load = Table("Load from S3", "GB/s", ["obstore"])
+    extra = Table("Save to S3", "MiB beyond the tensors", ["obstore"], is_less_better=True)
+    for number in range(rounds):
+        for shape in shapes:
+            # A server of its own for each round and shape: what it holds takes disk.
+            with Server() as server:
+                for system, needs in S3_SYSTEMS.items():
+                    uri = server.uri(f"{system}-{number}")
+                    cell = [system, shape, str(folder), "--uri", uri]
+                    figures = run_cell(CELL, needs, "save", *cell, env=server.env)
+                    save.add(system, shape, figures["gb_s"])
+                    extra.add(system, shape, figures["extra_mib"])
+                    load.add(system, shape, run_cell(CELL, needs, "load", *cell, env=server.env)["gb_s"])
+    return [save, load, extra]
+
+
 def main() -> None:
     """Measure, print tables, draw a picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -80,11 +110,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shapes", nargs="+", default=["model", "optimizer", "small"])
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--parts", nargs="+", default=["disk", "s3"], choices=["disk", "s3"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    tables = measure(options.out, options.shapes, options.systems, options.rounds)
-    for table in tables:
-        table.show()
+    parts: dict[str, Callable[[], list[Table]]] = {
+        "disk": lambda: measure(options.out, options.shapes, options.systems, options.rounds),
+        "s3": lambda: measure_s3(options.out, options.shapes, options.rounds),
+    }
+    tables: list[Table] = []
+    for part in options.parts:
+        made = parts[part]()
+        for table in made:
+            table.show()
+        tables += made
     draw(tables, options.out / "ckpt.png")
     print(f"\npicture: {options.out / 'ckpt.png'}")
 

@@ -13,7 +13,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -112,6 +114,85 @@ def save_torchsnapshot(state: State, folder: Path) -> None:
     sync(folder)
 
 
+# --- to and from an S3 server, whose address the environment has; `uri` is a fresh prefix ---------
+
+
+def save_hocket_s3(state: State, uri: str) -> None:
+    from hocket.ckpt.torch import save
+
+    save(state, f"{uri}/checkpoint", step=0)
+
+
+def load_hocket_s3(into: State, uri: str) -> None:
+    from hocket.ckpt.torch import load
+
+    load(f"{uri}/checkpoint", into)
+
+
+def save_s3torchconnector_s3(state: State, uri: str) -> None:
+    from s3torchconnector import S3ClientConfig
+    from s3torchconnector.dcp import S3StorageWriter
+    from torch.distributed import checkpoint
+
+    config = S3ClientConfig(force_path_style=True)
+    writer = S3StorageWriter("us-east-1", f"{uri}/dcp", s3client_config=config, thread_count=2)
+    checkpoint.save(state, storage_writer=writer, no_dist=True)
+
+
+def load_s3torchconnector_s3(into: State, uri: str) -> None:
+    from s3torchconnector import S3ClientConfig
+    from s3torchconnector.dcp import S3StorageReader
+    from torch.distributed import checkpoint
+
+    config = S3ClientConfig(force_path_style=True)
+    reader = S3StorageReader("us-east-1", f"{uri}/dcp", s3client_config=config)
+    checkpoint.load(into, storage_reader=reader, no_dist=True)
+
+
+def save_obstore_s3(state: State, uri: str) -> None:
+    """The limit: the same bytes as plain objects of 32 MiB at most, eight at once."""
+    import obstore
+
+    store, pieces = _bucket(uri), _pieces(state)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda p: obstore.put(store, p[0], p[1], use_multipart=False), pieces))
+
+
+def load_obstore_s3(into: State, uri: str) -> None:
+    import obstore
+
+    store = _bucket(uri)
+
+    def fetch(piece: tuple[str, memoryview]) -> None:
+        name, memory = piece
+        memory[:] = memoryview(obstore.get(store, name).bytes())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fetch, _pieces(into)))
+
+
+def _bucket(uri: str) -> Any:
+    from obstore.store import S3Store
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return S3Store(
+        bucket,
+        prefix=prefix,
+        endpoint=os.environ["AWS_ENDPOINT_URL"],
+        client_options={"allow_http": True},
+        virtual_hosted_style_request=False,
+    )
+
+
+def _pieces(state: State) -> list[tuple[str, memoryview]]:
+    pieces = []
+    for name, value in state.items():
+        memory = memoryview(value.view(torch.uint8).view(-1).numpy())
+        for start in range(0, len(memory), 32 << 20):
+            pieces.append((f"{name}.{start}", memory[start : start + (32 << 20)]))
+    return pieces
+
+
 # --- loading into `into` -------------------------------------------------------------------------
 
 
@@ -171,14 +252,22 @@ def main() -> None:
     parser.add_argument("system")
     parser.add_argument("shape", choices=["model", "optimizer", "small"])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--uri", help="a prefix on an S3 server instead of the folder")
     parser.add_argument("--cold", action="store_true", help="drop the page cache first (needs root)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    function: Callable[[State, Path], None] = globals()[f"{options.phase}_{options.system}"]
+    kind = "_s3" if options.uri else ""
+    function: Callable[[State, Any], None] = globals()[f"{options.phase}_{options.system}{kind}"]
     state = make_state(options.shape)
     num_bytes = sum(value.nbytes for value in state.values())
     into = {name: torch.zeros_like(value) for name, value in state.items()}
-    if options.phase == "save":
+    if options.uri:
+        # A first, small save and load pay for imports and threads.
+        small = {"a": torch.ones(4)}
+        globals()[f"save_{options.system}_s3"](small, f"{options.uri}-warm-{options.phase}")
+        globals()[f"load_{options.system}_s3"](small, f"{options.uri}-warm-{options.phase}")
+        _source.update(state)
+    elif options.phase == "save":
         shutil.rmtree(options.folder, ignore_errors=True)
         options.folder.mkdir(parents=True)
         # A first, small save pays for imports and threads; what is measured is the state's own.
@@ -199,7 +288,7 @@ def main() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts anew
     before = peak_kib()
     cpu, start = time.process_time(), time.perf_counter()
-    function(state if options.phase == "save" else into, options.folder)
+    function(state if options.phase == "save" else into, options.uri or options.folder)
     seconds = time.perf_counter() - start
     cpu, grown = time.process_time() - cpu, peak_kib() - before
     if options.phase == "load":

@@ -54,7 +54,7 @@ pub struct Batch {
 /// Copies the samples at `locations` into `columns`. Every shard named must be in `shards`.
 ///
 /// # Errors
-/// [`StreamError::ShardCorrupt`] for a sample whose sizes do not add up.
+/// [`StreamError::SampleCorrupt`] for a sample whose sizes do not add up.
 pub fn gather(
     columns: &Columns,
     locations: &[Location],

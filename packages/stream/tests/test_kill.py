@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -155,19 +156,25 @@ def test_ranks_killed_at_random_go_on_where_all_had_been(remote: str, tmp_path: 
     assert [list((tmp_path / name).iterdir()) for name in ("tmp", "shm")] == [[], []]
 
 
-def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(write: Callable[..., str]) -> None:
-    folder = write(COUNT)
+def lose_a_worker(folder: str) -> None:
     dataset = StreamingDataset(local=folder, **OPTIONS)
     expected = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
     loader = StreamingDataLoader(dataset, num_workers=2, prefetch_factor=2, timeout_s=60)
     iterator = iter(loader)
-    first = [next(iterator)["id"].tolist() for _ in range(3)]
+    seen = [next(iterator)["id"].tolist() for _ in range(3)]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    workers = [int(pid) for pid in children if b"pytest" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(workers[0], signal.SIGKILL)
+    os.kill(int(children[0]), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="worker"):
-        first.extend(batch["id"].tolist() for batch in iterator)
-    del iterator
+        seen.extend(batch["id"].tolist() for batch in iterator)
     again = StreamingDataLoader(StreamingDataset(local=folder, **OPTIONS))
     again.load_state_dict(loader.state_dict())
-    assert first + [batch["id"].tolist() for batch in again] == expected
+    assert seen + [batch["id"].tolist() for batch in again] == expected
+
+
+def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(write: Callable[..., str]) -> None:
+    # In a process of its own: torch, on its way to tell of the worker, may leave a temporary file open.
+    job = multiprocessing.get_context("fork").Process(target=lose_a_worker, args=(write(COUNT),))
+    job.start()
+    job.join(120)
+    assert job.exitcode == 0
+    job.close()

@@ -48,6 +48,7 @@ pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
         StreamError::IndexCorrupt { .. } => "IndexCorruptError",
         StreamError::ShardNotFound { .. } => "ShardNotFoundError",
         StreamError::ShardCorrupt { .. } => "ShardCorruptError",
+        StreamError::SampleCorrupt { .. } => "SampleCorruptError",
         StreamError::Config { .. } => "ConfigError",
         StreamError::Exists { .. } => "DatasetExistsError",
         StreamError::Io { .. } => "StreamIOError",

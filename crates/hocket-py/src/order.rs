@@ -1,5 +1,6 @@
 //! The order of samples as Python sees it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hocket_stream::order::{Batching, Mix, Order, OrderSpec, Sampling, Tail};
@@ -94,6 +95,13 @@ pub struct EpochOrder {
 }
 
 impl EpochOrder {
+    fn ids(&self, batch: u64, range: Range<u64>) -> Vec<u64> {
+        let mut places = Vec::new();
+        self.order.locate(batch, range, &mut places);
+        let ids = places.into_iter().map(|place| self.order.storage_id(place));
+        ids.collect()
+    }
+
     fn check(&self, batch: u64) -> PyResult<()> {
         let count = self.order.num_batches();
         if batch < count {
@@ -134,15 +142,19 @@ impl EpochOrder {
 
     fn sample_ids(&self, py: Python<'_>, batch: u64) -> PyResult<Vec<u64>> {
         self.check(batch)?;
-        Ok(py.detach(|| {
-            let mut places = Vec::new();
-            self.order
-                .locate(batch, 0..self.order.batch_len(batch), &mut places);
-            places
-                .into_iter()
-                .map(|place| self.order.storage_id(place))
-                .collect()
-        }))
+        Ok(py.detach(|| self.ids(batch, 0..self.order.batch_len(batch))))
+    }
+
+    fn rank_ids(
+        &self,
+        py: Python<'_>,
+        batch: u64,
+        rank: u64,
+        world_size: u64,
+    ) -> PyResult<Vec<u64>> {
+        self.check(batch)?;
+        let share = self.order.share(batch, rank, world_size);
+        Ok(py.detach(|| self.ids(share.from, share.range)))
     }
 }
 

@@ -12,6 +12,7 @@ use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::files;
 use hocket_stream::hash;
 use hocket_stream::index::Index;
+use hocket_stream::lookup;
 use hocket_stream::reader::{Reader, ReaderOptions};
 use hocket_stream::remote::Remote;
 use hocket_stream::sources::Sources;
@@ -115,7 +116,7 @@ impl ShardIndex {
 
     #[getter]
     fn num_shards(&self) -> usize {
-        self.index.shards().len()
+        self.index.num_shards()
     }
 
     #[getter]
@@ -210,12 +211,13 @@ pub struct BatchReader {
 #[pymethods]
 impl BatchReader {
     #[new]
-    #[pyo3(signature = (caches, order, *, rank, world_size, first, stride, prefetch_bytes, prefetch_batches, fetch_threads))]
+    #[pyo3(signature = (caches, order, following, *, rank, world_size, first, stride, prefetch_bytes, prefetch_batches, fetch_threads))]
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
         caches: Vec<PyRef<'_, ShardCache>>,
         order: &EpochOrder,
+        following: Option<&EpochOrder>,
         rank: u64,
         world_size: u64,
         first: u64,
@@ -233,9 +235,10 @@ impl BatchReader {
             prefetch_batches,
             fetch_threads,
         };
-        let caches = caches.iter().map(|cache| cache.cache.clone()).collect();
-        let reader = Sources::new(caches)
-            .and_then(|sources| Reader::start(Arc::new(sources), order.order.clone(), options));
+        let following = following.map(|order| order.order.clone());
+        let reader = sources(&caches).and_then(|sources| {
+            Reader::start(Arc::new(sources), order.order.clone(), following, options)
+        });
         Ok(Self {
             reader: Mutex::new(Some(raise(py, reader)?)),
         })
@@ -284,6 +287,28 @@ impl BatchReader {
     }
 }
 
+fn sources(caches: &[PyRef<'_, ShardCache>]) -> hocket_stream::Result<Sources> {
+    Sources::new(caches.iter().map(|cache| cache.cache.clone()).collect())
+}
+
+#[pyfunction]
+fn look_up(
+    py: Python<'_>,
+    caches: Vec<PyRef<'_, ShardCache>>,
+    order: &EpochOrder,
+) -> PyResult<Option<Vec<PyColumn>>> {
+    let sources = raise(py, sources(&caches))?;
+    let order = &order.order;
+    let found = listen(py, |interrupted| {
+        let mut locations = Vec::new();
+        order.locate(0, 0..order.batch_len(0), &mut locations);
+        lookup::look_up(&sources, &locations, interrupted)
+    })?;
+    found
+        .map(|columns| columns.into_iter().map(|column| wrap(py, column)).collect())
+        .transpose()
+}
+
 fn wrap(py: Python<'_>, column: BatchColumn) -> PyResult<PyColumn> {
     let view = |bytes| -> PyResult<Py<PyMemoryView>> {
         let block = Bound::new(py, ByteBlock { bytes })?;
@@ -314,15 +339,25 @@ fn load_shard_index(
     deadline_s: f64,
 ) -> PyResult<Vec<u8>> {
     let remote = open_remote(py, remote, deadline_s)?;
+    listen(py, |interrupted| {
+        load_index(&local, remote.as_ref(), interrupted)
+    })
+}
+
+/// Runs `act` without the interpreter lock; a signal handler that raises ends its waits, and is what is raised.
+fn listen<T: Send>(
+    py: Python<'_>,
+    act: impl FnOnce(&dyn Fn() -> bool) -> hocket_stream::Result<T> + Send,
+) -> PyResult<T> {
     let mut signal = None;
-    let data = py.detach(|| {
+    let done = py.detach(|| {
         let heard = Mutex::new(&mut signal);
         let interrupted = || Python::attach(look).map_err(|e| keep(&heard, e)).is_err();
-        load_index(&local, remote.as_ref(), &interrupted)
+        act(&interrupted)
     });
     match signal {
         Some(error) => Err(error),
-        None => raise(py, data),
+        None => raise(py, done),
     }
 }
 
@@ -347,6 +382,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(look_up, module)?)?;
     module.add_function(wrap_pyfunction!(hash_names, module)?)?;
     module.add_function(wrap_pyfunction!(write_whole, module)?)
 }

@@ -74,7 +74,7 @@ impl Gatherer {
     /// Copies the samples at `locations` into columns. Every shard named must be in `shards`.
     ///
     /// # Errors
-    /// [`StreamError::ShardCorrupt`] for a sample whose sizes do not add up.
+    /// [`StreamError::SampleCorrupt`] for a sample whose sizes do not add up.
     pub fn gather(
         &mut self,
         locations: &[Location],

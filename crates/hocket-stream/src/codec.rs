@@ -18,7 +18,7 @@ const FIRST_RATIO: usize = 16;
 const MOST_SNAPPY_RATIO: usize = 22;
 
 /// A codec.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
     /// Brotli, levels 0 to 11.
     Brotli,
@@ -45,7 +45,7 @@ const CODECS: [(&str, Codec, Option<Levels>); 5] = [
 ];
 
 /// A codec and its level, such as `zstd:7`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Compression {
     codec: Codec,
     name: &'static str,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path};
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
@@ -291,18 +292,24 @@ fn is_inside(basename: &str) -> bool {
         && Path::new(basename).file_name() != Some(INDEX_NAME.as_ref())
 }
 
-/// Parses the entries of an index.
-pub(crate) fn parse(data: &[u8], origin: &str) -> Result<Vec<Entry>> {
+/// Hands the entries of an index to `take`, one by one: of many shards only one is unfolded at a time.
+pub(crate) fn parse(
+    data: &[u8],
+    origin: &str,
+    mut take: impl FnMut(Entry) -> Result<()>,
+) -> Result<()> {
     #[derive(Deserialize)]
-    struct File {
+    struct File<'a> {
         version: u64,
-        shards: Vec<Entry>,
+        #[serde(borrow)]
+        shards: Vec<&'a RawValue>,
     }
     let corrupt = |reason: String| StreamError::IndexCorrupt {
         origin: origin.into(),
         reason,
     };
-    let file: File = serde_json::from_slice(data).map_err(|error| corrupt(error.to_string()))?;
+    let file: File<'_> =
+        serde_json::from_slice(data).map_err(|error| corrupt(error.to_string()))?;
     if file.version != 2 {
         return Err(corrupt(format!(
             "its version is {}, expected 2",
@@ -315,5 +322,9 @@ pub(crate) fn parse(data: &[u8], origin: &str) -> Result<Vec<Entry>> {
             file.shards.len()
         )));
     }
-    Ok(file.shards)
+    for (number, text) in file.shards.into_iter().enumerate() {
+        let entry = serde_json::from_str(text.get());
+        take(entry.map_err(|error| corrupt(format!("shard {number}: {error}")))?)?;
+    }
+    Ok(())
 }

@@ -53,6 +53,22 @@ pub enum StreamError {
         /// What was found.
         actual: String,
     },
+    /// One sample's bytes are not of its columns, although the shard is what the index promises.
+    #[error(
+        "sample {sample} of shard `{shard}` is corrupt: in `{object}` it has {actual}, expected {expected}; write the data set again, or give `on_bad_sample='replace'`"
+    )]
+    SampleCorrupt {
+        /// The sample's number in the shard.
+        sample: u32,
+        /// The shard's base name in the index.
+        shard: String,
+        /// The path or URI of the shard.
+        object: String,
+        /// What the format asks for.
+        expected: String,
+        /// What was found.
+        actual: String,
+    },
     /// An argument or a feature of the data set that this reader does not take.
     #[error("{message}")]
     Config {

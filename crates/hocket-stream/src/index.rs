@@ -3,18 +3,20 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::codec::Compression;
-use crate::entry::{self, Parts};
-use crate::error::Result;
+use crate::entry;
+use crate::error::{Result, StreamError};
+use crate::packed::{Packed, Packer};
 use crate::schema::{Column, Format, Layout, Schema};
 
 /// The file's name in a data set's folder.
 pub const INDEX_NAME: &str = "index.json";
 
 /// One file of a shard, raw or compressed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FileInfo {
     /// Relative to the data set, never outside it; with folders in a merged index.
     pub basename: String,
@@ -25,7 +27,7 @@ pub struct FileInfo {
 }
 
 /// A file as it is read, and as it is stored where that differs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredFile {
     /// The uncompressed file; stored as such only where `zip` is `None`.
     pub raw: FileInfo,
@@ -60,7 +62,7 @@ impl ShardInfo {
 /// A parsed and checked index. Immutable and without locks, so safe to share and to fork.
 #[derive(Clone, Debug)]
 pub struct Index {
-    shards: Vec<ShardInfo>,
+    shards: Packed,
     schema: Arc<Schema>,
     /// Places of the columns that all shards have.
     shared: HashSet<usize>,
@@ -111,33 +113,28 @@ impl Index {
     /// [`StreamError::Config`](crate::StreamError::Config) for valid ones that use what is not known here
     /// (another shard format, another compression).
     pub fn parse(data: &[u8], origin: &str) -> Result<Self> {
-        let entries = entry::parse(data, origin)?;
-        let mut shards = Vec::with_capacity(entries.len());
-        let mut starts = Vec::with_capacity(entries.len() + 1);
+        let mut shards = Packer::default();
+        let mut starts = vec![0];
         let mut layouts = Layouts::default();
         let mut total = 0u64;
-        starts.push(0);
-        for (number, entry) in entries.into_iter().enumerate() {
+        entry::parse(data, origin, |entry| {
+            let number = starts.len() - 1;
             let parts = entry.check(number).map_err(|finding| finding.at(origin))?;
-            let Parts {
-                format,
-                schema,
-                samples,
-                compression,
-                data,
-                meta,
-            } = parts;
-            let layout = layouts.of(format, schema);
-            total += u64::from(samples);
+            total += u64::from(parts.samples);
             starts.push(total);
-            shards.push(ShardInfo {
-                data,
-                meta,
-                compression,
-                layout,
-                samples,
+            let packed = shards.push(ShardInfo {
+                layout: layouts.of(parts.format, parts.schema),
+                data: parts.data,
+                meta: parts.meta,
+                compression: parts.compression,
+                samples: parts.samples,
             });
-        }
+            packed.map_err(|error| StreamError::IndexCorrupt {
+                origin: origin.into(),
+                reason: format!("shard {number}: {error}"),
+            })
+        })?;
+        let shards = shards.finish();
         let schema = Schema {
             columns: layouts.columns,
         };
@@ -157,9 +154,19 @@ impl Index {
         })
     }
 
+    /// How many shards there are.
+    pub fn num_shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The shard of this number in storage order; `None` past the last.
+    pub fn shard(&self, number: usize) -> Option<ShardInfo> {
+        self.shards.get(number)
+    }
+
     /// The shards in storage order.
-    pub fn shards(&self) -> &[ShardInfo] {
-        &self.shards
+    pub fn shards(&self) -> impl Iterator<Item = ShardInfo> {
+        (0..self.num_shards()).filter_map(|number| self.shard(number))
     }
 
     /// Every column that any shard has, in the order in which they are met. Of one name there are several
@@ -198,7 +205,7 @@ impl Index {
     }
 }
 
-fn fingerprint(schema: &Schema, shards: &[ShardInfo], is_mixed: bool) -> String {
+fn fingerprint(schema: &Schema, shards: &Packed, is_mixed: bool) -> String {
     let mut hasher = Xxh3Default::new();
     let mut text = |value: &str| {
         hasher.update(&(value.len() as u64).to_le_bytes());
@@ -208,7 +215,7 @@ fn fingerprint(schema: &Schema, shards: &[ShardInfo], is_mixed: bool) -> String 
         text(&column.name);
         text(&column.encoding);
     }
-    for shard in shards {
+    for shard in (0..shards.len()).filter_map(|number| shards.get(number)) {
         if is_mixed {
             text(&format!("{:?}", shard.layout.places));
         }
@@ -231,7 +238,6 @@ fn fingerprint(schema: &Schema, shards: &[ShardInfo], is_mixed: bool) -> String 
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::error::StreamError;
     use proptest::prelude::*;
 
     fn shard(basename: &str, samples: u64, bytes: u64) -> serde_json::Value {
@@ -332,9 +338,8 @@ mod tests {
             .collect();
         assert_eq!(names, ["a", "b"]);
         assert!(index.is_mixed());
-        let [first, second, third] = index.shards() else {
-            panic!()
-        };
+        let [first, second, third] = [0, 1, 2].map(|number| index.shard(number).unwrap());
+        assert!(index.shard(3).is_none());
         assert_eq!(second.layout.places, [1, 0]);
         assert!(Arc::ptr_eq(&first.layout, &third.layout));
         assert!(first.compression.is_none() && second.compression.is_some());
@@ -359,7 +364,7 @@ mod tests {
             columns,
             [("int", Some(8)), ("str", None), ("float64", Some(8))]
         );
-        assert!(index.shards()[0].meta.as_ref().unwrap().holds_offsets);
+        assert!(index.shard(0).unwrap().meta.as_ref().unwrap().holds_offsets);
         let mut bad = json.clone();
         bad["columns"]["x"] = "ndarray".into();
         assert!(

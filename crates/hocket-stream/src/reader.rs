@@ -1,7 +1,8 @@
 //! Batches in order, read ahead of the consumer.
 //!
 //! Three kinds of threads serve one reader. `hocket-plan` walks the order ahead of the cursor and asks
-//! for the shards it meets, within a budget of bytes. `hocket-fetch-*` open them: out of the cache, or by
+//! for the shards it meets, within a budget of bytes; at the epoch's end it goes on with the first shards of
+//! the next one, so that they are here when that begins. `hocket-fetch-*` open them: out of the cache, or by
 //! way of the remote. `hocket-batch` takes the batches in turn, waits for the shards of each, and copies
 //! its samples into contiguous columns; a few finished ones wait in a queue.
 //! None of them talks to another process, and dropping the reader ends them all.
@@ -54,10 +55,18 @@ pub struct Reader {
 impl Reader {
     /// Starts reading. Returns at once; the threads do the rest.
     ///
+    /// Of `following`, the next epoch's order if it is known, nothing is given: its first shards are fetched
+    /// within the same budget of bytes, while the last batches of this one are taken.
+    ///
     /// # Errors
     /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] where no
     /// thread can be started.
-    pub fn start(sources: Arc<Sources>, order: Arc<Order>, options: ReaderOptions) -> Result<Self> {
+    pub fn start(
+        sources: Arc<Sources>,
+        order: Arc<Order>,
+        following: Option<Arc<Order>>,
+        options: ReaderOptions,
+    ) -> Result<Self> {
         if options.rank >= options.world || options.stride == 0 {
             return Err(StreamError::config(format!(
                 "rank {} of {} with a stride of {}: expected a rank below the world size and a stride of at least 1",
@@ -84,10 +93,18 @@ impl Reader {
                 fetch(&sources, &window, &requests)
             })?;
         }
+        let next = following.map(|order| Sequence {
+            order,
+            options: ReaderOptions {
+                first: 0,
+                ..options.clone()
+            },
+        });
         let sequence = Sequence { order, options };
-        let (for_plan, planned, shared) = (sequence.clone(), sources.clone(), window.clone());
+        let epochs: Vec<Sequence> = std::iter::once(sequence.clone()).chain(next).collect();
+        let (planned, shared) = (sources.clone(), window.clone());
         reader.spawn("hocket-plan".into(), move || {
-            plan(&for_plan, &planned, &shared)
+            plan(&epochs, &planned, &shared)
         })?;
         reader.spawn("hocket-batch".into(), move || {
             assemble(&sequence, &sources, &window, &finished)
@@ -200,20 +217,25 @@ impl Sequence {
     }
 }
 
-fn plan(sequence: &Sequence, sources: &Sources, window: &Window) {
-    for turn in 0.. {
-        let Some((_, share)) = sequence.at(turn) else {
-            return;
-        };
-        let distance = (LOOKAHEAD_SAMPLES / share.local.max(1)).max(2);
-        if window.wait_for_turn(turn, distance).is_err() {
+fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
+    let mut turn = 0;
+    for (number, sequence) in epochs.iter().enumerate() {
+        // What finds no room in the cache would be gone when its epoch begins.
+        if number > 0 && sources.has_passed() {
             return;
         }
-        for number in sequence.locate(&share).1 {
-            let bytes = sources.shard_bytes(number);
-            if window.ask_ahead(number, bytes, turn).is_err() {
+        for (_, share) in (0..).map_while(|turn| sequence.at(turn)) {
+            let distance = (LOOKAHEAD_SAMPLES / share.local.max(1)).max(2);
+            if window.wait_for_turn(turn, distance).is_err() {
                 return;
             }
+            for number in sequence.locate(&share).1 {
+                let bytes = sources.shard_bytes(number);
+                if window.ask_ahead(number, bytes, turn).is_err() {
+                    return;
+                }
+            }
+            turn += 1;
         }
     }
 }
@@ -237,8 +259,9 @@ fn assemble(
     let mut gatherer = Gatherer::new(sources.columns().clone());
     for turn in 0.. {
         let Some((number, share)) = sequence.at(turn) else {
+            // What is under way for the next epoch may go on until the consumer is done with this one.
             let _ = finished.send(Ok(None));
-            break;
+            return;
         };
         let (locations, numbers) = sequence.locate(&share);
         let batch = window.take(&numbers, turn).and_then(|shards| {
@@ -397,6 +420,7 @@ mod tests {
             let mut reader = Reader::start(
                 cache.clone(),
                 order.clone(),
+                None,
                 options(first, stride, prefetch_bytes),
             )
             .unwrap();
@@ -435,8 +459,13 @@ mod tests {
             granularity: 1,
         };
         let order = Arc::new(Order::new(spec, &Mix::whole(index.starts().clone()), 0).unwrap());
-        let mut reader =
-            Reader::start(cache(folder.path(), &index), order, options(0, 1, 1 << 20)).unwrap();
+        let mut reader = Reader::start(
+            cache(folder.path(), &index),
+            order,
+            None,
+            options(0, 1, 1 << 20),
+        )
+        .unwrap();
         let mut seen = 0;
         let error = loop {
             match reader.next(Duration::from_secs(10)) {
@@ -456,7 +485,7 @@ mod tests {
         let index = write(folder.path());
         let cache = cache(folder.path(), &index);
         let mut reader =
-            Reader::start(cache.clone(), order(&index), options(0, 1, 1 << 20)).unwrap();
+            Reader::start(cache.clone(), order(&index), None, options(0, 1, 1 << 20)).unwrap();
         assert!(reader.next(Duration::from_secs(10)).unwrap().is_some());
         drop(reader);
         assert_eq!(Arc::strong_count(&cache), 1);

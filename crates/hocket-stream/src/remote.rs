@@ -1,8 +1,10 @@
 //! Where shards come from: a data set's folder in an object store.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use hocket_store::{Store, StoreError, StoreOptions, runtime};
 
 use crate::error::{Result, StreamError};
@@ -39,15 +41,36 @@ impl Remote {
         Ok(settle(answer)?.map(|data| data.to_vec()))
     }
 
-    /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
+    /// Ranges of an object, near ones in one request, or `None` where there is none. Blocks.
     ///
     /// # Errors
     /// As [`get`](Self::get).
+    pub fn get_ranges(
+        &self,
+        key: &str,
+        ranges: &[Range<u64>],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let (store, key, ranges) = (self.store.clone(), key.to_owned(), ranges.to_owned());
+        let answer = async move { store.get_ranges(&key, &ranges).await };
+        settle(runtime::wait(answer, interrupted))
+    }
+
+    /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); [`StreamError::Io`] where the disk refuses.
     pub fn download(&self, key: &str, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
-        let (store, key, into) = (self.store.clone(), key.to_owned(), into.to_owned());
-        let download = async move { store.download(&key, &into, Some(bytes)).await };
+        let (store, key, target) = (self.store.clone(), key.to_owned(), into.to_owned());
+        let download = async move { store.download(&key, &target, Some(bytes)).await };
         let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
-        Ok(settle(answer)?.is_some())
+        match settle(answer) {
+            // The disk's refusal and not the store's.
+            Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
+                Err(StreamError::Io { path: uri, reason })
+            }
+            other => Ok(other?.is_some()),
+        }
     }
 }
 

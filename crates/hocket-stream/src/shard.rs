@@ -29,6 +29,8 @@ pub struct Shard {
     meta: Option<ShardBytes>,
     layout: Arc<Layout>,
     samples: u32,
+    /// The numbers of its samples in the whole shard, ascending, where it has but some.
+    only: Option<Vec<u32>>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -62,7 +64,15 @@ impl Shard {
             meta,
             layout: info.layout.clone(),
             samples: info.samples,
+            only: None,
         })
+    }
+
+    /// This shard as samples `numbers` (ascending) of a larger one, and asked for by these.
+    #[must_use]
+    pub(crate) fn only(mut self, numbers: &[u32]) -> Self {
+        self.only = Some(numbers.to_vec());
+        self
     }
 
     /// How many samples it holds.
@@ -79,16 +89,21 @@ impl Shard {
     /// numbers of columns. Those of a text shard are in the encodings of [`Layout::schema`].
     ///
     /// # Errors
-    /// [`StreamError::ShardCorrupt`] where the sizes do not add up to the sample's extent, or a text is
-    /// not of its columns' types; [`StreamError::Config`] for a number past the end.
+    /// [`StreamError::SampleCorrupt`] where the sizes do not add up to the sample's extent, or a text is
+    /// not of its columns' types; [`StreamError::ShardCorrupt`] where the table has no such sample;
+    /// [`StreamError::Config`] for a number past the end.
     pub fn sample(&self, number: u32, take: impl FnMut(usize, &[u8])) -> Result<()> {
-        if number >= self.samples {
-            return Err(StreamError::config(format!(
-                "sample {number} of shard `{}`: expected a number below {}",
+        let place = match &self.only {
+            None => Some(number).filter(|&number| number < self.samples),
+            Some(only) => only.binary_search(&number).ok().map(|place| place as u32),
+        };
+        let place = place.ok_or_else(|| {
+            StreamError::config(format!(
+                "sample {number} of shard `{}`: expected one of its {}",
                 self.name, self.samples
-            )));
-        }
-        let (Some(begin), Some(end)) = (self.offset(number), self.offset(number + 1)) else {
+            ))
+        })?;
+        let (Some(begin), Some(end)) = (self.offset(place), self.offset(place + 1)) else {
             return Err(self.corrupt("a whole table of offsets", "a shorter one"));
         };
         let Some(sample) = (*self.data).as_ref().get(begin..end) else {
@@ -101,10 +116,8 @@ impl Shard {
         let read = match &self.layout.format {
             Format::Mds => {
                 return self.split(sample, take).ok_or_else(|| {
-                    self.corrupt(
-                        &format!("columns that fill sample {number}"),
-                        &format!("sizes that do not add up to its {} bytes", sample.len()),
-                    )
+                    let actual = format!("sizes that do not add up to its {} bytes", sample.len());
+                    self.corrupt_sample(number, "columns that fill it".into(), actual)
                 });
             }
             Format::Json { newline } => text::read_json(sample, columns, newline, take),
@@ -112,12 +125,7 @@ impl Shard {
                 text::read_xsv(sample, columns, separator, newline, take)
             }
         };
-        read.map_err(|found| {
-            self.corrupt(
-                &format!("sample {number} with {}", found.expected),
-                &found.actual,
-            )
-        })
+        read.map_err(|found| self.corrupt_sample(number, found.expected, found.actual))
     }
 
     /// The columns of an MDS sample, or `None` where sizes and extent differ.
@@ -145,6 +153,16 @@ impl Shard {
         let at = 4 + 4 * number as usize;
         let word = (**table).as_ref().get(at..at + 4)?;
         Some(u32::from_le_bytes(word.try_into().ok()?) as usize)
+    }
+
+    fn corrupt_sample(&self, sample: u32, expected: String, actual: String) -> StreamError {
+        StreamError::SampleCorrupt {
+            sample,
+            shard: self.name.clone(),
+            object: self.origin.clone(),
+            expected,
+            actual,
+        }
     }
 
     fn corrupt(&self, expected: &str, actual: &str) -> StreamError {

@@ -29,10 +29,10 @@ impl Sources {
         for (number, cache) in caches.iter().enumerate() {
             let index = cache.index();
             firsts.push(total as u32);
-            total += index.shards().len();
+            total += index.num_shards();
             match &schema {
                 // Without shards there are no columns either.
-                _ if index.shards().is_empty() => {}
+                _ if index.num_shards() == 0 => {}
                 None => schema = Some(index.schema().clone()),
                 Some(first) if **first != **index.schema() => {
                     return Err(StreamError::config(format!(
@@ -69,7 +69,7 @@ impl Sources {
     pub fn shard_bytes(&self, number: u32) -> u64 {
         let found = self.find(number);
         found
-            .and_then(|(cache, number)| cache.index().shards().get(number as usize))
+            .and_then(|(cache, number)| cache.index().shard(number as usize))
             .map_or(0, |shard| shard.files().map(|file| file.raw.bytes).sum())
     }
 
@@ -84,12 +84,44 @@ impl Sources {
     /// # Errors
     /// As [`Cache::open`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
-        let (cache, number) = self.find(number).ok_or_else(|| {
+        let (cache, number) = self.locate(number)?;
+        cache.open(number, stop)
+    }
+
+    /// Opens a shard if it is here; as [`Cache::open_here`].
+    ///
+    /// # Errors
+    /// As [`Cache::open_here`].
+    pub fn open_here(&self, number: u32) -> Result<Option<Shard>> {
+        let (cache, number) = self.locate(number)?;
+        cache.open_here(number)
+    }
+
+    /// Some samples of a shard that is not here; as [`Cache::pick`].
+    ///
+    /// # Errors
+    /// As [`Cache::pick`].
+    pub fn pick(
+        &self,
+        number: u32,
+        numbers: &[u32],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Shard>> {
+        let (cache, number) = self.locate(number)?;
+        cache.pick(number, numbers, interrupted)
+    }
+
+    /// Whether some shard found no room in its cache.
+    pub fn has_passed(&self) -> bool {
+        self.caches.iter().any(|cache| cache.counts().passed > 0)
+    }
+
+    fn locate(&self, number: u32) -> Result<(&Cache, u32)> {
+        self.find(number).ok_or_else(|| {
             StreamError::config(format!(
                 "shard {number}: there is no stream to read it from"
             ))
-        })?;
-        cache.open(number, stop)
+        })
     }
 
     fn find(&self, number: u32) -> Option<(&Cache, u32)> {

@@ -276,7 +276,7 @@ mod tests {
         }]});
         let index = Index::parse(text.to_string().as_bytes(), "index.json").unwrap();
         let bytes = [0u32.to_le_bytes(), 8u32.to_le_bytes()].concat();
-        Shard::open(&index.shards()[0], "s.mds", Box::new(bytes), None).unwrap()
+        Shard::open(&index.shard(0).unwrap(), "s.mds", Box::new(bytes), None).unwrap()
     }
 
     /// Opens whatever was asked for, as fetchers do; says what that was.

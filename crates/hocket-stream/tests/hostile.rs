@@ -100,11 +100,11 @@ fn index(kind: &str, samples: u64, bytes: usize) -> String {
 
 /// Reads all samples; how many bytes they had.
 fn read(index: &Index, data: Vec<u8>, meta: Option<Vec<u8>>) -> usize {
-    let Some(info) = index.shards().first() else {
+    let Some(info) = index.shard(0) else {
         return 0;
     };
     let (len, meta) = (data.len(), meta.map(|meta| Box::new(meta) as _));
-    let Ok(shard) = Shard::open(info, "there", Box::new(data), meta) else {
+    let Ok(shard) = Shard::open(&info, "there", Box::new(data), meta) else {
         return 0;
     };
     let mut total = 0;

@@ -219,6 +219,8 @@ def test_compressed_shards_under_a_limit(s3d: Any, remote: str, tmp_path: Path, 
     cache, limit = tmp_path / "cache", int(2.5 * SHARD)
     zipped = write(s3d.uri(f"{tmp_path.name}-zip"), compression="zstd")
     options: dict[str, Any] = {"remote": zipped, "local": cache, "cache_limit": limit, "keep_zip": keep_zip}
+    # The next epoch's first shard would be here, and its packed file perhaps gone again.
+    options["prefetch_next_epoch"] = False
     for _ in range(2):
         assert read_ids(**options) == list(range(COUNT))
         assert disk_usage(cache) <= limit

@@ -93,6 +93,11 @@ def test_a_missing_shard(write: Callable[..., str]) -> None:
         list(StreamingDataset(local=path.parent, batch_size=1))
 
 
+def test_no_samples(write: Callable[..., str]) -> None:
+    with pytest.raises(errors.ConfigError, match=r"0 samples for 1 data-parallel ranks.*more data"):
+        StreamingDataset(local=write(0), batch_size=1)
+
+
 def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
     folder = write(3)
     for rank in range(4):

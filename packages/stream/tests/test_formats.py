@@ -177,7 +177,9 @@ def test_a_text_shard_that_lies(tmp_path: Path) -> None:
         writer.write({"name": "a", "count": 1, "share": 1.0})
     shard = tmp_path / "shard.00000.csv"
     shard.write_bytes(shard.read_bytes().replace(b"1,a", b"x,a"))
-    with pytest.raises(errors.ShardCorruptError, match=r"sample 0 with an integer of 64 bits as `count`"):
+    with pytest.raises(
+        errors.ShardCorruptError, match=r"sample 0 of shard .* expected an integer of 64 bits as `count`"
+    ):
         read(tmp_path)
     meta = tmp_path / "shard.00000.csv.meta"
     meta.write_bytes(b"\xff" * 4 + meta.read_bytes()[4:])

@@ -48,6 +48,7 @@ def test_each_node_fetches_what_the_simulation_says(
                 num_canonical_nodes=6,
                 rank=rank,
                 world_size=6,
+                prefetch_next_epoch=False,
             )
             dataset.set_epoch(1)
             num_samples += sum(dataset.batch_share()[0] for _ in dataset.batches())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections.abc import Callable
@@ -157,6 +158,21 @@ def test_a_state_at_the_end_of_an_epoch_yields_nothing_and_moves_on(folder: str)
     resumed.load_state_dict(at_end)
     assert list(resumed) == []
     assert resumed.state_dict() == loader.state_dict()
+
+
+def test_a_consumer_that_stops_at_the_last_batch_gets_the_next_epoch(folder: str) -> None:
+    whole = open_rank(folder, 0, 1)
+    expected = [[whole.sample_ids(k, epoch=epoch) for k in range(whole.num_batches)] for epoch in range(3)]
+    loader = StreamingDataLoader(open_rank(folder, 0, 1))
+    dataset, samples = open_rank(folder, 0, 1), open_rank(folder, 0, 1)
+    for epoch in range(3):
+        given = itertools.islice(loader, len(loader))
+        assert [batch["id"].tolist() for batch in given] == expected[epoch]
+        batches = dataset.batches()
+        assert [next(batches)["id"].tolist() for _ in expected[epoch]] == expected[epoch]
+        iterator = iter(samples)
+        assert [next(iterator)["id"] for _ in range(len(samples))] == [*chain(*expected[epoch])]
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batch"]) == (2, whole.num_batches)
 
 
 def test_the_state_is_small_and_plain(folder: str) -> None:

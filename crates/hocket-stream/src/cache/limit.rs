@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
 use crate::files::{is_same_file, part_target};
-use crate::index::{FileInfo, INDEX_NAME, Index};
+use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo};
 
 /// Between two tries for a lock that is held for moments.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);
@@ -37,8 +38,8 @@ pub struct CacheLimit {
 struct Folder {
     path: PathBuf,
     index: Arc<Index>,
-    /// Shard and place in it of every file of the index, by name.
-    by_name: Vec<(u32, u8)>,
+    /// Every file of the index by a hash of its name: its shard, and its place in that.
+    by_name: Vec<(u64, u32, u8)>,
     /// The folders within it that hold shards, relative to it.
     below: Vec<PathBuf>,
 }
@@ -144,14 +145,16 @@ impl Folder {
     fn new(path: PathBuf, index: Arc<Index>) -> Self {
         let mut by_name = Vec::new();
         let mut below = BTreeSet::from([PathBuf::new()]);
-        for number in 0..index.shards().len() as u32 {
-            for (place, file) in files(&index, number).enumerate() {
-                by_name.push((number, place as u8));
+        for number in 0..index.num_shards() as u32 {
+            for (place, file) in files(&index, number).into_iter().enumerate() {
+                by_name.push((xxh3_64(file.basename.as_bytes()), number, place as u8));
                 let parent = Path::new(&file.basename).parent();
-                below.extend(parent.map(Path::to_owned));
+                if let Some(parent) = parent.filter(|parent| !below.contains(*parent)) {
+                    below.insert(parent.to_owned());
+                }
             }
         }
-        by_name.sort_by(|&one, &other| name(&index, one).cmp(&name(&index, other)));
+        by_name.sort_unstable();
         Self {
             path,
             index,
@@ -161,14 +164,17 @@ impl Folder {
     }
 
     /// The file of the index that has this name.
-    fn find(&self, wanted: &Path) -> Option<&FileInfo> {
-        let wanted = Some(wanted.to_str()?);
-        let at = self
-            .by_name
-            .binary_search_by(|&at| name(&self.index, at).cmp(&wanted))
-            .ok()?;
-        let &(number, place) = self.by_name.get(at)?;
-        files(&self.index, number).nth(place.into())
+    fn find(&self, wanted: &Path) -> Option<FileInfo> {
+        let wanted = wanted.to_str()?;
+        let hash = xxh3_64(wanted.as_bytes());
+        let first = self.by_name.partition_point(|&(known, ..)| known < hash);
+        let alike = self.by_name.get(first..)?.iter();
+        alike
+            .take_while(|&&(known, ..)| known == hash)
+            .filter_map(|&(_, number, place)| {
+                files(&self.index, number).into_iter().nth(place.into())
+            })
+            .find(|file| file.basename == wanted)
     }
 
     /// The bytes of all that lies here and is to come, and the files that may go.
@@ -216,18 +222,15 @@ impl Folder {
     }
 }
 
-fn files(index: &Index, number: u32) -> impl Iterator<Item = &FileInfo> {
-    let shard = index.shards().get(number as usize);
+fn files(index: &Index, number: u32) -> Vec<FileInfo> {
+    let shard = index.shard(number as usize);
     shard
-        .into_iter()
-        .flat_map(|shard| shard.files())
+        .iter()
+        .flat_map(ShardInfo::files)
         .flat_map(|file| [Some(&file.raw), file.zip.as_ref()])
         .flatten()
-}
-
-fn name(index: &Index, (number, place): (u32, u8)) -> Option<&str> {
-    let file = files(index, number).nth(place.into())?;
-    Some(&file.basename)
+        .cloned()
+        .collect()
 }
 
 /// What a file takes, or will when all of it is written.

@@ -5,14 +5,15 @@ mod check;
 mod counts;
 mod limit;
 mod mapped;
+mod pick;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
@@ -50,6 +51,8 @@ pub struct Cache {
     counters: Counters,
     /// Shards whose bytes this process has checked.
     checked: Mutex<HashSet<u32>>,
+    /// How often samples of a shard that is not here were picked out of it.
+    picked: Mutex<HashMap<u32, u32>>,
     notices: Mutex<Vec<String>>,
 }
 
@@ -93,11 +96,10 @@ impl Cache {
     pub fn new(index: Arc<Index>, remote: Option<Remote>, options: CacheOptions) -> Result<Self> {
         if let Some(name) = &options.validate_hash {
             Algorithm::parse(name)?;
-            let lacking = index
-                .shards()
-                .iter()
-                .flat_map(ShardInfo::files)
-                .find(|file| !file.raw.hashes.iter().any(|(known, _)| known == name));
+            let lacks =
+                |file: &&StoredFile| !file.raw.hashes.iter().any(|(known, _)| known == name);
+            let mut shards = index.shards();
+            let lacking = shards.find_map(|shard| shard.files().find(lacks).cloned());
             if let Some(file) = lacking {
                 let known: Vec<&str> = file
                     .raw
@@ -118,6 +120,7 @@ impl Cache {
             limit: None,
             counters: Counters::default(),
             checked: Mutex::default(),
+            picked: Mutex::default(),
             notices: Mutex::default(),
         })
     }
@@ -156,59 +159,90 @@ impl Cache {
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] when no attempt brought the right
     /// bytes, [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
-        let shard = self.index.shards().get(number as usize).ok_or_else(|| {
-            StreamError::config(format!(
-                "shard {number}: expected a number below {}",
-                self.index.shards().len()
-            ))
-        })?;
-        let is_checked = self
-            .checked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(&number);
-        let (data, origin) = self.bring(shard, &shard.data, is_checked, stop)?;
+        let shard = self.shard(number)?;
+        let bring = |file: &StoredFile| match self.find(number, &shard, file, stop)? {
+            Some(bytes) => Ok(bytes),
+            None => self.admit(&shard, file, &self.path(file), stop),
+        };
+        let data = bring(&shard.data)?;
+        let meta = shard.meta.as_ref().map(bring).transpose()?;
+        self.assemble(number, &shard, data, meta)
+    }
+
+    /// Opens a shard if all of it is here; downloads and unpacks nothing.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); a shard with wrong bytes that can be fetched again is not here.
+    pub fn open_here(&self, number: u32) -> Result<Option<Shard>> {
+        let (shard, stop) = (self.shard(number)?, AtomicBool::new(false));
+        let Some(data) = self.find(number, &shard, &shard.data, &stop)? else {
+            return Ok(None);
+        };
         let meta = match &shard.meta {
-            Some(file) => {
-                Some(Box::new(self.bring(shard, file, is_checked, stop)?.0) as ShardBytes)
-            }
+            Some(file) => match self.find(number, &shard, file, &stop)? {
+                None => return Ok(None),
+                found => found,
+            },
             None => None,
         };
+        self.assemble(number, &shard, data, meta).map(Some)
+    }
+
+    fn shard(&self, number: u32) -> Result<ShardInfo> {
+        self.index.shard(number as usize).ok_or_else(|| {
+            StreamError::config(format!(
+                "shard {number}: expected a number below {}",
+                self.index.num_shards()
+            ))
+        })
+    }
+
+    fn path(&self, file: &StoredFile) -> PathBuf {
+        self.options.local.join(&file.raw.basename)
+    }
+
+    fn assemble(
+        &self,
+        number: u32,
+        shard: &ShardInfo,
+        data: Mapped,
+        meta: Option<Mapped>,
+    ) -> Result<Shard> {
+        let origin = self.path(&shard.data).display().to_string();
+        let meta = meta.map(|bytes| Box::new(bytes) as ShardBytes);
         let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
-        self.checked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(number);
+        self.checked().insert(number);
         Ok(opened)
     }
 
-    /// A raw file's bytes, brought here first where they are not, and its path.
-    fn bring(
+    /// A raw file's bytes, if it is here and they are right; if they are wrong and there are others to be had,
+    /// it is not here.
+    fn find(
         &self,
+        number: u32,
         shard: &ShardInfo,
         file: &StoredFile,
-        is_checked: bool,
         stop: &AtomicBool,
-    ) -> Result<(Mapped, String)> {
-        let path = self.options.local.join(&file.raw.basename);
-        let origin = path.display().to_string();
-        if let Some(bytes) = self.map(&path, stop)? {
-            let checked = if is_checked {
-                Ok(())
-            } else {
-                self.check_raw(shard, file, &origin, &bytes)
-            };
-            match checked {
-                Ok(()) => {
-                    self.counters.hits.fetch_add(1, Ordering::Relaxed);
-                    return Ok((bytes, origin));
-                }
-                Err(error) if !self.can_refetch(file) => return Err(error),
-                Err(error) => self.note(format!("{error}; it is fetched again")),
+    ) -> Result<Option<Mapped>> {
+        let path = self.path(file);
+        let Some(bytes) = self.map(&path, stop)? else {
+            return Ok(None);
+        };
+        if !self.checked().contains(&number)
+            && let Err(error) = self.check_raw(shard, file, &path.display().to_string(), &bytes)
+        {
+            if !self.can_refetch(file) {
+                return Err(error);
             }
+            self.note(format!("{error}; it is fetched again"));
+            return Ok(None);
         }
-        let bytes = self.admit(shard, file, &path, stop)?;
-        Ok((bytes, origin))
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(bytes))
+    }
+
+    fn checked(&self) -> MutexGuard<'_, HashSet<u32>> {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Maps a file of the cache, kept from eviction while the map lives.

@@ -347,6 +347,9 @@ class EpochOrder:
     def sample_ids(self, batch: int) -> _list[int]:
         """Return a batch's samples over all ranks, by their numbers in storage order."""
 
+    def rank_ids(self, batch: int, rank: int, world_size: int) -> _list[int]:
+        """Return the samples that a rank reads of a batch; one that does not count where it has no share."""
+
 @final
 class ShardCache:
     """A data set's shards on this machine: fetched whole, checked, by one process of the machine for all.
@@ -427,6 +430,7 @@ class BatchReader:
     Args:
         caches: The streams' shards, in the order in which `order` numbers them.
         order: Of the epoch.
+        following: Of the next one, whose first shards are fetched when this one's are, within the same bytes.
         rank: This rank.
         world_size: How many ranks divide each batch.
         first: The first batch.
@@ -443,6 +447,7 @@ class BatchReader:
         cls,
         caches: _list[ShardCache],
         order: EpochOrder,
+        following: EpochOrder | None,
         *,
         rank: int,
         world_size: int,
@@ -464,6 +469,7 @@ class BatchReader:
         Raises:
             ShardNotFoundError: A shard of the index is nowhere.
             ShardCorruptError: Its bytes are not what the index says, however often fetched.
+            SampleCorruptError: A sample's sizes do not add up, or its text is not of its columns' types.
             StreamIOError: The cache folder refuses.
             StoreError: The store's own errors, as they come.
         """
@@ -473,6 +479,20 @@ class BatchReader:
 
     def close(self) -> None:
         """End the threads. The next `next` says `None`."""
+
+def look_up(
+    caches: _list[ShardCache], order: EpochOrder
+) -> _list[tuple[memoryview, memoryview | None, memoryview | None]] | None:
+    """Return the columns of an order's first batch, without threads, or `None` where that needs a reader.
+
+    Shards that are here are opened; of others, if raw and large, the samples' ranges are read, near ones
+    together, and not kept. `None`: a shard should be fetched whole, because it is compressed or small, or
+    because much of it is asked for, or often. Columns are as `BatchReader.next` has them. Blocks; Ctrl-C
+    ends the wait.
+
+    Raises:
+        ShardNotFoundError: And the others of `BatchReader.next`.
+    """
 
 @final
 class ShardWriter:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.stream.encodings import Column, Encoding, check_width, resolve_encoding
 from hocket.stream.encodings.base import Plain
-from hocket.stream.errors import ShardCorruptError
+from hocket.stream.errors import SampleCorruptError, ShardCorruptError
 
 #: A column's bytes; offsets of its values where they differ in size; the samples that have one, if not all.
 RawColumn = tuple[memoryview, memoryview | None, memoryview | None]
@@ -53,7 +53,7 @@ class ColumnSet:
         """Return a batch's values by column.
 
         Raises:
-            ShardCorruptError: A value's bytes are not of its encoding.
+            SampleCorruptError: A value's bytes are not of its encoding.
         """
         decoded: dict[str, Column] = {}
         for (name, encoding), (data, offsets, rows) in zip(self._columns, columns, strict=True):
@@ -61,7 +61,7 @@ class ColumnSet:
             try:
                 column = encoding.decode(data, edges)
             except ShardCorruptError as error:
-                raise ShardCorruptError(f"column `{name}`: {error}") from None
+                raise SampleCorruptError(f"column `{name}`: {error}") from None
             if name not in self._mixed:
                 decoded[name] = column
                 continue

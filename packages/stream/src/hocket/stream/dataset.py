@@ -17,7 +17,6 @@ from hocket.stream.options import OrderOptions
 from hocket.stream.plan import Plan
 from hocket.stream.position import Cursor
 from hocket.stream.samples import SampleIterator
-from hocket.stream.sizes import parse_bytes
 from hocket.stream.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.topology import (
     offer_to_torch,
@@ -25,7 +24,6 @@ from hocket.stream.topology import (
     resolve_num_nodes,
     resolve_worker,
 )
-from hocket.stream.weights import parse_count
 
 logger = logging.getLogger("hocket.stream")
 
@@ -77,10 +75,15 @@ class StreamingDataset:
         world_size: Number of those; by default `WORLD_SIZE` divided by `replication`.
         replication: So many consecutive processes read the same samples.
         allow_unsafe_types: Take columns whose decoding runs code out of the data.
+        on_bad_sample: What becomes of a sample that cannot be decoded while its shard is sound: `raise`, or
+            `replace` it by the next good one of its stream in storage order, the same on any topology.
         download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
         download_retry: Fetches of a shard before wrong bytes are final.
         prefetch_bytes: Bytes of shards fetched ahead of their first use.
         prefetch_batches: Finished batches that may wait.
+        prefetch_next_epoch: Go on with the next epoch's first shards while the last batches of this one are
+            taken, within the same bytes; not with `order="mosaic"`, whose plans are costly, nor where shards
+            find no room in the cache.
         fetch_threads: Shards fetched at once.
 
     Raises:
@@ -123,10 +126,12 @@ class StreamingDataset:
         world_size: int | None = None,
         replication: int | None = None,
         allow_unsafe_types: bool = False,
+        on_bad_sample: str = "raise",
         download_timeout: float = 120.0,
         download_retry: int = 3,
         prefetch_bytes: int = 256 << 20,
         prefetch_batches: int = 4,
+        prefetch_next_epoch: bool = True,
         fetch_threads: int = 16,
     ) -> None:
         self._options = OrderOptions(
@@ -141,14 +146,8 @@ class StreamingDataset:
             batching_method=batching_method,
             sampling_method=sampling_method,
             sampling_granularity=sampling_granularity,
+            epoch_size=epoch_size,
         )
-        for name, value in [
-            ("download_retry", download_retry),
-            ("prefetch_batches", prefetch_batches),
-            ("fetch_threads", fetch_threads),
-        ]:
-            if value < 1:
-                raise ConfigError(f"`{name}` is {value}: expected at least 1")
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
         self.cursor = Cursor()
@@ -157,27 +156,26 @@ class StreamingDataset:
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
         self._is_tail_reported = False
-        chosen = choose_streams(streams, remote, local, split)
-        size = None if epoch_size is None else parse_count("epoch_size", epoch_size)
-        sources = resolve_sources(
-            chosen,
-            SourceSettings(
-                validate_hash=validate_hash,
-                keep_zip=keep_zip,
-                download_timeout=download_timeout,
-                download_retry=download_retry,
-            ),
+        fetching = SourceSettings(
+            validate_hash=validate_hash,
+            keep_zip=keep_zip,
+            download_timeout=download_timeout,
+            download_retry=download_retry,
         )
+        reading = ReadSettings(
+            prefetch_bytes=prefetch_bytes,
+            prefetch_batches=prefetch_batches,
+            prefetch_next_epoch=prefetch_next_epoch,
+            fetch_threads=fetch_threads,
+            cache_limit=cache_limit,
+            allow_unsafe_types=allow_unsafe_types,
+            on_bad_sample=on_bad_sample,
+        )
+        chosen = choose_streams(streams, remote, local, split)
         self._engine = Engine(
-            sources,
-            ReadSettings(
-                prefetch_bytes=prefetch_bytes,
-                prefetch_batches=prefetch_batches,
-                fetch_threads=fetch_threads,
-                cache_limit=None if cache_limit is None else parse_bytes("cache_limit", cache_limit),
-                allow_unsafe_types=allow_unsafe_types,
-            ),
-            weigh=lambda sizes: self._options.counts(chosen, sizes, size),
+            resolve_sources(chosen, fetching),
+            reading,
+            weigh=lambda sizes: self._options.counts(chosen, sizes),
         )
         self._plan: Plan | None = None
         self._global_batch_size: int | None = None
@@ -285,12 +283,18 @@ class StreamingDataset:
         Raises:
             ShardNotFoundError: A shard is nowhere.
             ShardCorruptError: Its bytes are wrong, however often fetched.
+            SampleCorruptError: A sample cannot be decoded, and nothing may stand in for it.
             StreamIOError: The cache folder refuses.
             StoreError: The store's own errors, as they come.
         """
         way = self.plan.passes(epoch, first if start is None else start)
         batches = self._engine.read(
-            way.order, rank=way.rank, world_size=way.world_size, first=first - way.start, stride=stride
+            way.order,
+            rank=way.rank,
+            world_size=way.world_size,
+            first=first - way.start,
+            stride=stride,
+            following=way.following,
         )
         for batch in batches:
             local, total = batch.local, batch.total
@@ -307,8 +311,8 @@ class StreamingDataset:
         Raises:
             As `read_batches`.
         """
+        self.begin_pass()
         token = self.cursor.begin()
-        self.report_tail()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
             self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
             yield batch.columns
@@ -320,7 +324,7 @@ class StreamingDataset:
         In a torch DataLoader's worker: those of the worker's batches. The state stands after a batch once its
         last sample was yielded, and before it until then.
         """
-        self.report_tail()
+        self.begin_pass()
         return SampleIterator(self.read_batches, self.samples, self.cursor, resolve_worker())
 
     @overload
@@ -366,7 +370,8 @@ class StreamingDataset:
         `stream/batches` were taken, and `stream/wait_s` seconds spent waiting for them; `stream/queue_depth`
         were ready when the last one was asked for. `stream/cache_hits` files of shards were there when they
         were opened; `stream/fetches` came from the remote, of `stream/fetched_bytes` bytes; `stream/passed`
-        found no room and were held in memory; `stream/evicted` made room. Worker processes count for
+        found no room and were held in memory; `stream/evicted` made room; `stream/replaced` samples could not
+        be decoded, and others stood in for them. Worker processes count for
         themselves. Requests and retries: `hocket.native.counters()`.
         """
         return self._engine.metrics()
@@ -400,8 +405,14 @@ class StreamingDataset:
         """
         self.plan.load(state, self.cursor)
 
-    def report_tail(self) -> None:
-        """Say once, on rank 0, what the last batch does to this data."""
+    def begin_pass(self) -> None:
+        """Get ready for an iteration, which `batches`, `__iter__` and the loader do by themselves.
+
+        After one that gave all batches of its epoch it is of the next epoch, even if the consumer stopped at
+        the last batch and never asked for more. Says once, on rank 0, what the last batch does to this data.
+        """
+        if self.cursor.is_spent(self.num_batches):
+            self.cursor.go(self.cursor.epoch + 1, 0)
         if self._is_tail_reported or self.data_parallel[0] != 0:
             return
         self._is_tail_reported = True

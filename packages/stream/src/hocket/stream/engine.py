@@ -7,15 +7,20 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from hocket.native import _native
 from hocket.stream.columns import ColumnSet
 from hocket.stream.encodings import Column
-from hocket.stream.errors import ConfigError, IndexCorruptError
+from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
 from hocket.stream.location import Location
+from hocket.stream.mending import StandIns
 from hocket.stream.metrics import Waits, metrics
+from hocket.stream.sizes import parse_bytes
 
 logger = logging.getLogger("hocket.stream")
 
@@ -36,6 +41,10 @@ class SourceSettings:
     download_retry: int = 3
     """Fetches of a shard before wrong bytes are final."""
 
+    def __post_init__(self) -> None:
+        if self.download_retry < 1:
+            raise ConfigError(f"`download_retry` is {self.download_retry}: expected at least 1")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
@@ -47,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadSettings:
-    """How far ahead of their use batches are made."""
+    """How far ahead of their use batches are made, and of what."""
 
     prefetch_bytes: int = 256 << 20
     """Bytes of shards that may be fetched ahead of their first use."""
@@ -58,11 +67,28 @@ class ReadSettings:
     fetch_threads: int = 16
     """Shards that are fetched at once."""
 
-    cache_limit: int | None = None
-    """Bytes that the caches together may have; None for no limit."""
+    prefetch_next_epoch: bool = True
+    """Go on with the next epoch's first shards, within the same bytes."""
+
+    cache_limit: int | str | None = None
+    """Bytes that the caches together may have, such as `100gb`; None for no limit."""
 
     allow_unsafe_types: bool = False
     """Take columns whose decoding runs code out of the data."""
+
+    on_bad_sample: str = "raise"
+    """What becomes of a sample that cannot be decoded: `raise` or `replace`."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefetch_batches", "fetch_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"`{name}` is {getattr(self, name)}: expected at least 1")
+        if self.on_bad_sample not in ("raise", "replace"):
+            reason = ", which would leave ranks with batches of different sizes"
+            raise ConfigError(
+                f"`on_bad_sample` is {self.on_bad_sample!r}{reason if self.on_bad_sample == 'skip' else ''}: "
+                "expected 'raise' or 'replace'"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +148,7 @@ class Engine:
             allow_unsafe_types=unsafe,
         )
         self.encodings = self._columns.encodings
-        self._waits = Waits()
-        self._caches = self._make_caches()
-        self._process = os.getpid()
+        self._own()
 
     @property
     def origin(self) -> str:
@@ -158,7 +182,7 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         """Return what `StreamingDataset.metrics` says."""
-        return metrics(self._caches, self._limit, self._waits)
+        return metrics(self._caches, self._limit, self._waits, num_replaced=self._stand_ins.num_replaced)
 
     def _make_caches(self) -> list[_native.ShardCache]:
         self._limit = self._make_limit()
@@ -183,21 +207,59 @@ class Engine:
             for index, source in zip(self.indexes, self.sources, strict=True)
             if source.location.remote is not None
         ]
-        if self.settings.cache_limit is None or not folders:
+        if self.settings.cache_limit is None:
             return None
-        return _native.CacheLimit(self.settings.cache_limit, folders)
+        num_bytes = parse_bytes("cache_limit", self.settings.cache_limit)
+        return _native.CacheLimit(num_bytes, folders) if folders else None
 
     def read(
-        self, order: _native.EpochOrder, *, rank: int, world_size: int, first: int, stride: int
+        self,
+        order: _native.EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        first: int,
+        stride: int,
+        following: _native.EpochOrder | None = None,
     ) -> Iterator[RankBatch]:
-        """Yield a rank's part of batches `first`, `first + stride`, …, read ahead by native threads."""
-        if self._process != os.getpid():
-            # The parent's caches may have been forked in the middle of something.
-            self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
-        caches = self._caches
-        reader = _native.BatchReader(
-            caches,
+        """Yield a rank's part of batches `first`, `first + stride`, …, read ahead by native threads.
+
+        They go on with the first shards of `following`. With `on_bad_sample="replace"` others stand in for
+        samples that cannot be decoded.
+        """
+        self._settle_in()
+        if not self.settings.prefetch_next_epoch:
+            following = None
+        while True:
+            reader = self._reader(order, following, rank, world_size, first, stride)
+            try:
+                for batch in self._take_all(reader):
+                    first = batch.number + stride
+                    yield batch
+                return
+            except SampleCorruptError:
+                if self.settings.on_bad_sample == "raise":
+                    raise
+            finally:
+                reader.close()
+            local, total = order.share(first, rank, world_size)
+            columns = self._stand_ins.read(order.rank_ids(first, rank, world_size))
+            yield RankBatch(first, local, total, columns)
+            first += stride
+
+    def _reader(
+        self,
+        order: _native.EpochOrder,
+        following: _native.EpochOrder | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        first: int = 0,
+        stride: int = 1,
+    ) -> _native.BatchReader:
+        return _native.BatchReader(
+            self._caches,
             order,
+            following,
             rank=rank,
             world_size=world_size,
             first=first,
@@ -206,20 +268,55 @@ class Engine:
             prefetch_batches=self.settings.prefetch_batches,
             fetch_threads=self.settings.fetch_threads,
         )
+
+    def _take_all(self, reader: _native.BatchReader) -> Iterator[RankBatch]:
+        while True:
+            with self._telling():
+                batch = self._waits.next(reader)
+            if batch is None:
+                return
+            number, local, total, columns = batch
+            yield RankBatch(number, local, total, self._columns.decode(columns, max(local, 1)))
+
+    def look_up(self, numbers: Sequence[int]) -> dict[str, Column]:
+        """Return samples by number in storage order, the streams one after the other, as one batch's columns.
+
+        Raises:
+            SampleCorruptError: One cannot be decoded.
+            ShardNotFoundError: And the others of `StreamingDataset.read_batches`.
+        """
+        self._settle_in()
+        ids = np.array(numbers, np.uint64)
+        order = self.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
+        with self._telling():
+            columns = self._waits.look_up(self._caches, order)
+        if columns is not None:
+            return self._columns.decode(columns, len(ids))
+        reader = self._reader(order)
         try:
-            while True:
-                try:
-                    batch = self._waits.next(reader)
-                finally:
-                    for cache in caches:
-                        for notice in cache.take_notices():
-                            logger.warning("%s", notice)
-                if batch is None:
-                    return
-                number, local, total, columns = batch
-                yield RankBatch(number, local, total, self._columns.decode(columns, max(local, 1)))
+            (batch,) = self._take_all(reader)
         finally:
             reader.close()
+        return batch.columns
+
+    def _settle_in(self) -> None:
+        """In a forked child, make anew what is a process's own: the parent's was forked in the middle."""
+        if self._process != os.getpid():
+            self._own()
+
+    def _own(self) -> None:
+        self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
+        self._stand_ins = StandIns(self.look_up, [index.num_samples for index in self.indexes])
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Log what the caches have to say of what was done."""
+        try:
+            yield
+        finally:
+            for cache in self._caches:
+                for notice in cache.take_notices():
+                    logger.warning("%s", notice)
 
     def __getstate__(self) -> dict[str, Any]:
         fingerprints = [index.fingerprint for index in self.indexes]

@@ -23,6 +23,10 @@ class ShardCorruptError(StreamError, ValueError):
     """A shard's bytes are not what the index promises, however often it was fetched."""
 
 
+class SampleCorruptError(ShardCorruptError):
+    """A sample's bytes are not of its columns, although its shard is what the index promises."""
+
+
 class SourceNotFoundError(StreamError, FileNotFoundError):
     """What is to be converted into a data set is not there."""
 

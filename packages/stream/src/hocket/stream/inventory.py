@@ -188,6 +188,7 @@ class OpenShard:
         reader = _native.BatchReader(
             [self._cache],
             mix.listed_order(np.array(wanted, np.uint64).data, edges.data),
+            None,
             rank=0,
             world_size=1,
             first=0,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.stream.encodings import Column
 from hocket.stream.engine import Engine, RankBatch
 
 #: What a data set can be asked for: a number, or several.
@@ -16,7 +17,8 @@ Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
 def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
     """Return samples by number in storage order, the streams one after the other.
 
-    Negative numbers count from the end. Reads each shard's ranges once.
+    Negative numbers count from the end. Of a raw shard that is not here the ranges of samples alone are read,
+    near ones together, and not kept, unless much of it is asked for, or often: then it is fetched whole.
 
     Raises:
         IndexError: There is no such sample.
@@ -29,15 +31,15 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
             raise IndexError(f"sample {number}: expected a number from {-size} to {size - 1}")
     if not numbers:
         return []
-    ids = np.array([number % size for number in numbers], np.uint64)
-    order = engine.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
-    (batch,) = engine.read(order, rank=0, world_size=1, first=0, stride=1)
-    return split_batch(engine, batch)
+    ids = [number % size for number in numbers]
+    return _split(engine, engine.look_up(ids), len(ids))
 
 
 def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:
     """Return a batch's samples, each a value by column; one that does not count among them."""
-    items = [(name, engine.encodings[name].item, column) for name, column in batch.columns.items()]
-    return [
-        {name: item(column, place) for name, item, column in items} for place in range(max(batch.local, 1))
-    ]
+    return _split(engine, batch.columns, max(batch.local, 1))
+
+
+def _split(engine: Engine, columns: dict[str, Column], count: int) -> list[dict[str, Any]]:
+    items = [(name, engine.encodings[name].item, column) for name, column in columns.items()]
+    return [{name: item(column, place) for name, item, column in items} for place in range(count)]

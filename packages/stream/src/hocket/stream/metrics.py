@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hocket.native import _native
 
-#: A batch as native threads hand it over; see `BatchReader.next`.
-PackedBatch = tuple[int, int, int, list[tuple[memoryview, memoryview | None, memoryview | None]]]
+#: A column and a batch as native code hands them over; see `BatchReader.next`.
+PackedColumn = tuple[memoryview, memoryview | None, memoryview | None]
+PackedBatch = tuple[int, int, int, list[PackedColumn]]
 
 
 class Waits:
@@ -33,9 +34,25 @@ class Waits:
         self.batches += batch is not None
         return batch
 
+    def look_up(
+        self, caches: list[_native.ShardCache], order: _native.EpochOrder
+    ) -> list[PackedColumn] | None:
+        """Take the one batch of a listed order, if no shard has to be fetched for it, and count it too."""
+        start = time.perf_counter()
+        try:
+            columns = _native.look_up(caches, order)
+        finally:
+            self.wait_s += time.perf_counter() - start
+        self.batches += columns is not None
+        return columns
+
 
 def metrics(
-    caches: Sequence[_native.ShardCache], limit: _native.CacheLimit | None, waits: Waits
+    caches: Sequence[_native.ShardCache],
+    limit: _native.CacheLimit | None,
+    waits: Waits,
+    *,
+    num_replaced: int,
 ) -> dict[str, float]:
     """Return the counts of all caches together and the waits, by names under `stream/`."""
     counts = [cache.counters() for cache in caches]
@@ -48,4 +65,5 @@ def metrics(
         "stream/fetched_bytes": sum(count["fetched_bytes"] for count in counts),
         "stream/passed": sum(count["passed"] for count in counts),
         "stream/evicted": 0 if limit is None else limit.num_evicted,
+        "stream/replaced": num_replaced,
     }

@@ -15,7 +15,7 @@ from hocket.stream.mosaic import shuffles as mosaic_shuffles
 from hocket.stream.plan import NativePlan, Plan, describe_mixture
 from hocket.stream.position import OrderSettings
 from hocket.stream.streams import Stream
-from hocket.stream.weights import resolve_counts
+from hocket.stream.weights import parse_count, resolve_counts
 
 _CHOICES = {
     "order": ("native", "mosaic"),
@@ -48,6 +48,7 @@ class OrderOptions:
     batching_method: str = "random"
     sampling_method: str = "balanced"
     sampling_granularity: int = 1
+    epoch_size: int | str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -85,12 +86,13 @@ class OrderOptions:
         has_algo = self.shuffle_algo is not None or self.partition_algo is not None
         return self.order == "mosaic" or (self.order is None and has_algo)
 
-    def counts(self, streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None) -> list[int]:
+    def counts(self, streams: Sequence[Stream], sizes: Sequence[int]) -> list[int]:
         """Return how many samples of each stream an epoch has.
 
         Raises:
             ConfigError: The streams' weights do not fit together.
         """
+        epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
         if self.is_mosaic:
             return mosaic_sampling.resolve_counts(
                 streams, sizes, epoch_size=epoch_size, seed=self.shuffle_seed

@@ -32,6 +32,9 @@ class Pass:
     world_size: int
     """How many ranks divide the order's batches."""
 
+    following: _native.EpochOrder | None = None
+    """The next epoch's order, where it is known at no great cost."""
+
     shares: NDArray[np.int64] | None = None
     """`(batches, 2)`: samples that count here and over all ranks, where the order does not know them."""
 
@@ -98,7 +101,12 @@ class NativePlan:
 
     def passes(self, epoch: int, start: int) -> Pass:
         """Return the epoch's order; where in it one starts makes no difference."""
-        return Pass(order=self._order(epoch), rank=self._rank, world_size=self._world_size)
+        return Pass(
+            order=self._order(epoch),
+            following=self._order(epoch + 1),
+            rank=self._rank,
+            world_size=self._world_size,
+        )
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
         """Return a global batch's samples; see `Plan`."""

@@ -120,6 +120,7 @@ class Cursor:
         self.batch = 0
         self.share = (0, 0)
         self._turn = 0
+        self._is_walked = False
 
     def begin(self) -> int:
         """Start an iteration, which ends any earlier one's right to move. Returns its token."""
@@ -135,6 +136,11 @@ class Cursor:
         self.check(token)
         self.batch = batch
         self.share = share
+        self._is_walked = True
+
+    def is_spent(self, num_batches: int) -> bool:
+        """Return whether an iteration gave all batches of the epoch, and was left before it told the end."""
+        return self._is_walked and self.batch >= num_batches
 
     def end_epoch(self, token: int) -> None:
         """Stand at the start of the next epoch.
@@ -149,6 +155,7 @@ class Cursor:
         """Stand elsewhere; an iteration that is under way has no right to move any more."""
         self.begin()
         self.epoch, self.batch = epoch, batch
+        self._is_walked = False
 
     def state(self, settings: OrderSettings) -> dict[str, Any]:
         """Return the place and all that it depends on: JSON, below 1 KB whatever the size of the data."""

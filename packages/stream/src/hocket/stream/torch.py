@@ -94,9 +94,9 @@ class StreamingDataLoader:
             ShardCorruptError: Its bytes are wrong, however often fetched.
             StoreError: The store's own errors, as they come.
         """
+        self.dataset.begin_pass()
         cursor = self.dataset.cursor
         token = cursor.begin()
-        self.dataset.report_tail()
         for number, local, total, batch in self._read(cursor.epoch, cursor.batch):
             cursor.move(token, number + 1, share=(local, total))
             yield batch

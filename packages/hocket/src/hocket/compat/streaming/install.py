@@ -11,6 +11,7 @@ from hocket.stream.errors import ConfigError
 MODULES = {
     "streaming": "hocket.compat.streaming",
     "streaming.base": "hocket.compat.streaming.base",
+    "streaming.base.converters": "hocket.compat.streaming.base.converters",
     "streaming.base.dataloader": "hocket.compat.streaming.dataloader",
     "streaming.base.dataset": "hocket.compat.streaming.dataset",
     "streaming.base.format": "hocket.compat.streaming.base",

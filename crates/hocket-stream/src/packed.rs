@@ -1,0 +1,95 @@
+//! Shards' entries as bytes, unpacked when one is asked for: an index may list millions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::Compression;
+use crate::index::{ShardInfo, StoredFile};
+use crate::schema::Layout;
+
+/// What of an entry is its own; the rest it shares with those of its kind.
+#[derive(Serialize, Deserialize)]
+struct Row {
+    kind: u32,
+    samples: u32,
+    data: StoredFile,
+    meta: Option<StoredFile>,
+}
+
+/// What shards alike have in common.
+#[derive(Clone, Debug)]
+struct Kind {
+    layout: Arc<Layout>,
+    compression: Option<Compression>,
+}
+
+/// Many shards in about 60 bytes each, beside their names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Packed {
+    bytes: Vec<u8>,
+    /// Where each shard's bytes end.
+    ends: Vec<usize>,
+    kinds: Vec<Kind>,
+}
+
+impl Packed {
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Shard `number`; `None` past the last.
+    pub(crate) fn get(&self, number: usize) -> Option<ShardInfo> {
+        let end = *self.ends.get(number)?;
+        let begin = match number.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        let row: Row = postcard::from_bytes(self.bytes.get(begin..end)?).ok()?;
+        let kind = self.kinds.get(row.kind as usize)?;
+        Some(ShardInfo {
+            data: row.data,
+            meta: row.meta,
+            compression: kind.compression,
+            layout: kind.layout.clone(),
+            samples: row.samples,
+        })
+    }
+}
+
+/// Packs shards one after the other.
+#[derive(Default)]
+pub(crate) struct Packer {
+    packed: Packed,
+    known: HashMap<(usize, Option<Compression>), u32>,
+}
+
+impl Packer {
+    pub(crate) fn push(&mut self, shard: ShardInfo) -> postcard::Result<()> {
+        let Packed { bytes, ends, kinds } = &mut self.packed;
+        let alike = (Arc::as_ptr(&shard.layout) as usize, shard.compression);
+        let kind = *self.known.entry(alike).or_insert_with(|| {
+            kinds.push(Kind {
+                layout: shard.layout,
+                compression: shard.compression,
+            });
+            kinds.len() as u32 - 1
+        });
+        let row = Row {
+            kind,
+            samples: shard.samples,
+            data: shard.data,
+            meta: shard.meta,
+        };
+        *bytes = postcard::to_extend(&row, std::mem::take(bytes))?;
+        ends.push(bytes.len());
+        Ok(())
+    }
+
+    pub(crate) fn finish(mut self) -> Packed {
+        self.packed.bytes.shrink_to_fit();
+        self.packed.ends.shrink_to_fit();
+        self.packed
+    }
+}

@@ -1,0 +1,127 @@
+"""A Spark DataFrame as a data set: each partition by itself, and one index over all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hocket.native import Store
+from hocket.stream import MDSWriter
+from hocket.stream import merge_index as _merge_index
+from hocket.stream.errors import ConfigError, DatasetExistsError
+from hocket.stream.output import Place, split_place
+
+#: From a partition's rows, each a value by column, to samples.
+MakeSamples = Callable[..., Iterable[Mapping[str, Any]]]
+
+_ENCODINGS = {
+    "BinaryType": "bytes",
+    "ByteType": "int8",
+    "DecimalType": "str_decimal",
+    "DoubleType": "float64",
+    "FloatType": "float32",
+    "IntegerType": "int32",
+    "LongType": "int64",
+    "ShortType": "int16",
+    "StringType": "str",
+}
+_NUMBERS = {"int8", "int16", "int32", "int64", "float32", "float64"}
+
+
+def dataframe_to_mds(
+    dataframe: Any,
+    merge_index: bool = True,
+    mds_kwargs: Mapping[str, Any] | None = None,
+    udf_iterable: MakeSamples | None = None,
+    udf_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Place, int]:
+    """Write a Spark DataFrame as MDS shards, each partition as a data set in a folder of its own.
+
+    Spark's tasks write them side by side and are tried again as Spark tries its tasks: each try begins its
+    folder anew. Samples come in the order of the partitions. Needs pyspark without Spark Connect, and Hocket
+    where the tasks run.
+
+    Args:
+        dataframe: What to write, a `pyspark.sql.DataFrame`.
+        merge_index: Write one index over all partitions at the end.
+        mds_kwargs: Arguments of `MDSWriter`, `out` among them; by default compressed by zstd, with columns
+            as the DataFrame's schema has them.
+        udf_iterable: Makes samples of an iterable of dicts, a partition's rows; `columns` are then needed.
+        udf_kwargs: More arguments of it.
+
+    Returns:
+        `out`, and the number of failures, which is 0: what fails is raised.
+
+    Raises:
+        ConfigError: `out` or `columns` are missing, or a column has a type without an encoding.
+        DatasetExistsError: There is a data set at `out`, and `exist_ok` is not among `mds_kwargs`.
+    """
+    settings = {"compression": "zstd"} | dict(mds_kwargs or {})
+    if "out" not in settings:
+        raise ConfigError("`mds_kwargs` has no `out`: expected where the data set is to be written")
+    if udf_iterable is not None and "columns" not in settings:
+        raise ConfigError("`mds_kwargs` has no `columns`: expected those of the samples of `udf_iterable`")
+    if "columns" not in settings:
+        fields = dataframe.schema.fields
+        settings["columns"] = {field.name: _encoding(field.name, field.dataType) for field in fields}
+    out: Place = settings.pop("out")
+    _refuse_taken(out, exist_ok=settings.pop("exist_ok", False))
+    make = functools.partial(udf_iterable, **(udf_kwargs or {})) if udf_iterable else None
+    write = functools.partial(_write_partition, out=out, settings=settings, make=make)
+    parts = dataframe.rdd.mapPartitionsWithIndex(write).collect()
+    if merge_index:
+        _merge_index([_below(out, part) for part in parts], out, keep_local=settings.get("keep_local", False))
+    return out, 0
+
+
+def _write_partition(
+    number: int, rows: Iterable[Any], *, out: Place, settings: Mapping[str, Any], make: MakeSamples | None
+) -> Iterator[str]:
+    """In a task: write a partition; yields the name of its folder."""
+    name = f"{number:05}"
+    samples = (row.asDict() for row in rows)
+    arrays = {
+        column: encoding.split(":")[1]
+        for column, encoding in settings["columns"].items()
+        if make is None and encoding.startswith("ndarray:")
+    }
+    with MDSWriter(out=_below(out, name), exist_ok=True, **settings) as writer:
+        for sample in samples if make is None else make(samples):
+            writer.write(
+                {
+                    column: np.asarray(value, arrays[column]) if column in arrays else value
+                    for column, value in sample.items()
+                }
+            )
+    yield name
+
+
+def _below(out: Place, name: str) -> Any:
+    local, remote = split_place(out)
+    sides = [f"{side}/{name}" for side in (local, remote) if side is not None]
+    return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _refuse_taken(out: Place, *, exist_ok: bool) -> None:
+    local, remote = split_place(out)
+    place = str(local) if remote is None else remote
+    if not exist_ok and Store(place).list_dirs() != ([], []):
+        raise DatasetExistsError(
+            f"`{place}` is not empty: choose another place, or give `exist_ok=True` to replace what is there"
+        )
+
+
+def _encoding(column: str, kind: Any) -> str:
+    found = _ENCODINGS.get(type(kind).__name__)
+    element = getattr(kind, "elementType", None)
+    if element is not None and _ENCODINGS.get(type(element).__name__) in _NUMBERS:
+        return f"ndarray:{_ENCODINGS[type(element).__name__]}"
+    if found is None:
+        raise ConfigError(
+            f"column `{column}` is of type {kind.simpleString()}: expected numbers, arrays of them, strings, "
+            "binary, or decimals; give `columns`, and with `udf_iterable` what makes samples of the rows"
+        )
+    return found

@@ -1,0 +1,156 @@
+"""Disks, objects and answers that go wrong in the middle: told by name, and nothing is mixed in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.native import Store, counters
+from hocket.native.errors import StoreTransientError
+from hocket.stream import MDSWriter, StreamingDataset
+from hocket.stream.errors import ShardCorruptError, StreamIOError
+from support.s3d import Server
+
+COUNT = 64
+SHARD = 64 << 10
+
+
+def write(out: str, *, first: int = 0, **options: Any) -> str:
+    """Eight samples of 8 KB in each shard; those of another `first` have the same sizes."""
+    columns = {"id": "int", "x": "bytes"}
+    with MDSWriter(columns=columns, out=out, **{"size_limit": SHARD, "hashes": ["xxh3_64"]} | options) as w:
+        for number in range(first, first + COUNT):
+            w.write({"id": number, "x": os.urandom(8000)})
+    return out
+
+
+def read_ids(**options: Any) -> list[int]:
+    return [int(k) for batch in StreamingDataset(batch_size=8, **options).batches() for k in batch["id"]]
+
+
+@pytest.fixture
+def server(s3d_faults: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server with a data set under `data`."""
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    write(server.uri("data"))
+    return server
+
+
+@pytest.mark.parametrize("hashes", [None, ["sha1"]])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: data[:-1], r"has \d+ bytes, expected \d+ bytes"),
+        (lambda data: b"", r"has 0 bytes, expected \d+ bytes"),
+        (lambda data: data + b"x", r"has \d+ bytes, expected \d+ bytes"),
+        (lambda data: b"\xff" * len(data), r"expected sha1|expected 5 samples"),
+    ],
+    ids=["truncated", "empty", "longer", "overwritten"],
+)
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_damaged_shard_yields_no_sample(
+    write: Callable[..., str],
+    tmp_path: Path,
+    spoil: Callable[[bytes], bytes],
+    message: str,
+    hashes: list[str] | None,
+    is_remote: bool,
+) -> None:
+    path = Path(write(5, hashes=hashes), "shard.00000.mds")
+    path.write_bytes(spoil(path.read_bytes()))
+    options: dict[str, Any] = {"local": path.parent}
+    if is_remote:
+        options = {"remote": path.parent, "local": tmp_path / "cache"}
+    batches = StreamingDataset(batch_size=1, **options).batches()
+    with pytest.raises(ShardCorruptError, match=message) as caught:
+        next(batches)
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "cache" / path.name).exists()
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_shards_replaced_in_the_middle_of_an_epoch_are_not_mixed_in(
+    server: Server, tmp_path: Path, first: int
+) -> None:
+    remote, cache = server.uri("data"), tmp_path / "cache"
+    other = Store(write(server.uri("other"), first=first))
+    others = {meta.key: other.get(meta.key) for meta in other.list()}
+    # So slowly that the last shards are not asked for yet when they are replaced.
+    dataset = StreamingDataset(
+        remote=remote, local=cache, batch_size=8, prefetch_bytes=1, prefetch_batches=1, fetch_threads=1
+    )
+    batches = dataset.batches()
+    seen = next(batches)["id"].tolist()
+    for name, content in others.items():
+        Store(remote).put(name, content)
+    with pytest.raises(ShardCorruptError, match=r"xxh3_64 \w+, expected xxh3_64 \w+"):
+        seen.extend(number for batch in batches for number in batch["id"].tolist())
+    assert seen == list(range(len(seen)))
+    assert 8 <= len(seen) < COUNT
+    assert read_ids(remote=remote, local=cache) == list(range(first, first + COUNT))
+
+
+def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Server, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"remote": server.uri("data"), "local": tmp_path / "cache"}
+    dataset = StreamingDataset(batch_size=8, download_timeout=0.5, **options)
+    server.set_faults("kind=500")
+    with pytest.raises(StoreTransientError, match=rf"{server.uri('data')}/shard\.0000\d\.mds"):
+        next(dataset.batches())
+    server.set_faults()
+    assert [int(k) for batch in dataset.batches() for k in batch["id"]] == list(range(COUNT))
+
+
+def test_one_answer_in_twenty_goes_wrong_and_the_retries_are_told(server: Server, tmp_path: Path) -> None:
+    kinds = ("slowdown", "reset", "500", "short_body")
+    server.set_faults(*(f"kind={kind},rate=0.05,op=GetObject" for kind in kinds), seed=5)
+    before = counters()["retries"]
+    for number in range(4):
+        assert read_ids(remote=server.uri("data"), local=tmp_path / str(number)) == list(range(COUNT))
+    assert counters()["retries"] - before == sum(server.stats()["faults"].values()) > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for about three shards."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={int(3.5 * SHARD)}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a tmpfs is not permitted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], timeout=30, check=True)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_full_disk_is_told_and_a_limit_below_it_helps(
+    server: Server, small_disk: Path, compression: str | None
+) -> None:
+    remote = write(server.uri("zip"), compression=compression)
+    with pytest.raises(StreamIOError, match=r"shard\.0000\d\.mds.*[Nn]o space left"):
+        read_ids(remote=remote, local=small_disk)
+    assert not [path for path in small_disk.iterdir() if path.name.startswith(".")]
+    assert read_ids(remote=remote, local=small_disk, cache_limit=3 * SHARD) == list(range(COUNT))
+
+
+def test_a_cache_that_may_only_be_read(server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
+    remote = server.uri("data")
+    cache = tmp_path_factory.mktemp("cache")
+    assert read_ids(remote=remote, local=cache) == list(range(COUNT))
+    mount = ["mount", "-o", "bind,ro", str(cache), str(cache)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    try:
+        assert read_ids(remote=remote, local=cache) == list(range(COUNT))
+        with pytest.raises(StreamIOError, match=r"below`.*Read-only.*this user can write to as `local`"):
+            read_ids(remote=write(server.uri("other")), local=cache / "below")
+    finally:
+        subprocess.run(["umount", str(cache)], timeout=30, check=True)

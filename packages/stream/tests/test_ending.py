@@ -1,0 +1,110 @@
+"""Reading that is stopped ends at once: its threads, its downloads, and nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.stream import MDSWriter, StreamingDataset
+
+SHARD = 128 << 10
+COUNT = 32
+"""Shards of one sample each."""
+
+READ = """
+import signal, sys
+from pathlib import Path
+from hocket.stream import StreamingDataset
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+dataset = StreamingDataset(remote=sys.argv[1], local=sys.argv[2], batch_size=1)
+batches = dataset.batches()
+try:
+    print("begun", next(batches)["id"], flush=True)
+    for batch in batches:
+        pass
+except KeyboardInterrupt:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    print([name for name in names if name.startswith(("hocket-plan", "hocket-fetch", "hocket-batch"))])
+"""
+
+
+@pytest.fixture
+def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A data set whose first ten shards come at once; a connection takes a minute for any other."""
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=server.uri("data"), size_limit=SHARD) as writer:
+        for number in range(COUNT):
+            writer.write({"id": number, "x": bytes(SHARD - 300)})
+    keys = ("*shard.0001*", "*shard.0002*", "*shard.0003*")
+    server.set_faults(*(f"kind=bandwidth,bytes_per_s={SHARD // 60},op=GetObject,key={key}" for key in keys))
+    return server
+
+
+def reading_threads() -> list[str]:
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        try:
+            names.append(path.read_text().strip())
+        except OSError:  # it ended meanwhile
+            continue
+    return [name for name in names if name.startswith(("hocket-plan", "hocket-fetch", "hocket-batch"))]
+
+
+def test_ctrl_c_ends_the_wait_and_joins_the_threads(server: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READ, server.uri("data"), str(tmp_path / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "begun [0]\n"
+            time.sleep(0.2)
+            reader.send_signal(signal.SIGINT)
+            # A shard that was waited for would take a minute.
+            said, _ = reader.communicate(timeout=30)
+        finally:
+            reader.kill()
+    assert (reader.returncode, said) == (0, "[]\n")
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")) == []
+
+
+def test_an_iterator_that_nobody_has_any_more_stops_its_downloads(server: Any, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)
+    batches = dataset.batches()
+    assert next(batches)["id"].tolist() == [0]
+    assert reading_threads() != []
+    del batches
+    gc.collect()
+    assert reading_threads() == []
+    asked = server.stats()["requests"]["GetObject"]
+    assert asked < COUNT
+    time.sleep(0.5)
+    assert server.stats()["requests"]["GetObject"] == asked
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
+
+
+def test_a_data_set_that_nobody_has_any_more_closes_its_files(server: Any, tmp_path: Path) -> None:
+    server.set_faults()
+    dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)
+    iterator = iter(dataset)
+    next(iterator)
+    assert held(tmp_path / "cache")
+    del dataset, iterator
+    gc.collect()
+    assert held(tmp_path / "cache") == []
+
+
+def held(folder: Path) -> list[str]:
+    """Maps and open files of this process below a folder."""
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return maps + [name for name in files if name.startswith(str(folder))]

@@ -1,0 +1,180 @@
+"""Processes that die at any moment: a restart goes on, loses nothing, repeats nothing, cleans up nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.stream import StreamingDataLoader, StreamingDataset
+from hocket.stream.verifying import verify
+from support.sampling import cases, plan
+
+COUNT = 250
+OPTIONS: dict[str, Any] = {"global_batch_size": 12, "shuffle": True, "shuffle_block_size": 32}
+EPOCHS = 2
+
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+from hocket.stream import StreamingDataset
+
+remote, cache, out, rank, world_size, options = sys.argv[1:]
+out, rank, world_size = Path(out), int(rank), int(world_size)
+dataset = StreamingDataset(
+    remote=remote, local=cache, rank=rank, world_size=world_size, fetch_threads=2, **json.loads(options)
+)
+if (out / "state.json").exists():
+    dataset.load_state_dict(json.loads((out / "state.json").read_text()))
+while dataset.cursor.epoch < 2:
+    for batch in dataset.batches():
+        ids = batch["id"][: dataset.batch_share()[0]].tolist()
+        told = {"ids": ids, "state": dataset.state_dict()}
+        with (out / f"rank{rank}.log").open("a") as log:
+            log.write(json.dumps(told) + "\\n")
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def remote(
+    s3d_faults: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[..., str],
+    tmp_path: Path,
+) -> str:
+    """250 samples in shards that take their time to come, so that a kill meets a download."""
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri: str = server.uri("data")
+    write(COUNT, out=uri, size_limit=1000)
+    server.set_faults("kind=latency,ms=15,op=GetObject", bandwidth=40_000)
+    return uri
+
+
+def with_own_shared_memory(folder: Path) -> list[str]:
+    """What to put before a command so that `folder` is its `/dev/shm`; nothing if not permitted."""
+    folder.mkdir()
+    command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(folder)]
+    if shutil.which(command[0]) is None:
+        return []
+    tried = subprocess.run([*command, "true"], capture_output=True, timeout=30, check=False)
+    return command if tried.returncode == 0 else []
+
+
+class Job:
+    """Ranks as processes, and what they read as one list of global batches."""
+
+    def __init__(self, remote: str, tmp_path: Path, before: list[str]) -> None:
+        self.cache, self._out, self._temporary = (tmp_path / name for name in ("cache", "out", "tmp"))
+        for folder in (self._out, self._temporary):
+            folder.mkdir()
+        self._remote, self._before = remote, before
+        self.batches: list[list[int]] = []
+
+    def run(self, world_size: int, stop: Callable[[list[subprocess.Popen[str]]], None] | None) -> list[int]:
+        """Start all ranks, let `stop` do what it does, and wait; their exit codes."""
+        with ExitStack() as stack:
+            ranks = []
+            for rank in range(world_size):
+                told = [self._remote, self.cache, self._out, rank, world_size, json.dumps(OPTIONS)]
+                command = [*self._before, sys.executable, "-c", RANK, *map(str, told)]
+                ranks.append(
+                    stack.enter_context(
+                        subprocess.Popen(
+                            command,
+                            stderr=subprocess.PIPE,
+                            text=True,
+                            env=os.environ | {"TMPDIR": str(self._temporary)},
+                        )
+                    )
+                )
+                stack.callback(ranks[-1].kill)
+            if stop is not None:
+                stop(ranks)
+            for process in ranks:
+                _, said = process.communicate(timeout=90)
+                assert process.returncode in (0, -signal.SIGKILL), said
+        self._take(world_size)
+        return [process.returncode for process in ranks]
+
+    def _take(self, world_size: int) -> None:
+        """As a job does whose checkpoint is of the last step that all ranks made: go back to it."""
+        logs = []
+        for rank in range(world_size):
+            path = self._out / f"rank{rank}.log"
+            lines = path.read_text().split("\n")[:-1] if path.exists() else []
+            logs.append([json.loads(line) for line in lines])
+            path.unlink(missing_ok=True)
+        for step in zip(*logs, strict=False):
+            self.batches.append([number for part in step for number in part["ids"]])
+            assert all(part["state"] == step[0]["state"] for part in step)
+            (self._out / "state.json").write_text(json.dumps(step[0]["state"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", ["one", "all"])
+def test_ranks_killed_at_random_go_on_where_all_had_been(remote: str, tmp_path: Path, victims: str) -> None:
+    draw = random.Random(plan().seed)
+
+    def stop(ranks: list[subprocess.Popen[str]]) -> None:
+        time.sleep(draw.uniform(0.2, 1.5))
+        dead = [draw.choice(ranks)] if victims == "one" else ranks
+        for process in dead:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(draw.uniform(0, 0.2))
+        for process in ranks:  # a launcher ends the others
+            process.send_signal(signal.SIGKILL)
+
+    job = Job(remote, tmp_path, with_own_shared_memory(tmp_path / "shm"))
+    for _ in range(cases(full=12, sample=3)):
+        job.run(draw.choice([1, 2, 3]), stop)
+    assert set(job.run(2, None)) == {0}
+    whole = StreamingDataset(remote=remote, local=tmp_path / "index", rank=0, world_size=1, **OPTIONS)
+    expected = [
+        whole.sample_ids(number, epoch=epoch)
+        for epoch in range(EPOCHS)
+        for number in range(whole.num_batches)
+    ]
+    assert job.batches == expected
+    assert sorted(number for batch in expected for number in batch) == sorted(list(range(COUNT)) * EPOCHS)
+    assert verify(str(job.cache)).bad == []
+    assert not list(job.cache.glob(".*")), "a restart takes over what a killed download left"
+    assert [list((tmp_path / name).iterdir()) for name in ("tmp", "shm")] == [[], []]
+
+
+def lose_a_worker(folder: str) -> None:
+    dataset = StreamingDataset(local=folder, **OPTIONS)
+    expected = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
+    loader = StreamingDataLoader(dataset, num_workers=2, prefetch_factor=2, timeout_s=60)
+    iterator = iter(loader)
+    seen = [next(iterator)["id"].tolist() for _ in range(3)]
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker"):
+        seen.extend(batch["id"].tolist() for batch in iterator)
+    again = StreamingDataLoader(StreamingDataset(local=folder, **OPTIONS))
+    again.load_state_dict(loader.state_dict())
+    assert seen + [batch["id"].tolist() for batch in again] == expected
+
+
+def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(write: Callable[..., str]) -> None:
+    # In a process of its own: torch, on its way to tell of the worker, may leave a temporary file open.
+    job = multiprocessing.get_context("fork").Process(target=lose_a_worker, args=(write(COUNT),))
+    job.start()
+    job.join(120)
+    assert job.exitcode == 0
+    job.close()

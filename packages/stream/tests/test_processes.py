@@ -1,0 +1,175 @@
+"""Forks, threads, users and many data sets at once, in and beside processes that have read already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.stream import StreamingDataLoader, StreamingDataset
+
+COUNT = 200
+NOBODY = 65534
+
+
+@pytest.fixture
+def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, write: Callable[..., str], tmp_path: Path) -> str:
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    return write(COUNT, out=s3d.uri(tmp_path.name), size_limit=1000, compression="zstd") and s3d.uri(
+        tmp_path.name
+    )
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that every user of this machine may write to."""
+    folder = Path(tempfile.mkdtemp(prefix="hocket-users-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def read_ids(**options: Any) -> list[int]:
+    dataset = StreamingDataset(batch_size=8, shuffle=True, shuffle_block_size=32, **options)
+    return [int(number) for batch in dataset.batches() for number in batch["id"]]
+
+
+def in_fork(run: Callable[[], object]) -> int:
+    """Run in a forked child; its exit code, 0 unless it raised."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            raise AssertionError("a forked child hangs")
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+@pytest.mark.parametrize("cache_limit", [None, "20kb"])
+def test_a_child_forked_in_the_middle_of_reading_reads_all(
+    remote: str, tmp_path: Path, cache_limit: str | None
+) -> None:
+    options: dict[str, Any] = {"remote": remote, "local": tmp_path / "cache", "cache_limit": cache_limit}
+    dataset = StreamingDataset(batch_size=8, **options)
+    batches = dataset.batches()
+    seen = [next(batches)["id"].tolist()]
+
+    def child() -> None:
+        # The same object, whose threads stayed behind, and a new one.
+        again = [batch["id"].tolist() for batch in dataset.batches()]
+        assert again == [dataset.sample_ids(number) for number in range(1, dataset.num_batches)]
+        assert sorted(read_ids(**options)) == list(range(COUNT))
+        assert in_fork(lambda: read_ids(**options)) == 0
+
+    assert in_fork(child) == 0
+    seen += [batch["id"].tolist() for batch in batches]
+    assert seen == [dataset.sample_ids(number) for number in range(dataset.num_batches)]
+
+
+def test_threads_read_side_by_side(remote: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"remote": remote, "local": tmp_path / "cache"}
+    one = StreamingDataset(batch_size=8, **options)
+    with ThreadPoolExecutor(8) as pool:
+        wholes = [pool.submit(read_ids, **options) for _ in range(4)]
+        # One object, its batches taken by several threads as workers of a loader take them in turns.
+        turns = [pool.submit(list, one.read_batches(epoch=0, first=k, start=0, stride=3)) for k in range(3)]
+        found = pool.submit(lambda: [one[number]["id"] for number in range(0, COUNT, 7)])
+        assert len({tuple(whole.result(60)) for whole in wholes}) == 1
+        numbered = {batch.number: batch for turn in turns for batch in turn.result(60)}
+        assert found.result(60) == list(range(0, COUNT, 7))
+    assert [numbered[number].columns["id"].tolist() for number in sorted(numbered)] == [
+        list(range(first, first + 8)) for first in range(0, COUNT, 8)
+    ]
+
+
+def read_in_pool(options: dict[str, Any]) -> list[int]:
+    return sorted(read_ids(**options))
+
+
+def test_twenty_data_sets_begin_at_once_in_a_pool(remote: str, tmp_path: Path) -> None:
+    assert len(read_ids(remote=remote, local=tmp_path / "parents")) == COUNT
+    options = {"remote": remote, "local": tmp_path / "cache"}
+    with multiprocessing.get_context("fork").Pool(10) as pool:
+        done = pool.map_async(read_in_pool, [options] * 20, chunksize=1).get(120)
+        pool.close()
+        pool.join()
+    assert done == [list(range(COUNT))] * 20
+    names = {path.suffix for path in (tmp_path / "cache").iterdir()}
+    assert names == {".json", ".mds"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else, too")
+def test_two_users_of_a_machine(
+    remote: str, shared_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def be(user: int, name: str) -> None:
+        home = shared_folder / name
+        home.mkdir()
+        os.environ["HOME"] = str(home)
+        os.chown(home, user, user)
+        os.setgid(user)
+        os.setuid(user)
+
+    def read_as(user: int, name: str) -> None:
+        be(user, name)
+        assert sorted(read_ids(remote=remote)) == list(range(COUNT))
+        assert list((shared_folder / name / ".cache" / "hocket" / "stream").rglob("*.mds"))
+        # One folder for both: who comes later reads what the other has admitted.
+        assert sorted(read_ids(remote=remote, local=shared_folder / "both")) == list(range(COUNT))
+
+    (shared_folder / "both").mkdir()
+    (shared_folder / "both").chmod(0o777)
+    assert in_fork(lambda: read_as(0, "one")) == 0
+    assert in_fork(lambda: read_as(NOBODY, "two")) == 0
+    owners = {path.stat().st_uid for path in (shared_folder / "both").iterdir()}
+    assert owners == {0}
+
+
+def test_torchs_process_group_and_devices_are_left_alone(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        name = frame.f_code.co_filename
+        if "/torch/distributed/" in name or "/torch/cuda/" in name:
+            called.add(f"{name}: {frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        dataset = StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=8, shuffle=True)
+        loader = StreamingDataLoader(dataset)
+        batches = [batch["id"] for batch in loader]
+        dataset.load_state_dict(loader.state_dict())
+    finally:
+        sys.setprofile(None)
+    assert sum(len(batch) for batch in batches) == COUNT // 2
+    assert called == set()
+    assert not torch.distributed.is_initialized()
+    assert not torch.cuda.is_initialized()

@@ -271,12 +271,10 @@ def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
     assert np.array_equal(opened["w"], array)
 
 
-def test_from_a_disk_to_a_store_it_goes_on_too(source, s3d, monkeypatch, tmp_path):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
+def test_from_a_disk_to_a_store_it_goes_on_too(source, server, tmp_path):
     uri, arrays = source
     for to in ("hocket", "dcp", "safetensors"):
-        target = s3d.uri(f"converting/{tmp_path.name}/{to}")
+        target = server.uri(f"converting/{tmp_path.name}/{to}")
         for compression in [None, "zstd:1"] if to == "hocket" else [None]:
             target += "" if compression is None else "-zstd"
             options = {"to": to, "max_shard_bytes": 9000, "compression": compression}

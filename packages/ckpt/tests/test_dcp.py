@@ -61,7 +61,7 @@ def blank(node):
 def check(found, expected):
     if isinstance(expected, torch.Tensor):
         bits = [
-            # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1 as bytes.
+            # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1.
             tensor.resolve_conj().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
             for tensor in (found, expected)
         ]

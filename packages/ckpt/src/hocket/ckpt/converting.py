@@ -260,8 +260,8 @@ def _is_committed(plan: Plan, destination: str) -> bool:
         CheckpointExistsError: Something else stands there.
     """
     foreign = CheckpointExistsError(
-        f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. Name another "
-        "destination, or delete it first."
+        f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. Name "
+        "another destination, or delete it first."
     )
     if plan.save_id is not None:
         with contextlib.suppress(CheckpointNotFoundError):

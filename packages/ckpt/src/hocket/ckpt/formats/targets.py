@@ -148,7 +148,7 @@ _DCP = "torch.distributed.checkpoint.metadata"
 
 
 def plan_dcp(root: str, content: Content, limit: int) -> Plan:
-    """What `torch.distributed.checkpoint.load` reads: an item a value, and one a tensor or a box of a large one."""
+    """What `torch.distributed.checkpoint.load` reads: an item a value, and one a tensor or a box of it."""
     items: list[tuple[dict[str, Any], list[Part]]] = [
         ({"fqn": name}, torch_zip(record.value, [])) for name, record in content.values.items()
     ]

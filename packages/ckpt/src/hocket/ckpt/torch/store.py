@@ -11,7 +11,13 @@ from hocket.ckpt.datafiles import compression_level
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import Policy, Retainer
-from hocket.ckpt.torch.background import SaveHandle, Worker, close_at_exit
+from hocket.ckpt.torch.background import (
+    SaveHandle,
+    Worker,
+    close_at_exit,
+    hold_sigterm,
+    release_sigterm,
+)
 from hocket.ckpt.torch.failures import agree
 from hocket.ckpt.torch.filling import fill
 from hocket.ckpt.torch.loading import Loaded, select
@@ -169,6 +175,7 @@ class CheckpointStore:
             job.error = error
         if mode == "async":
             self._staged_is_written.clear()
+            hold_sigterm(self)
             future = self._worker.submit(lambda: self._finish(job))
         else:
             self._finish(job)
@@ -311,7 +318,7 @@ class CheckpointStore:
             _native.ckpt_delete(self.uri, name)
 
     def close(self) -> None:
-        """Waits for the save under way, with `timeout_s` as its deadline; called at exit, too.
+        """Waits for the save under way, with `timeout_s` as its deadline; called at exit and on SIGTERM, too.
 
         The coordinator then stays a moment for ranks that have not heard the outcome yet.
 
@@ -319,6 +326,7 @@ class CheckpointStore:
             CheckpointTimeoutError: The save is still under way.
         """
         in_time = self._worker.stop(self.timeout_s)
+        release_sigterm(self)
         unseen, self._unseen = self._unseen, None
         if unseen is not None and self._rendezvous.is_coordinator:
             self._rendezvous.await_ticks(

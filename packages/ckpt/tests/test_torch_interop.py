@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import warnings
 
 import ml_dtypes
 import numpy as np
@@ -12,18 +11,14 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
-from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleError
+from hocket.ckpt.errors import CheckpointExistsError
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
-from support.ranks import run_ranks
 from support.sampling import cases
 
 # A world of one process warns that it is one; torch's own tools unpickle, and say so.
@@ -110,74 +105,6 @@ def test_what_dcp_saves_is_read(tmp_path, form):
     assert values["optimizer.param_groups.0.betas"].value == (0.9, 0.99)
     assert values["large"].value == 2**80
     assert values["bytes"].value == b"\x00\xff"
-
-
-def wholes():
-    """Tensors that ranks hold cut: rows, uneven rows, columns, and one that all have."""
-    tensors = {
-        "rows": torch.arange(8.0 * 3).reshape(8, 3), "uneven": torch.arange(7 * 2).reshape(7, 2),
-        "columns": torch.arange(5 * 6).reshape(5, 6).to(torch.bfloat16), "same": torch.arange(4.0),
-        "number": torch.tensor(3),
-    }  # fmt: skip
-    return tensors, {"rows": [Shard(0)], "uneven": [Shard(0)], "columns": [Shard(1)], "same": [Replicate()]}
-
-
-def rank_saves_safetensors(folder):
-    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
-    mesh = init_device_mesh("cpu", (2,))
-    tensors, placements = wholes()
-    state = {
-        name: distribute_tensor(tensor, mesh, placements[name]) if name in placements else tensor
-        for name, tensor in tensors.items()
-    }
-    for form, options in safetensors_writers(folder).items():
-        if form == "filesystem":
-            dcp.save({**state, "lr": 0.5}, storage_writer=dcp.FileSystemWriter(**options))
-            continue
-        # Consolidated, it writes no tensors of integers, and none of one number.
-        taken = {name: state[name] for name in ("rows", "columns", "same")}
-        taken = state if form == "sharded" else taken
-        dcp.save(taken, storage_writer=dcp.HuggingFaceStorageWriter(**options))
-
-
-def safetensors_writers(folder):
-    return {
-        "filesystem": {
-            "path": f"{folder}/filesystem", "serialization_format": SerializationFormat.SAFETENSORS
-        },
-        "sharded": {"path": f"{folder}/sharded", "save_distributed": True},
-        "consolidated": {
-            "path": f"{folder}/consolidated", "save_distributed": True, "enable_consolidation": True,
-            "fqn_to_index_mapping": {"rows": 1, "columns": 2, "same": 2},
-        },
-    }  # fmt: skip
-
-
-def test_what_dcp_saves_as_safetensors_is_read(tmp_path):
-    run_ranks(rank_saves_safetensors, 2, str(tmp_path), init="gloo", timeout_s=240)
-    tensors, _ = wholes()
-    floats = {name: tensors[name] for name in ("rows", "columns", "same")}
-    checkpoint = check(tmp_path / "filesystem", tensors)
-    assert checkpoint.contents.values["lr"].value == 0.5
-    assert len(checkpoint.record("uneven").chunks) == 2
-    for form, expected in [
-        ("sharded", tensors), ("consolidated", floats), ("consolidated/sharded", floats)
-    ]:  # fmt: skip
-        check(tmp_path / form, expected)
-        into = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-        reader = dcp.HuggingFaceStorageReader(str(tmp_path / form))
-        dcp.load(into, storage_reader=reader, no_dist=True)
-        assert {name: raw(tensor) for name, tensor in into.items()} == {
-            name: raw(tensor) for name, tensor in expected.items()
-        }
-    convert(str(tmp_path / "filesystem"), str(tmp_path / "hocket"), to="hocket")
-    check(tmp_path / "hocket", tensors)
-    one, other = sorted((tmp_path / "sharded").iterdir())
-    with pytest.raises(CheckpointIncompatibleError, match="name the folder"):
-        hocket.ckpt.open(str(other))
-    one.unlink()
-    with pytest.raises(CheckpointIncompatibleError, match="name the folder"):
-        hocket.ckpt.open(str(tmp_path / "sharded"))
 
 
 def test_what_torch_saves_is_read(saved):

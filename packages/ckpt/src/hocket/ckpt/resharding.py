@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.chunks import near
 from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
@@ -287,7 +288,7 @@ class _Job:
                 box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
                 array[...] = whole[box]
                 continue
-            for chunk in record.chunks:
+            for chunk in near(record.chunks, *part.box):
                 shared = overlap(chunk, part.box)
                 if shared is None:
                     continue

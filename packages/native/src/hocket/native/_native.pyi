@@ -661,7 +661,7 @@ def ckpt_describe_file(
     metadata: Mapping[str, str],
     level: int | None = None,
 ) -> CkptWritten:
-    """What `ckpt_write_file` would return for these entries; writes nothing, but compresses with a `level`."""
+    """What `ckpt_write_file` would return for these entries; with a `level` it compresses. Writes nothing."""
 
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.

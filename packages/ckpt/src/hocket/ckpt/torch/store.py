@@ -19,10 +19,11 @@ from hocket.ckpt.torch.background import (
     release_sigterm,
 )
 from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import fill
+from hocket.ckpt.torch.filling import Fill, fill
 from hocket.ckpt.torch.loading import Loaded, select
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.torch.saving import SaveJob, new_save_id
+from hocket.ckpt.torch.sharing import fill_sharing
 from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
 from hocket.ckpt.values import canonical
 from hocket.native import _native
@@ -229,6 +230,7 @@ class CheckpointStore:
         cast: bool = False,
         include: Sequence[str] | None = None,
         check: bool = True,
+        read_once: bool = False,
     ) -> Loaded:
         """Loads a checkpoint into a state tree; collective.
 
@@ -245,6 +247,9 @@ class CheckpointStore:
             include: Globs over names (`model.*`; a node's name stands for all below it): only these are
                 loaded.
             check: Verify the digest of each block that is read.
+            read_once: Have one rank read each part that several hold (HSDP, DDP, plain tensors) and send it
+                to the others over the job's process group: for a store that is slower than the network. All
+                ranks then load the same tree.
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
@@ -257,7 +262,10 @@ class CheckpointStore:
         self._num_loads += 1
         loaded, failed = None, None
         try:
-            loaded = self._load(uri, into, strict=strict, cast=cast, include=include, check=check)
+            loaded, fills, manifest = self._match(uri, into, strict=strict, cast=cast, include=include)
+            if not (read_once and self._rendezvous.world_size > 1):
+                rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
+                fill(uri, manifest, fills, rank=rank, world_size=world_size, check=check)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             failed = error
         agree(
@@ -268,23 +276,34 @@ class CheckpointStore:
             what=f"The load of `{uri}`",
         )
         assert loaded is not None
+        if read_once and self._rendezvous.world_size > 1:
+            fill_sharing(
+                uri,
+                manifest,
+                fills,
+                rendezvous=self._rendezvous,
+                key=f"load-{self._num_loads}",
+                timeout_s=self.timeout_s,
+                check=check,
+            )
         return loaded
 
-    def _load(
-        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None, check: bool
-    ) -> Loaded:
+    def _match(
+        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None
+    ) -> tuple[Loaded, Sequence[Fill], Manifest]:
+        """What the load will return, and the tensors that are to be filled for it."""
         manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
         rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
         selection = select(manifest, into, strict=strict, cast=cast, include=include, source=uri)
         per_rank = _own_values(manifest, uri, rank, world_size)
-        fill(uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
-        return Loaded(
+        loaded = Loaded(
             name=uri.rpartition("/")[2],
             step=manifest.step,
             state=selection.state,
             user=manifest.user,
             per_rank=per_rank,
         )
+        return loaded, selection.fills, manifest
 
     def list(self) -> list[Entry]:
         """What stands under the prefix: the uncommitted first, then by step and creation, the newest last."""

@@ -55,8 +55,8 @@ class CheckpointStore:
     """The checkpoints under a folder or an object prefix.
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
-    torch.distributed is initialised by then, a small key-value store of its own is opened with it; no process
-    group is used, so that a save runs beside the job's collectives.
+    torch.distributed is initialised by then, a small key-value store of its own is opened with it; a save uses
+    no process group, so that it runs beside the job's collectives.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.

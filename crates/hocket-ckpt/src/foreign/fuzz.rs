@@ -216,7 +216,7 @@ fn safetensors_headers() {
         b"\"__metadata__\":{}",
     ];
     let read = |input: &[u8]| {
-        let data_bytes = 25 - 17 * u64::from(input.len() % 2 == 0);
+        let data_bytes = 25 - 17 * u64::from(input.len().is_multiple_of(2));
         huggingface::parse(input, data_bytes).is_ok()
     };
     let seeds = headers.map(|header| header.as_bytes().to_vec());

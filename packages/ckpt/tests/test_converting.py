@@ -222,6 +222,7 @@ def work(source, target, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("form", ["safetensors", "zstd", "dcp"])
 def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
     mib = cases(full=2560, sample=160)

@@ -55,8 +55,8 @@ class CheckpointStore:
     """The checkpoints under a folder or an object prefix.
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
-    torch.distributed is initialised by then, a small key-value store of its own is opened with it. A save uses
-    no process group, and so runs beside the job's collectives.
+    torch.distributed is initialised by then, a small key-value store of its own is opened with it. A save
+    uses no process group, and so runs beside the job's collectives.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.

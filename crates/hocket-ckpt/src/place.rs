@@ -78,7 +78,7 @@ impl Place {
         found(read(), &path, "read the file").map(|read| read.map(|_| bytes))
     }
 
-    /// Whether data files of ours are there.
+    /// Whether data files of ours are there, or nothing but the empty folder for them: a save that died before its first.
     pub(crate) fn has_data(&self, interrupted: Interrupted<'_>) -> Result<bool> {
         let root = match self.kind() {
             Kind::Local(root) => root,
@@ -88,12 +88,14 @@ impl Place {
         };
         let path = root.join("data");
         let look = || -> io::Result<bool> {
+            let mut is_empty = true;
             for entry in path.read_dir()? {
                 if is_data_file(&entry?.file_name().to_string_lossy()) {
                     return Ok(true);
                 }
+                is_empty = false;
             }
-            Ok(false)
+            Ok(is_empty && root.read_dir()?.count() == 1)
         };
         Ok(found(look(), &path, "list the folder")?.unwrap_or(false))
     }

@@ -13,7 +13,7 @@ use hocket_store::Store;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
-use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, xxh3_128};
+use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::pace::{self, Interrupted};
 use crate::remote;
@@ -30,6 +30,41 @@ pub(crate) struct Squeezed {
     pub(crate) digests: Vec<u8>,
     /// Bytes of each frame, the header's first.
     pub(crate) frames: Vec<u32>,
+}
+
+/// Compresses what comes in pieces, one frame a piece.
+pub(crate) struct Squeezer {
+    compressor: Compressor<'static>,
+    frames: Vec<u8>,
+    lengths: Vec<u8>,
+}
+
+impl Squeezer {
+    pub(crate) fn new(level: i32) -> Result<Self> {
+        Ok(Self {
+            compressor: compressor(level)?,
+            frames: Vec::new(),
+            lengths: Vec::new(),
+        })
+    }
+
+    pub(crate) fn push(&mut self, content: &[u8]) -> Result<()> {
+        let frame = self.compressor.compress(content);
+        let frame = frame.map_err(|error| failed(&error))?;
+        self.lengths.extend(length(&frame)?.to_le_bytes());
+        self.frames.extend(frame);
+        Ok(())
+    }
+
+    /// The frames since the last call.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.frames)
+    }
+
+    /// The lengths of all frames, as the manifest has them.
+    pub(crate) fn lengths(self) -> String {
+        to_base64(&self.lengths)
+    }
 }
 
 /// A block's digest and frame.
@@ -119,6 +154,15 @@ fn length(frame: &[u8]) -> Result<u32> {
 
 fn failed(error: &io::Error) -> CkptError {
     CkptError::process(format!("zstd: {error}"))
+}
+
+/// What `write_local` would say, without a file.
+pub(crate) fn describe(
+    layout: &Layout,
+    level: i32,
+    interrupted: Interrupted<'_>,
+) -> Result<Squeezed> {
+    squeeze(layout, level, interrupted, |_| Ok(()))
 }
 
 /// Fills a new local file; flushing it is the caller's.

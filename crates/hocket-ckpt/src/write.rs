@@ -74,21 +74,23 @@ pub fn write_file(
     Ok(written(path, layout, content))
 }
 
-/// What `write_file` would say of a plain file with these entries, without writing it.
+/// What `write_file` would say of a file with these entries, without writing it.
 ///
 /// # Errors
-/// `Invalid` for a bad entry or path.
+/// `Invalid` for a bad entry, path or level.
 pub fn describe_file(
     path: &str,
     entries: Vec<Entry>,
     metadata: &BTreeMap<String, String>,
+    level: Option<i32>,
+    interrupted: Interrupted<'_>,
 ) -> Result<Written> {
-    let options = WriteOptions {
-        sync: false,
-        level: None,
-    };
-    check_arguments(path, options)?;
+    check_arguments(path, WriteOptions { sync: false, level })?;
     let layout = lay_out(entries, metadata)?;
+    if let Some(level) = level {
+        let content = squeeze::describe(&layout, level, interrupted)?.into();
+        return Ok(written(path, layout, content));
+    }
     let mut digests = Vec::new();
     let mut block = vec![0_u8; BLOCK_BYTES as usize];
     for number in 0..num_blocks(layout.data_bytes) {

@@ -143,18 +143,21 @@ fn ckpt_write_file<'py>(
 }
 
 #[pyfunction]
-#[pyo3(signature = (path, *, entries, metadata))]
+#[pyo3(signature = (path, *, entries, metadata, level = None))]
 fn ckpt_describe_file<'py>(
     py: Python<'py>,
     path: &str,
     entries: Vec<EntryItem>,
     metadata: BTreeMap<String, String>,
+    level: Option<i32>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let entries = entries
         .into_iter()
         .map(entry)
         .collect::<PyResult<Vec<_>>>()?;
-    let written = call(py, |_| hocket_ckpt::describe_file(path, entries, &metadata))?;
+    let written = call(py, |interrupted| {
+        hocket_ckpt::describe_file(path, entries, &metadata, level, interrupted)
+    })?;
     written_to_dict(py, written)
 }
 
@@ -163,16 +166,22 @@ fn written_to_dict(py: Python<'_>, written: Written) -> PyResult<Bound<'_, PyDic
     for (name, offset, bytes) in written.entries {
         entries.set_item(name, (offset, bytes))?;
     }
+    let dict = file_to_dict(py, written.file)?;
+    dict.set_item("entries", entries)?;
+    Ok(dict)
+}
+
+/// A data file as a mapping: what [`FileItem`] takes.
+pub(crate) fn file_to_dict(py: Python<'_>, file: DataFile) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
-    dict.set_item("path", written.file.path)?;
-    dict.set_item("size", written.file.size)?;
-    dict.set_item("data_start", written.file.data_start)?;
-    dict.set_item("header", written.file.header)?;
-    dict.set_item("digests", written.file.digests)?;
-    if let Some(frames) = written.file.frames {
+    dict.set_item("path", file.path)?;
+    dict.set_item("size", file.size)?;
+    dict.set_item("data_start", file.data_start)?;
+    dict.set_item("header", file.header)?;
+    dict.set_item("digests", file.digests)?;
+    if let Some(frames) = file.frames {
         dict.set_item("frames", frames)?;
     }
-    dict.set_item("entries", entries)?;
     Ok(dict)
 }
 

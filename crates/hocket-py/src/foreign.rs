@@ -2,23 +2,24 @@
 
 use std::sync::Mutex;
 
+use hocket_ckpt::foreign::Unpacker;
 use hocket_ckpt::foreign::{self, Located, TensorItem};
-use hocket_ckpt::{CkptError, Memory, Place, Sink};
+use hocket_ckpt::{CkptError, Memory, Place, Sink, SinkOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::ckpt::call;
+use crate::ckpt::{call, file_to_dict};
 
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(foreign_open, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_locate, module)?)?;
-    module.add_function(wrap_pyfunction!(foreign_unpack, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_verify_zips, module)?)?;
     module.add_function(wrap_pyfunction!(foreign_lax_rules, module)?)?;
     module.add_function(wrap_pyfunction!(crc32, module)?)?;
+    module.add_class::<ForeignUnpacker>()?;
     module.add_class::<CkptSink>()
 }
 
@@ -55,21 +56,60 @@ fn foreign_locate(
     })
 }
 
-/// A tensor's bytes, and its strides where they are not those of C order.
-type Unpacked<'py> = (Bound<'py, PyBytes>, Option<Vec<u64>>);
+/// A compressed item, unpacked front to back.
+#[pyclass(module = "hocket.native._native", frozen)]
+pub struct ForeignUnpacker {
+    unpacker: Mutex<Unpacker>,
+}
 
-#[pyfunction]
-fn foreign_unpack<'py>(
-    py: Python<'py>,
-    root: &str,
-    path: &str,
-    item: Item,
-) -> PyResult<Unpacked<'py>> {
-    let wanted = tensor_item(item);
-    let (bytes, (_, strides)) = call(py, |interrupted| {
-        foreign::unpack(&Place::open(root)?, path, &wanted, interrupted)
-    })?;
-    Ok((PyBytes::new(py, &bytes), strides))
+impl ForeignUnpacker {
+    fn locked<T>(&self, use_it: impl FnOnce(&mut Unpacker) -> T) -> PyResult<T> {
+        let mut unpacker = self
+            .unpacker
+            .lock()
+            .map_err(|_| PyValueError::new_err("a read of this item panicked before"))?;
+        Ok(use_it(&mut unpacker))
+    }
+}
+
+#[pymethods]
+impl ForeignUnpacker {
+    #[new]
+    fn new(py: Python<'_>, root: &str, path: &str, item: Item) -> PyResult<Self> {
+        let wanted = tensor_item(item);
+        let unpacker = call(py, |interrupted| {
+            Unpacker::open(&Place::open(root)?, path, &wanted, interrupted)
+        })?;
+        Ok(Self {
+            unpacker: Mutex::new(unpacker),
+        })
+    }
+
+    #[getter]
+    fn num_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.locked(|unpacker| unpacker.num_bytes()))
+    }
+
+    #[getter]
+    fn strides(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+        py.detach(|| self.locked(|unpacker| unpacker.strides().map(<[u64]>::to_vec)))
+    }
+
+    fn read(&self, py: Python<'_>, reads: Vec<(u64, usize, usize)>) -> PyResult<()> {
+        let reads = reads
+            .into_iter()
+            .map(|(offset, bytes, address)| {
+                // SAFETY: the caller keeps the memory alive and to itself during the call, as the stub asks.
+                (offset, unsafe { Memory::new(address, bytes) })
+            })
+            .collect();
+        call(py, |interrupted| {
+            let mut unpacker = self.unpacker.lock().map_err(|_| {
+                CkptError::Invalid("a read of this item panicked before".to_owned())
+            })?;
+            unpacker.read(reads, interrupted)
+        })
+    }
 }
 
 /// Zip, member, offset, bytes, problem.
@@ -110,6 +150,9 @@ fn crc32(py: Python<'_>, address: usize, num_bytes: usize, value: u32) -> u32 {
 #[pyclass(module = "hocket.native._native", frozen)]
 pub struct CkptSink {
     sink: Mutex<Option<Sink>>,
+    /// Whether the file stood there already.
+    #[pyo3(get)]
+    found: bool,
 }
 
 impl CkptSink {
@@ -134,18 +177,21 @@ impl CkptSink {
 #[pymethods]
 impl CkptSink {
     #[new]
-    #[pyo3(signature = (uri, path, *, size, data_start = None))]
+    #[pyo3(signature = (uri, path, *, size, data_start = None, level = None))]
     fn new(
         py: Python<'_>,
         uri: &str,
         path: &str,
         size: u64,
         data_start: Option<u64>,
+        level: Option<i32>,
     ) -> PyResult<Self> {
+        let options = SinkOptions { data_start, level };
         let sink = call(py, |interrupted| {
-            Sink::create(&Place::open(uri)?, path, size, data_start, interrupted)
+            Sink::create(&Place::open(uri)?, path, size, options, interrupted)
         })?;
         Ok(Self {
+            found: sink.is_found(),
             sink: Mutex::new(Some(sink)),
         })
     }
@@ -163,16 +209,7 @@ impl CkptSink {
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let sink = self.take()?;
         let done = call(py, |interrupted| sink.finish(interrupted))?;
-        let Some(file) = done.file else {
-            return Ok(None);
-        };
-        let dict = PyDict::new(py);
-        dict.set_item("path", file.path)?;
-        dict.set_item("size", file.size)?;
-        dict.set_item("data_start", file.data_start)?;
-        dict.set_item("header", file.header)?;
-        dict.set_item("digests", file.digests)?;
-        Ok(Some(dict))
+        done.file.map(|file| file_to_dict(py, file)).transpose()
     }
 
     fn close(&self) {

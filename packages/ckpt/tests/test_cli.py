@@ -112,6 +112,9 @@ def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     (tmp_path / "two/checkpoint.json.zst").unlink()
     (tmp_path / "three/checkpoint.json.zst").write_bytes(b"junk")
     (tmp_path / "logs").mkdir()
+    (tmp_path / "early/data").mkdir(parents=True)  # a save that died before its first file
+    (tmp_path / "project/data").mkdir(parents=True)
+    (tmp_path / "project/notes.txt").touch()
     code, out, _ = call(capsys, "ls", tmp_path)
     assert code == 0
     told = {line.split()[-1]: line.split()[0] for line in out.splitlines()[1:] if line.startswith(("c", "f"))}
@@ -121,7 +124,12 @@ def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     assert "never finished" in out
     code, out, _ = call(capsys, "ls", tmp_path, "--json")
     status = {entry["name"]: entry["status"] for entry in json.loads(out)}
-    assert status == {"one": "committed", "two": "partial", "three": "foreign", "logs": "foreign"}
+    assert status == {
+        "one": "committed", "two": "partial", "early": "partial", "three": "foreign", "logs": "foreign",
+        "project": "foreign",
+    }  # fmt: skip
+    assert call(capsys, "rm", tmp_path / "early")[0] == 0
+    assert not (tmp_path / "early").exists()
     assert next(entry for entry in json.loads(out) if entry["name"] == "three")["problem"]
 
 

@@ -105,13 +105,6 @@ def test_a_data_file_is_never_replaced(tmp_path):
         write(str(tmp_path), 0)
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
 def test_one_of_several_wins_on_an_object_store(server):
     uri = server.uri("commit/race")
     won = race_of_threads(uri)

@@ -16,20 +16,6 @@ from hocket.ckpt.errors import CheckpointNotFoundError
 from hocket.native import Store, _native
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
-@pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path, server):
-    if request.param == "disk":
-        return str(tmp_path / "runs")
-    return server.uri(f"removing/{time.monotonic_ns()}")
-
-
 def call(capsys, *args):
     with pytest.raises(SystemExit) as ended:
         app([str(arg) for arg in args])

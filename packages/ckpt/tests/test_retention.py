@@ -15,20 +15,6 @@ from hocket.ckpt.torch.functions import provide
 from hocket.native import Store
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
-@pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path, server):
-    if request.param == "disk":
-        return str(tmp_path / "runs")
-    return server.uri(f"retention/{tmp_path.name}")
-
-
 def state(step):
     return {"w": torch.full((100,), float(step))}
 

@@ -51,12 +51,20 @@ def faulty_job(folder):
     found["again"] = found.pop("good")
     found["load"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19 if rank == 0 else 7)}))
     found["fine"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19)}))
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    save("last")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if rank == 0:  # the one that failed has nothing to hear, and closing need not wait for it
+        found["heard"] = store._rendezvous.await_ticks(f"{store._unseen}/seen", 1, timeout_s=20)
+    store.close()
     return found
 
 
 def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
-    first, second = run_ranks(faulty_job, 2, str(tmp_path), init="gloo")
-    for name in ("full", "full-async"):
+    first, second = run_ranks(faulty_job, 2, str(tmp_path), init="gloo", timeout_s=180)
+    assert first["heard"]
+    for name in ("full", "full-async", "last"):
         assert first[name][0] == "CheckpointError"
         assert "failed on rank 1" in first[name][1]
         assert second[name][0] == "StoreIOError"
@@ -146,3 +154,49 @@ def test_a_process_that_ends_waits_for_its_save(tmp_path):
     assert ended.returncode == 1
     assert "the script ends here" in ended.stderr
     assert [entry.status for entry in CheckpointStore(str(tmp_path)).list()] == ["committed"]
+
+
+TERMINATED = """
+import sys, time, torch
+from hocket.ckpt.torch import CheckpointStore
+store = CheckpointStore(sys.argv[1], timeout_s=60)
+handle = store.save({"w": torch.zeros(1 << 21)}, step=1, mode="async")
+print("under way" if not handle.done() else "done", flush=True)
+time.sleep(60)
+"""
+
+
+def test_sigterm_waits_for_the_save_under_way(s3d_faults, monkeypatch):
+    server = s3d_faults(bandwidth=8 << 20)  # so that 8 MiB take a second
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri = server.uri("run")
+    running = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "under way\n"
+    running.send_signal(signal.SIGTERM)
+    _, error = running.communicate(timeout=120)
+    assert (running.returncode, error) == (-signal.SIGTERM, "")
+    store = CheckpointStore(uri)
+    assert [entry.status for entry in store.list()] == ["committed"]
+    assert torch.equal(store.load("step-1", {"w": torch.ones(1 << 21)}).state["w"], torch.zeros(1 << 21))
+
+
+def test_sigterm_is_taken_for_as_long_as_saves_may_run_and_from_nobody(tmp_path):
+    one, two = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path))
+    for number, store in enumerate((one, two)):
+        assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) == (number == 0)
+        store.save({"w": torch.zeros(3)}, step=number, mode="async").wait(60)
+    one.close()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    two.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        one.save({"w": torch.zeros(3)}, step=3, mode="async").wait(60)
+        one.close()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -238,11 +238,9 @@ def test_diff_finds_what_differs(saved, tmp_path, capsys):
         assert ("equal: " if code == 0 else "different: 3 tensors differ") in capsys.readouterr().out
 
 
-def test_from_one_store_to_another(saved, tmp_path, s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
+def test_from_one_store_to_another(saved, tmp_path, server):
     for to, name in [("dcp", "dcp"), ("torch", "x.pt"), ("safetensors", "hf"), ("hocket", "h")]:
-        uri = s3d.uri(f"interop/{name}")
+        uri = server.uri(f"interop/{name}")
         convert(str(saved), uri, to=to, max_shard_bytes=400)
         check(uri, leaves(tree()))
         assert set(diff(uri, str(saved)).only_b) <= set(hocket.ckpt.open(str(saved)).contents.values)

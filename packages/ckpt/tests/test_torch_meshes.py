@@ -1,13 +1,25 @@
-"""Real jobs on real meshes: FSDP over tensor parallelism saved, HSDP and one process loaded, and back."""
+"""Real jobs of four ranks: meshes saved and loaded as others, loads that are shared, torch's own files."""
 
+import os
+import warnings
+from pathlib import Path
+
+import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import hocket.ckpt
+from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
+from hocket.native import counters
 from support.ranks import run_ranks
 
 
@@ -74,11 +86,163 @@ def job(folder):
     return wrong, sorted(placed), model_bytes if dist.get_rank() == 0 else None
 
 
-def test_what_one_mesh_saved_another_loads(tmp_path):
-    found = run_ranks(job, 4, str(tmp_path), init="gloo", timeout_s=200)
+NUM_ITEMS = 1 << 20
+
+
+def wholes():
+    """Tensors to be cut: rows, uneven rows, columns; and some that every rank holds."""
+    return {
+        "rows": torch.arange(float(NUM_ITEMS)).reshape(256, -1),
+        "columns": torch.arange(NUM_ITEMS // 2, dtype=torch.int32).reshape(-1, 64).to(torch.bfloat16),
+        "uneven": torch.arange(7 * 500.0).reshape(7, 500),
+        "plain": torch.arange(NUM_ITEMS // 2).to(torch.float16),
+        "small": torch.tensor(3),
+    }
+
+
+def laid_out(mesh, tensors):
+    """HSDP: replicated over the first axis, cut over the second."""
+    dims = {"rows": 0, "columns": 1, "uneven": 0}
+    return {
+        name: distribute_tensor(tensor, mesh, [Replicate(), Shard(dims[name])]) if name in dims else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def empty():
+    return {name: torch.zeros_like(tensor) for name, tensor in wholes().items()}
+
+
+def sharing_job(uri, folder):
+    """What each load received and what it got wrong; then the errors of two that cannot work."""
+    meshes = [init_device_mesh("cpu", shape) for shape in ((4, 1), (2, 2))]
+    store = CheckpointStore(uri, timeout_s=60)
+    store.save(laid_out(meshes[0], wholes()), step=1, name="x")
+    found = []
+    for mesh, read_once in [(meshes[0], False), (meshes[0], True), (meshes[1], True)]:
+        into = laid_out(mesh, empty())
+        # Not contiguous: it cannot be received into.
+        into["plain"] = torch.zeros(NUM_ITEMS // 2, 2, dtype=torch.float16)[:, 0]
+        dist.barrier()
+        before = counters()["bytes_received"]
+        state = store.load("x", into, read_once=read_once).state
+        received = counters()["bytes_received"] - before
+        expected = laid_out(mesh, wholes())
+        local = {
+            name: [getattr(it[name], "_local_tensor", it[name]) for it in (state, expected)] for name in state
+        }
+        found.append((received, [name for name, pair in local.items() if not torch.equal(*pair)]))
+    store.close()
+    store = CheckpointStore(folder, timeout_s=60)
+    store.save(laid_out(meshes[0], wholes()), step=1, name="x")
+    cut = laid_out(meshes[0], empty())
+    for tree in (empty() if dist.get_rank() else cut, cut):
+        try:
+            store.load("x", tree, read_once=True)
+        except Exception as error:  # noqa: BLE001 - compared by the test
+            found.append(f"{type(error).__name__}: {error}")
+        if dist.get_rank() == 0:
+            path = next(Path(folder, "x/data").glob("*-r00003-*"))
+            with path.open("r+b") as file:
+                file.seek(-1000, os.SEEK_END)
+                file.write(b"spoiled")
+        dist.barrier()
+    store.close()
+    return found
+
+
+def safetensors_job(folder):
+    """torch's distributed checkpoints in their safetensors forms; consolidated, it writes no integers."""
+    mesh = init_device_mesh("cpu", (1, 4))
+    state = laid_out(mesh, wholes())
+    options = {"path": f"{folder}/filesystem", "serialization_format": SerializationFormat.SAFETENSORS}
+    dcp.save({**state, "lr": 0.5}, storage_writer=dcp.FileSystemWriter(**options))
+    writer = dcp.HuggingFaceStorageWriter(f"{folder}/sharded", save_distributed=True)
+    dcp.save(state, storage_writer=writer)
+    writer = dcp.HuggingFaceStorageWriter(
+        f"{folder}/consolidated",
+        save_distributed=True,
+        enable_consolidation=True,
+        fqn_to_index_mapping={"rows": 1, "columns": 2},
+    )
+    dcp.save({name: state[name] for name in ("rows", "columns")}, storage_writer=writer)
+
+
+def every_job(folder, uri):
+    """All that needs four ranks, in one start of them."""
+    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
+    safetensors_job(f"{folder}/dcp")
+    return job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, s3d):
+    folder = tmp_path_factory.mktemp("ranks")
+    uri = s3d.uri(f"sharing/{os.urandom(4).hex()}")
+    found = run_ranks(every_job, 4, str(folder), uri, init="gloo", timeout_s=200, env=s3d.env)
+    return folder, *zip(*found, strict=True)
+
+
+def test_what_one_mesh_saved_another_loads(ran):
+    folder, found, _ = ran
     assert [wrong for wrong, _, _ in found] == [[]] * 4
     assert "_StridedShard" in found[0][1]
     alone = model(9)
-    CheckpointStore(str(tmp_path)).load("fsdp-tp", {"model": alone.state_dict()}, include=["model"])
+    store = CheckpointStore(str(folder / "meshes"))
+    store.load("fsdp-tp", {"model": alone.state_dict()}, include=["model"])
     for key, tensor in alone.state_dict().items():
         assert tensor.tolist() == found[0][2][key]
+
+
+def test_replicas_read_once_and_share(ran):
+    _, _, found = ran
+    needed = sum(tensor.nbytes for tensor in wholes().values())
+    all_read, once, once_more = ([each[number] for each in found] for number in range(3))
+    assert [wrong for _, wrong in [*all_read, *once, *once_more]] == [[]] * 12
+    assert 4 * needed <= sum(received for received, _ in all_read)
+    for loads in (once, once_more):
+        # A block that two ranks have a part of is read by both.
+        assert needed <= sum(received for received, _ in loads) <= 1.01 * needed + (8 << 20)
+        # No tensor is cut for it: the largest is two thirds of all.
+        assert max(received for received, _ in loads) <= 0.75 * needed
+    # A reader's failure reaches all, and nobody waits for its part; so does that of trees that differ.
+    assert all("other tensors than rank 0" in each[3] for each in found)
+    assert all(each[4].startswith("CheckpointCorruptError") for each in found)
+
+
+def raw(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a world of one process warns that it is one
+def test_what_dcp_saves_as_safetensors_is_read(ran):
+    folder = ran[0] / "dcp"
+    floats = {name: wholes()[name] for name in ("rows", "columns")}
+    trees = {
+        "filesystem": wholes(),
+        "sharded": wholes(),
+        "consolidated": floats,
+        "consolidated/sharded": floats,
+    }
+    for form, expected in trees.items():
+        checkpoint = hocket.ckpt.open(str(folder / form))
+        assert set(checkpoint) == set(expected)
+        assert {name: checkpoint[name].tobytes() for name in expected} == {
+            name: raw(tensor) for name, tensor in expected.items()
+        }
+        assert hocket.ckpt.verify(str(folder / form)).is_sound
+        if form == "filesystem":  # torch has no reader for it
+            assert checkpoint.contents.values["lr"].value == 0.5
+            continue
+        into = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+        reader = dcp.HuggingFaceStorageReader(str(folder / form))
+        dcp.load(into, storage_reader=reader, no_dist=True)
+        assert all(torch.equal(into[name], tensor) for name, tensor in expected.items())
+    convert(str(folder / "filesystem"), str(folder / "hocket"), to="hocket")
+    assert diff(str(folder / "filesystem"), str(folder / "hocket")).is_empty
+    first, second, *_ = sorted((folder / "sharded").iterdir())
+    with pytest.raises(CheckpointIncompatibleError, match="name the folder"):
+        hocket.ckpt.open(str(second))
+    first.unlink()
+    with pytest.raises(CheckpointCorruptError, match="do not tile"):
+        hocket.ckpt.open(str(folder / "sharded"))

@@ -23,20 +23,6 @@ def alone(prefix, **options):
     return CheckpointStore(prefix, rendezvous=rendezvous, **options)
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
-@pytest.fixture(params=["disk", "store"])
-def prefix(request, tmp_path, server):
-    if request.param == "disk":
-        return str(tmp_path / "runs")
-    return server.uri(f"overwrite/{os.urandom(4).hex()}")
-
-
 def state(fill):
     return {"w": torch.full((5000,), float(fill)), "epoch": fill}
 

@@ -12,13 +12,6 @@ from support.ranks import run_ranks
 FLAKY = ("kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
 def state(fill):
     return {"w": torch.full((1500, 1000), float(fill)), "step": torch.tensor(fill), "loop": {"epoch": fill}}
 

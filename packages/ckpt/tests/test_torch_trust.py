@@ -156,13 +156,6 @@ def test_saves_leave_nothing_behind_in_the_process(tmp_path):
     assert set(threading.enumerate()) <= threads
 
 
-@pytest.fixture
-def server(s3d, monkeypatch):
-    for name, value in s3d.env.items():
-        monkeypatch.setenv(name, value)
-    return s3d
-
-
 def test_a_partial_load_reads_hardly_more_than_it_needs(server):
     store = CheckpointStore(server.uri("partial"))
     sizes = {f"model.layer{number}.weight": 2_600_000 + 7_919 * number for number in range(10)}

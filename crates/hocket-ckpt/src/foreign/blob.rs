@@ -30,7 +30,7 @@ pub(crate) struct Blob {
 enum Source {
     Local(PathBuf, File),
     Remote(Store),
-    /// All of it is among the pieces.
+    /// All of it that may be read is among the pieces.
     Memory,
 }
 
@@ -76,14 +76,31 @@ impl Blob {
         })
     }
 
+    /// A file of nothing, for tests to unpack into.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        Self {
+            uri: String::new(),
+            name: "memory".to_owned(),
+            size: 0,
+            source: Arc::new(Source::Memory),
+            fetched: Vec::new(),
+        }
+    }
+
     /// A file that is only in memory: what was unpacked out of `self`.
     pub(crate) fn unpacked(&self, bytes: Vec<u8>) -> Self {
+        self.unpacked_pieces(bytes.len() as u64, vec![(0, bytes)])
+    }
+
+    /// The same, of which only pieces were kept. To read elsewhere in it is an error.
+    pub(crate) fn unpacked_pieces(&self, size: u64, fetched: Vec<(u64, Vec<u8>)>) -> Self {
         Self {
             uri: self.uri.clone(),
             name: self.name.clone(),
-            size: bytes.len() as u64,
+            size,
             source: Arc::new(Source::Memory),
-            fetched: vec![(0, bytes)],
+            fetched,
         }
     }
 
@@ -114,7 +131,7 @@ impl Blob {
             return Ok(bytes.to_vec());
         }
         match &*self.source {
-            Source::Memory => Err(self.gone()),
+            Source::Memory => Err(self.not_kept(&range)),
             Source::Local(path, file) => read_local(path, file, range),
             Source::Remote(store) => {
                 let (store, name) = (store.clone(), self.name.clone());
@@ -139,7 +156,10 @@ impl Blob {
             return Ok(known);
         }
         match &*self.source {
-            Source::Memory => Err(self.gone()),
+            Source::Memory => ranges
+                .iter()
+                .map(|range| self.read(range.clone(), interrupted))
+                .collect(),
             Source::Local(path, file) => ranges
                 .iter()
                 .map(|range| read_local(path, file, range.clone()))
@@ -169,6 +189,16 @@ impl Blob {
             offset,
             reason: reason.into(),
         }
+    }
+
+    fn not_kept(&self, range: &Range<u64>) -> CkptError {
+        self.corrupt(
+            None,
+            format!(
+                "a compressed item has its pickle or its directory at {}..{}, not at its ends as torch writes it",
+                range.start, range.end
+            ),
+        )
     }
 
     fn gone(&self) -> CkptError {

@@ -84,6 +84,22 @@ pub(crate) struct TensorRow {
 }
 
 impl TensorRow {
+    /// Adds a box, and makes the tensor as large as it asks for; none where it has other dimensions, or ends nowhere.
+    pub(crate) fn join(&mut self, chunk: ChunkRow) -> Option<()> {
+        if chunk.start.len() != self.shape.len() || chunk.size.len() != self.shape.len() {
+            return None;
+        }
+        for (extent, (start, size)) in self
+            .shape
+            .iter_mut()
+            .zip(chunk.start.iter().zip(&chunk.size))
+        {
+            *extent = (*extent).max(start.checked_add(*size)?);
+        }
+        self.chunks.push(chunk);
+        Some(())
+    }
+
     pub(crate) fn into_json(self) -> Json {
         serde_json::to_value(self).unwrap_or_default()
     }

@@ -1,10 +1,11 @@
 //! The CRC-32 of every member of a zip, which torch writes and never looks at.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use super::blob::Blob;
-use super::dcp::{ZSTD, unwrap};
-use super::zip::Zip;
+use super::unpacking::{Stream, ends};
+use super::zip::{LOCAL_BYTES, Zip, local_data};
 use crate::error::{CkptError, Result};
 use crate::pace::{self, Interrupted};
 use crate::place::Place;
@@ -14,8 +15,8 @@ const PIECE_BYTES: u64 = 8 << 20;
 
 const MAX_WORKERS: usize = 4;
 
-/// A compressed item unpacks to at most so many bytes.
-const UNPACKED_LIMIT: u64 = 4 << 30;
+/// A compressed item unpacks to at most so many bytes: no memory is taken for them, but time.
+const UNPACKED_LIMIT: u64 = 1 << 40;
 
 /// A member that is not what was written.
 #[derive(Debug, Clone)]
@@ -33,7 +34,7 @@ pub struct BadMember {
 }
 
 /// Compares every member of zips that stand in one file, each given by where it begins, its bytes, and whether it is
-/// compressed, which takes the memory for all of it.
+/// compressed.
 ///
 /// # Errors
 /// `NotFound` where the file is gone, and what the disk or the store says; bad bytes are no error.
@@ -85,6 +86,7 @@ pub fn verify_zips(
     Ok(bad)
 }
 
+/// Two passes: one for the directory, which stands at the end, one for the members.
 fn unpack_and_verify(
     blob: &Blob,
     offset: u64,
@@ -92,10 +94,42 @@ fn unpack_and_verify(
     index: usize,
     never: Interrupted<'_>,
 ) -> Result<Vec<BadMember>> {
-    let packed = blob.read(offset..offset.saturating_add(length), never)?;
-    let memory = blob.unpacked(unwrap(blob, ZSTD, packed, UNPACKED_LIMIT)?);
-    let zip = Zip::open(&memory, 0..memory.size(), never)?;
-    verify_zip(&memory, &zip, index, never)
+    let packed = offset..offset.saturating_add(length);
+    let unpacked = ends(blob, packed.clone(), UNPACKED_LIMIT, never)?;
+    let mut members = Zip::open(&unpacked, 0..unpacked.size(), never)?.members;
+    members.sort_by_key(|member| member.header);
+    let mut stream = Stream::open(blob, packed)?;
+    let mut bad = Vec::new();
+    for member in members {
+        let misplaced = |reason: &str| {
+            blob.corrupt(Some(offset), format!("member `{}`: {reason}", member.name))
+        };
+        if member.header < stream.position() {
+            return Err(misplaced("it begins inside of another"));
+        }
+        stream.pass(member.header, |_| (), never)?;
+        let mut header = [0_u8; LOCAL_BYTES as usize];
+        stream.fill(&mut header, never)?;
+        let start = local_data(&header, member.header).map_err(misplaced)?;
+        let end = start.saturating_add(member.size);
+        stream.pass(start, |_| (), never)?;
+        let mut hasher = crc32fast::Hasher::new();
+        stream.pass(end, |bytes| hasher.update(bytes), never)?;
+        if hasher.finalize() != member.crc {
+            bad.push(bad_member(index, member.name, start..end));
+        }
+    }
+    Ok(bad)
+}
+
+fn bad_member(zip: usize, member: String, place: Range<u64>) -> BadMember {
+    BadMember {
+        zip,
+        member,
+        offset: place.start,
+        length: place.end - place.start,
+        problem: "its bytes do not have the CRC-32 that was written with them".to_owned(),
+    }
 }
 
 fn verify_zip(
@@ -116,13 +150,7 @@ fn verify_zip(
             at = end;
         }
         if hasher.finalize() != member.crc {
-            bad.push(BadMember {
-                zip: index,
-                member: member.name.clone(),
-                offset: place.start,
-                length: place.end - place.start,
-                problem: "its bytes do not have the CRC-32 that was written with them".to_owned(),
-            });
+            bad.push(bad_member(index, member.name.clone(), place));
         }
     }
     Ok(bad)

@@ -1,6 +1,7 @@
 //! Distributed checkpoints of torch: the pickle `.metadata` and the `.distcp` files it points into.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::Read;
 use std::ops::Range;
 
@@ -8,6 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::huggingface::Header;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode, to_json};
 use super::torch_file::{View, read_pickle, view};
 use super::zip::Zip;
@@ -64,19 +66,33 @@ pub(crate) fn catalogue(place: &Place, interrupted: Interrupted<'_>) -> Result<C
     let fault = |fault: Fault| fault.at(place.uri(), METADATA_NAME);
     let pickle = decode(&bytes, Allowed::Metadata).map_err(fault)?;
     let mut catalogue = Catalogue::new("dcp", place.uri());
-    let items = Listing::read(&pickle, &mut catalogue).map_err(fault)?;
-    check_sizes(place, &mut catalogue, &items, interrupted)?;
-    read_values(place, &mut catalogue, items, interrupted)?;
+    let mut listed = Listing::read(&pickle, &mut catalogue).map_err(fault)?;
+    check_sizes(place, &mut catalogue, &listed.ends, interrupted)?;
+    place_safetensors(place, &mut catalogue, &mut listed.tensors, interrupted)?;
+    for (name, row) in listed.tensors {
+        catalogue.tensors.insert(name, row.into_json());
+    }
+    read_values(place, &mut catalogue, listed.values, interrupted)?;
     Ok(catalogue)
 }
 
-/// Reads the metadata's three tables; returns where each value lies.
+/// What the metadata's three tables say.
+struct Listed {
+    tensors: Vec<(String, TensorRow)>,
+    values: Values,
+    /// File and end of each item.
+    ends: Vec<(usize, u64)>,
+}
+
+/// Reads the metadata's three tables.
 struct Listing<'a, 'p> {
     pickle: &'a Pickle<'p>,
     paths: HashMap<&'a str, Vec<Step>>,
     items: HashMap<(&'a str, Vec<u64>), Item>,
+    tensors: Vec<(String, TensorRow)>,
 }
 
+/// Name, path, and where the value lies.
 type Values = Vec<(String, Vec<Step>, Item)>;
 
 fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, Fault> {
@@ -87,7 +103,7 @@ impl<'a, 'p> Listing<'a, 'p> {
     fn read(
         pickle: &'a Pickle<'p>,
         catalogue: &mut Catalogue,
-    ) -> std::result::Result<(Values, Vec<(usize, u64)>), Fault> {
+    ) -> std::result::Result<Listed, Fault> {
         let Some((_, state)) = pickle.record(pickle.root, Name::Metadata) else {
             return broken("it is no `Metadata`");
         };
@@ -106,6 +122,7 @@ impl<'a, 'p> Listing<'a, 'p> {
             pickle,
             paths: HashMap::new(),
             items: HashMap::with_capacity(storage.len()),
+            tensors: Vec::new(),
         };
         listing.read_storage(storage, catalogue)?;
         listing.read_paths(table("planner_data").unwrap_or_default());
@@ -133,7 +150,11 @@ impl<'a, 'p> Listing<'a, 'p> {
                 listing.add_tensor(name, entry, catalogue)?;
             }
         }
-        Ok((values, ends))
+        Ok(Listed {
+            tensors: listing.tensors,
+            values,
+            ends,
+        })
     }
 
     fn read_storage(
@@ -242,7 +263,7 @@ impl<'a, 'p> Listing<'a, 'p> {
     }
 
     fn add_tensor(
-        &self,
+        &mut self,
         name: &'a str,
         entry: Value,
         catalogue: &mut Catalogue,
@@ -291,7 +312,9 @@ impl<'a, 'p> Listing<'a, 'p> {
             same_as: None,
             chunks: rows,
         };
-        catalogue.tensors.insert(name.to_owned(), row.into_json());
+        // Its place in the order; the row comes when it is known where its chunks begin.
+        catalogue.tensors.insert(name.to_owned(), Json::Null);
+        self.tensors.push((name.to_owned(), row));
         Ok(())
     }
 
@@ -370,7 +393,7 @@ impl<'a, 'p> Listing<'a, 'p> {
 fn check_sizes(
     place: &Place,
     catalogue: &mut Catalogue,
-    (_, ends): &(Values, Vec<(usize, u64)>),
+    ends: &[(usize, u64)],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let paths: Vec<String> = catalogue.files.iter().map(|file| file.0.clone()).collect();
@@ -401,11 +424,63 @@ fn check_sizes(
     Ok(())
 }
 
+/// Says where the tensors of files begin that torch wrote in its safetensors form: behind the values' zips, all tensors of
+/// a file are one safetensors file, and the metadata has where that begins for the offset of each.
+fn place_safetensors(
+    place: &Place,
+    catalogue: &mut Catalogue,
+    tensors: &mut [(String, TensorRow)],
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    let mut headers: HashMap<(usize, u64), Header> = HashMap::new();
+    for (name, row) in tensors {
+        let dtype = Dtype::parse(row.dtype);
+        for chunk in &mut row.chunks {
+            let bytes = dtype.and_then(|dtype| dtype.num_bytes(&chunk.size));
+            // A zip is longer than the items in it.
+            if chunk.wrapped != Some(PLAIN) || bytes != Some(chunk.length) {
+                continue;
+            }
+            let Some((path, size)) = catalogue.files.get(chunk.file).cloned() else {
+                continue;
+            };
+            let header = match headers.entry((chunk.file, chunk.offset)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place_of) => {
+                    let blob = Blob::open(place, &path, interrupted)?;
+                    place_of.insert(Header::read(&blob, chunk.offset..size, interrupted)?)
+                }
+            };
+            let found = header
+                .entry(name)
+                .filter(|entry| entry.dtype == dtype && entry.shape == chunk.size);
+            let Some(entry) = found else {
+                return Err(CkptError::Corrupt {
+                    uri: place.uri().to_owned(),
+                    file: Some(path),
+                    offset: Some(chunk.offset),
+                    reason: format!(
+                        "the safetensors form there has no `{name}` of dtype {} and shape {:?}, as `.metadata` says",
+                        row.dtype, chunk.size
+                    ),
+                });
+            };
+            chunk.offset = header.data_start + entry.begin;
+            chunk.wrapped = None;
+        }
+    }
+    // What stays is zips.
+    catalogue.items.retain(|(file, offset, length, ..)| {
+        *length > 0 && !headers.contains_key(&(*file, *offset))
+    });
+    Ok(())
+}
+
 /// Reads the leaves that are no tensors, a batch of one file at a time.
 fn read_values(
     place: &Place,
     catalogue: &mut Catalogue,
-    (mut values, _): (Values, Vec<(usize, u64)>),
+    mut values: Values,
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     values.sort_by_key(|(_, _, item)| (item.file, item.offset));
@@ -463,7 +538,7 @@ fn read_value(
     to_json(&pickle, pickle.root, &mut left).map_err(fault)
 }
 
-pub(crate) fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
+fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
     if wrapped != ZSTD {
         return Ok(bytes);
     }
@@ -519,51 +594,20 @@ pub fn locate(
         let mut pieces = edges.iter().map(|edge| edge.start).zip(pieces);
         for item in batch {
             let known = pieces.by_ref().take(2).collect();
-            let (start, strides, _) = find(&blob.with_pieces(known), item, 0, interrupted)?;
+            let (start, strides, _) = find(&blob.with_pieces(known), item, interrupted)?;
             located.push((start, strides));
         }
     }
     Ok(located)
 }
 
-/// The tensor inside one compressed item, in C order or as its strides say: bytes, where it begins, strides.
-///
-/// # Errors
-/// As [`locate`]. The whole item is held in memory.
-pub fn unpack(
-    place: &Place,
-    path: &str,
-    item: &TensorItem,
-    interrupted: Interrupted<'_>,
-) -> Result<(Vec<u8>, Located)> {
-    const ZIP_BYTES: u64 = 1 << 20;
-    let blob = Blob::open(place, path, interrupted)?;
-    let dtype = Dtype::parse(&item.dtype).and_then(|dtype| dtype.num_bytes(&item.shape));
-    let Some(expected) = dtype else {
-        return Err(CkptError::Invalid(format!("`{}` is no dtype", item.dtype)));
-    };
-    let end = item.offset.saturating_add(item.length);
-    let packed = blob.read(item.offset..end, interrupted)?;
-    let content = unwrap(&blob, ZSTD, packed, expected.saturating_add(ZIP_BYTES))?;
-    let inside = TensorItem {
-        offset: 0,
-        length: content.len() as u64,
-        ..item.clone()
-    };
-    let memory = blob.unpacked(content);
-    let (start, strides, span) = find(&memory, &inside, 0, interrupted)?;
-    let bytes = memory.read(start..start + span, interrupted)?;
-    Ok((bytes, (0, strides)))
-}
-
 /// Begin, strides and bytes of the tensor in an item.
-fn find(
+pub(crate) fn find(
     blob: &Blob,
     item: &TensorItem,
-    base: u64,
     interrupted: Interrupted<'_>,
 ) -> Result<(u64, Option<Vec<u64>>, u64)> {
-    let from = base + item.offset;
+    let from = item.offset;
     let zip = Zip::open(blob, from..from.saturating_add(item.length), interrupted)?;
     let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
     let fault = |fault: Fault| fault.at(blob.uri(), blob.name());

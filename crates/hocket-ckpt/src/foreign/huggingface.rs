@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value as Json;
 
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
-use crate::error::Result;
+use crate::error::{CkptError, Result};
+use crate::manifest::tiling::{self, Box as Region};
 use crate::pace::Interrupted;
 use crate::place::{Place, is_plain_name};
 use crate::safetensors::Dtype;
@@ -58,61 +60,98 @@ impl<'de> Deserialize<'de> for Pairs {
 pub(crate) struct HeaderEntry {
     name: String,
     /// None for one that takes no whole bytes an item.
-    dtype: Option<Dtype>,
+    pub(crate) dtype: Option<Dtype>,
     dtype_name: String,
-    shape: Vec<u64>,
-    begin: u64,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) begin: u64,
     end: u64,
 }
 
 /// A header after the checks that the safetensors package makes, and what its text asks for beyond them.
 pub(crate) struct Header {
+    /// In the file.
     pub(crate) data_start: u64,
-    pub(crate) entries: Vec<HeaderEntry>,
-    /// Rules of the format's text that readers let pass.
-    pub(crate) lax: Vec<String>,
+    parsed: Parsed,
 }
 
+/// What stands in a header.
+#[derive(Default)]
+pub(crate) struct Parsed {
+    entries: Vec<HeaderEntry>,
+    /// Their places, by name.
+    places: HashMap<String, usize>,
+    /// Rules of the format's text that readers let pass.
+    lax: Vec<String>,
+    /// Where in its tensor an entry begins, as torch's distributed writer notes it.
+    starts: Option<HashMap<String, Vec<u64>>>,
+}
+
+/// The key of `__metadata__` under which torch's distributed writer says which part of its tensor each entry is.
+const SHARDING: &str = "DCP_SHARDING_INFO";
+
 impl Header {
-    pub(crate) fn read(blob: &Blob, interrupted: Interrupted<'_>) -> Result<Self> {
-        let bad =
-            |reason: String| blob.corrupt(None, format!("it is no safetensors file: {reason}"));
-        if blob.size() < 8 {
-            return Err(bad(format!("it has only {} bytes", blob.size())));
+    /// Reads the header of the safetensors file that takes `range` of a file.
+    pub(crate) fn read(
+        blob: &Blob,
+        range: Range<u64>,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Self> {
+        let bad = |reason: String| {
+            blob.corrupt(
+                (range.start > 0).then_some(range.start),
+                format!("it is no safetensors file: {reason}"),
+            )
+        };
+        let size = range.end.saturating_sub(range.start);
+        if size < 8 {
+            return Err(bad(format!("it has only {size} bytes")));
         }
-        let length = blob.read(0..8, interrupted)?;
+        let begin = range.start + 8;
+        let length = blob.read(range.start..begin, interrupted)?;
         let length = length
             .iter()
             .rev()
             .fold(0, |number, &byte| number << 8 | u64::from(byte));
-        if length > HEADER_LIMIT || length > blob.size() - 8 {
+        if length > HEADER_LIMIT || length > size - 8 {
             return Err(bad(format!(
-                "its header is to have {length} bytes, and the file has {} (a header has at most {HEADER_LIMIT})",
-                blob.size()
+                "its header is to have {length} bytes, and the file has {size} (a header has at most {HEADER_LIMIT})"
             )));
         }
-        let json = blob.read(8..8 + length, interrupted)?;
-        let data_bytes = blob.size() - 8 - length;
-        let (entries, lax) = parse(&json, data_bytes).map_err(bad)?;
+        let json = blob.read(begin..begin + length, interrupted)?;
         Ok(Self {
-            data_start: 8 + length,
-            entries,
-            lax,
+            data_start: begin + length,
+            parsed: parse(&json, size - 8 - length).map_err(bad)?,
         })
+    }
+
+    /// The header of a whole file.
+    pub(crate) fn of(blob: &Blob, interrupted: Interrupted<'_>) -> Result<Self> {
+        Self::read(blob, 0..blob.size(), interrupted)
+    }
+
+    pub(crate) fn entries(&self) -> &[HeaderEntry] {
+        &self.parsed.entries
+    }
+
+    /// The entry of this name.
+    pub(crate) fn entry(&self, name: &str) -> Option<&HeaderEntry> {
+        let place = self.parsed.places.get(name)?;
+        self.parsed.entries.get(*place)
     }
 }
 
-fn parse(
-    json: &[u8],
-    data_bytes: u64,
-) -> std::result::Result<(Vec<HeaderEntry>, Vec<String>), String> {
-    let mut lax = Vec::new();
+pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed, String> {
+    let mut parsed = Parsed::default();
+    let Parsed {
+        entries,
+        places,
+        lax,
+        starts,
+    } = &mut parsed;
     if json.first() != Some(&b'{') {
         lax.push("its header does not begin with `{`".to_owned());
     }
     let Pairs(pairs) = serde_json::from_slice(json).map_err(|error| format!("header: {error}"))?;
-    let mut places: HashMap<String, usize> = HashMap::with_capacity(pairs.len());
-    let mut entries: Vec<HeaderEntry> = Vec::with_capacity(pairs.len());
     let mut has_metadata = false;
     for (name, value) in pairs {
         if name == "__metadata__" {
@@ -121,9 +160,12 @@ fn parse(
             }
             has_metadata = true;
             check_metadata(&value)?;
+            if let Some(text) = value.get(SHARDING).and_then(Json::as_str) {
+                *starts = Some(read_starts(text)?);
+            }
             continue;
         }
-        let entry = entry(name, value, &mut lax)?;
+        let entry = entry(name, value, lax)?;
         match places.get(&entry.name).and_then(|&at| entries.get_mut(at)) {
             // As the package reads it: the last one counts.
             Some(slot) => {
@@ -136,8 +178,21 @@ fn parse(
             }
         }
     }
-    check_order(&entries, data_bytes, &mut lax)?;
-    Ok((entries, lax))
+    check_order(entries, data_bytes, lax)?;
+    Ok(parsed)
+}
+
+fn read_starts(text: &str) -> std::result::Result<HashMap<String, Vec<u64>>, String> {
+    #[derive(serde::Deserialize)]
+    struct Saved {
+        saved_offsets: Vec<u64>,
+    }
+    let saved: HashMap<String, Saved> = serde_json::from_str(text)
+        .map_err(|error| format!("its `{SHARDING}` says where nothing stands: {error}"))?;
+    Ok(saved
+        .into_iter()
+        .map(|(name, saved)| (name, saved.saved_offsets))
+        .collect())
 }
 
 fn check_metadata(value: &Json) -> std::result::Result<(), String> {
@@ -257,15 +312,6 @@ fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEn
         catalogue.opaque.insert(name, reason.into());
         return;
     };
-    let chunk = ChunkRow {
-        file,
-        offset: data_start + entry.begin,
-        length: entry.end - entry.begin,
-        start: vec![0; entry.shape.len()],
-        size: entry.shape.clone(),
-        strides: None,
-        wrapped: None,
-    };
     let row = TensorRow {
         dtype: dtype.name(),
         shape: entry.shape.clone(),
@@ -274,18 +320,39 @@ fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEn
         chunks: if entry.begin == entry.end {
             Vec::new()
         } else {
-            vec![chunk]
+            let start = vec![0; entry.shape.len()];
+            vec![chunk(file, data_start, entry, start)]
         },
     };
     catalogue.tensors.insert(name, row.into_json());
 }
 
+fn chunk(file: usize, data_start: u64, entry: &HeaderEntry, start: Vec<u64>) -> ChunkRow {
+    ChunkRow {
+        file,
+        offset: data_start + entry.begin,
+        length: entry.end - entry.begin,
+        start,
+        size: entry.shape.clone(),
+        strides: None,
+        wrapped: None,
+    }
+}
+
 /// Lists one safetensors file.
 pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    let header = Header::read(blob, interrupted)?;
+    let header = Header::of(blob, interrupted)?;
+    let starts = header.parsed.starts.iter().flat_map(HashMap::values);
+    if starts.flatten().any(|&start| start > 0) {
+        return Err(CkptError::Incompatible {
+            uri: format!("{}/{}", root.trim_end_matches('/'), blob.name()),
+            reason: "it holds parts of tensors, as one of several files; name the folder that holds them all"
+                .to_owned(),
+        });
+    }
     let mut catalogue = Catalogue::new("safetensors", root);
     catalogue.files.push((blob.name().to_owned(), blob.size()));
-    for entry in &header.entries {
+    for entry in header.entries() {
         add(&mut catalogue, 0, header.data_start, entry);
     }
     Ok(catalogue)
@@ -330,12 +397,12 @@ pub(crate) fn sharded(
             )));
         }
         let blob = Blob::open(place, file, interrupted)?;
-        let header = Header::read(&blob, interrupted)?;
+        let header = Header::of(&blob, interrupted)?;
         catalogue.files.push((file.to_owned(), blob.size()));
         let wanted: HashSet<&str> = names.iter().copied().collect();
         let mut found = 0;
         for entry in header
-            .entries
+            .entries()
             .iter()
             .filter(|entry| wanted.contains(entry.name.as_str()))
         {
@@ -343,22 +410,85 @@ pub(crate) fn sharded(
             found += 1;
         }
         if found != wanted.len() {
-            let held: HashSet<&str> = header
-                .entries
-                .iter()
-                .map(|entry| entry.name.as_str())
-                .collect();
-            let missing = names
-                .iter()
-                .find(|name| !held.contains(**name))
-                .copied()
-                .unwrap_or_default();
+            let missing = names.iter().find(|name| header.entry(name).is_none());
             return Err(bad(format!(
-                "it says that `{missing}` is in `{file}`, and it is not"
+                "it says that `{}` is in `{file}`, and it is not",
+                missing.copied().unwrap_or_default()
             )));
         }
     }
     Ok(catalogue)
+}
+
+/// Lists shards that torch's distributed writer left without an index: each says in its header which parts of which tensors
+/// it holds. None where one of the files does not.
+pub(crate) fn scattered(
+    place: &Place,
+    names: &[&str],
+    interrupted: Interrupted<'_>,
+) -> Result<Option<Catalogue>> {
+    let mut catalogue = Catalogue::new("safetensors", place.uri());
+    let mut rows: Vec<(String, TensorRow)> = Vec::new();
+    let mut known: HashMap<String, usize> = HashMap::new();
+    for (number, name) in names.iter().enumerate() {
+        let blob = Blob::open(place, name, interrupted)?;
+        let header = Header::of(&blob, interrupted)?;
+        let Some(starts) = &header.parsed.starts else {
+            return Ok(None);
+        };
+        catalogue.files.push(((*name).to_owned(), blob.size()));
+        for entry in header.entries() {
+            let Some(dtype) = entry.dtype else {
+                add(&mut catalogue, number, header.data_start, entry);
+                continue;
+            };
+            let at = *known.entry(entry.name.clone()).or_insert(rows.len());
+            if at == rows.len() {
+                let row = TensorRow {
+                    dtype: dtype.name(),
+                    shape: vec![0; entry.shape.len()],
+                    path: vec![Step::Key(entry.name.clone())],
+                    same_as: None,
+                    chunks: Vec::new(),
+                };
+                rows.push((entry.name.clone(), row));
+            }
+            let row = rows
+                .get_mut(at)
+                .filter(|(_, row)| row.dtype == dtype.name());
+            let joined = starts
+                .get(&entry.name)
+                .zip(row)
+                .and_then(|(start, (_, row))| {
+                    row.join(chunk(number, header.data_start, entry, start.clone()))
+                });
+            if joined.is_none() {
+                return Err(blob.corrupt(
+                    None,
+                    format!(
+                        "its `{SHARDING}` or another file says otherwise of the place, the dtype or the shape of `{}`",
+                        entry.name
+                    ),
+                ));
+            }
+        }
+    }
+    for (name, mut row) in rows {
+        let mut regions = Vec::new();
+        row.chunks.retain(|chunk| !chunk.size.contains(&0));
+        regions.extend(row.chunks.iter().map(|chunk| Region {
+            start: chunk.start.clone(),
+            size: chunk.size.clone(),
+        }));
+        tiling::check(&row.shape, &mut regions).map_err(|reason| CkptError::Corrupt {
+            uri: place.uri().to_owned(),
+            file: None,
+            offset: None,
+            reason: format!("the shards of `{name}` do not tile it: {reason}"),
+        })?;
+        catalogue.tensors.insert(name, row.into_json());
+    }
+    Ok(Some(catalogue))
 }
 
 /// Rules of the format's text that a file breaks although readers take it.
@@ -366,5 +496,6 @@ pub(crate) fn sharded(
 /// # Errors
 /// `Corrupt` where no reader takes it, and what the disk or the store says.
 pub fn lax_rules(place: &Place, path: &str, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-    Ok(Header::read(&Blob::open(place, path, interrupted)?, interrupted)?.lax)
+    let header = Header::of(&Blob::open(place, path, interrupted)?, interrupted)?;
+    Ok(header.parsed.lax)
 }

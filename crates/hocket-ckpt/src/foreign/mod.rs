@@ -3,19 +3,23 @@
 //! A source is recognised by what stands there, listed as a [`Catalogue`], and read by byte ranges. Nothing in a file is
 //! ever executed, and no length in it is believed before it is compared with what is there.
 
-mod blob;
+pub(crate) mod blob;
 mod catalogue;
 mod crc;
 mod dcp;
+#[cfg(test)]
+mod fuzz;
 mod huggingface;
 mod pickle;
 mod torch_file;
+mod unpacking;
 mod zip;
 
 pub use catalogue::Catalogue;
 pub use crc::{BadMember, verify_zips};
-pub use dcp::{Located, TensorItem, locate, unpack};
+pub use dcp::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
+pub use unpacking::Unpacker;
 
 use blob::Blob;
 use huggingface::INDEX_SUFFIX;
@@ -80,6 +84,11 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     if found.is_empty() {
         let torch = TORCH_SUFFIXES.iter().flat_map(|suffix| ending(suffix));
         found = torch.map(String::as_str).collect();
+    }
+    if found.len() > 1
+        && let Some(catalogue) = huggingface::scattered(&place, &found, interrupted)?
+    {
+        return Ok(catalogue);
     }
     match found.as_slice() {
         [one] => file(uri, &Blob::open(&place, one, interrupted)?, interrupted),

@@ -407,8 +407,9 @@ impl Walk<'_, '_> {
             .any(|item| self.holds_tensor(item, depth + 1))
     }
 
-    /// Path and name of a leaf; a file that is one leaf calls it `value`.
-    fn name(&self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
+    /// Path and name of a leaf; a file that is one leaf calls it `value`. A long path is paid for: each leaf keeps its own.
+    fn name(&mut self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
+        self.values_left = self.values_left.saturating_sub(path.len() / 4);
         let path = match path {
             [] => vec![Step::Key("value".to_owned())],
             path => path.to_vec(),

@@ -20,7 +20,8 @@ const END64: [u8; 4] = *b"PK\x06\x06";
 const LOCATOR: [u8; 4] = *b"PK\x06\x07";
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
 const LOCAL: [u8; 4] = *b"PK\x03\x04";
-const LOCAL_BYTES: u64 = 30;
+/// Bytes of a local header, without the name.
+pub(crate) const LOCAL_BYTES: u64 = 30;
 
 /// A member of a zip.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub(crate) struct Member {
     pub(crate) size: u64,
     pub(crate) crc: u32,
     /// Where its local header begins in the file.
-    header: u64,
+    pub(crate) header: u64,
 }
 
 /// A zip inside a file, from `range.start` on.
@@ -126,14 +127,7 @@ impl Zip {
         }
         let headers = blob.read_many(&ranges, interrupted)?;
         let place = |(member, header): (&&Member, &Vec<u8>)| {
-            if header.get(..4) != Some(&LOCAL) {
-                return Err(bad(member, "it does not begin with a local header"));
-            }
-            let (name, extra) = (u16_at(header, 26), u16_at(header, 28));
-            let (Some(name), Some(extra)) = (name, extra) else {
-                return Err(bad(member, "its local header is cut short"));
-            };
-            let start = member.header + LOCAL_BYTES + u64::from(name) + u64::from(extra);
+            let start = local_data(header, member.header).map_err(|reason| bad(member, reason))?;
             match start.checked_add(member.size) {
                 Some(end) if end <= self.range.end => Ok(start..end),
                 _ => Err(bad(member, "its data ends beyond the zip")),
@@ -175,6 +169,17 @@ impl Zip {
                 member.name
             ),
         )
+    }
+}
+
+/// Where a member's data begins, by its local header, which begins at `at`.
+pub(crate) fn local_data(header: &[u8], at: u64) -> std::result::Result<u64, &'static str> {
+    if header.get(..4) != Some(&LOCAL) {
+        return Err("it does not begin with a local header");
+    }
+    match (u16_at(header, 26), u16_at(header, 28)) {
+        (Some(name), Some(extra)) => Ok(at + LOCAL_BYTES + u64::from(name) + u64::from(extra)),
+        _ => Err("its local header is cut short"),
     }
 }
 

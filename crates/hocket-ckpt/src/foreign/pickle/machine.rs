@@ -20,7 +20,7 @@ pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
         nodes: Vec::new(),
         // Real pickles spend some ten bytes a node and some three a value: a small file cannot become a large heap.
         max_nodes: (1 << 20) + input.len() / 4,
-        values_left: (2 << 20) + input.len() / 2,
+        values_left: (1 << 20) + input.len() / 2,
     };
     loop {
         let opcode = machine.byte()?;
@@ -317,6 +317,11 @@ impl<'a> Machine<'a> {
 
     fn extend(&mut self, items: Vec<Value>) -> Result<()> {
         match self.top() {
+            // The first items as they came: a list of one is the smallest that can be, and a file may hold a million.
+            Some(Node::List(list) | Node::Set(list)) if list.is_empty() => {
+                *list = items;
+                Ok(())
+            }
             Some(Node::List(list) | Node::Set(list)) => {
                 list.extend(items);
                 Ok(())

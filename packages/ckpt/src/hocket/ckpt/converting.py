@@ -2,16 +2,24 @@
 
 import contextlib
 import fnmatch
+import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import add
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleError
+from hocket.ckpt.datafiles import compression_level
+from hocket.ckpt.errors import (
+    CheckpointExistsError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+)
 from hocket.ckpt.formats.boxes import Box, pieces
 from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
 from hocket.ckpt.formats.targets import (
@@ -22,7 +30,7 @@ from hocket.ckpt.formats.targets import (
     plan_safetensors,
     plan_torch,
 )
-from hocket.ckpt.manifest import ITEM_BYTES, PathItem, ValueRecord, join_path
+from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord, join_path
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.ckpt.reader import open as open_checkpoint
 from hocket.native import _native
@@ -40,6 +48,8 @@ SHARD_BYTES = 5 * 10**9
 _IN_FLIGHT = 6
 _LARGEST_PIECE_BYTES = 32 << 20
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+# What tells readers that a folder is a checkpoint, by format.
+_MARKERS = ("checkpoint.json.zst", ".metadata", "model.safetensors", "model.safetensors.index.json")
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -55,8 +65,10 @@ class Conversion:
     tensors: int
     values: int
     files: int
+    files_found: int
+    """How many of them an earlier run had finished."""
     num_bytes: int
-    """Bytes of all files."""
+    """Bytes of all files, before they are compressed."""
     left_out: tuple[str, ...]
     """Names of what the destination has no place for: values in safetensors, opaque things everywhere."""
 
@@ -72,29 +84,32 @@ def convert(
     rename: Mapping[str, str] | None = None,
     max_shard_bytes: int = SHARD_BYTES,
     memory_bytes: int = MEMORY_BYTES,
+    compression: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """Writes a checkpoint in another format; the source's is recognised.
 
-    Tensors pass through in pieces, several at a time; none is ever whole in memory, unless the source
-    compressed it whole. What tells readers that the destination is complete is written last. On an error
-    nothing of it stays.
+    Tensors pass through in pieces, several at a time; none is ever whole in memory (but for one whose items
+    the source compressed in another order than C's). What tells readers that the destination is complete is
+    written last. On an error nothing stays of what was written. After a kill, the same call goes on: a file
+    that stands there is compared with what it would become, byte by byte, and not written again.
 
     Args:
         source: What `open` takes.
         destination: A folder or prefix; a file for `torch`, and for `safetensors` where it ends so. Nothing
-            there is replaced.
+            there is replaced, and nothing but what an earlier run left may be there.
         to: The format.
         dtype: safetensors' name of the dtype that floating-point tensors become, such as `BF16`.
         include: Globs of names; where there are some, only what one of them matches is taken.
         exclude: Globs of names that are left out.
         rename: Beginnings of names to replace, up to a dot or the end.
-        max_shard_bytes: Bytes of tensors in a file.
+        max_shard_bytes: Bytes of tensors in a file. `hocket` and `dcp` cut a larger tensor in chunks.
         memory_bytes: Bytes that tensors may take in memory.
+        compression: `zstd:N` for compressed data files; for `hocket` only.
         on_progress: Called with the bytes written and the bytes of all files.
 
     Raises:
-        CheckpointExistsError: Something stands at the destination.
+        CheckpointExistsError: Something else stands at the destination.
         CheckpointIncompatibleError: Two names become one, or a dtype that cannot be cast.
         ValueError: An argument that makes no sense.
         CheckpointError: What opening and reading the source raise.
@@ -108,12 +123,20 @@ def convert(
             f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {max_shard_bytes}; expected at least "
             f"{16 << 20} and 1"
         )
+    if compression is not None and to != "hocket":
+        raise ValueError(
+            f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
+        )
     opened = open_checkpoint(source)
     content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
-    plan = _plan(destination, to, content, max_shard_bytes)
-    _refuse_existing(plan, destination)
+    arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
+    save_id = _save_id(opened, arguments)
+    plan = _plan(destination, to, content, max_shard_bytes, save_id, compression_level(compression))
+    if _is_committed(plan, destination):
+        num_found = len(plan.files)
+    else:
+        num_found = _write(opened, plan, memory_bytes, on_progress)
     opaque = getattr(opened.contents, "opaque", {})
-    _write(opened, plan, memory_bytes, on_progress)
     files = [*plan.files, *([plan.last] if plan.last else [])]
     return Conversion(
         source=source,
@@ -123,6 +146,7 @@ def convert(
         tensors=len(content.tensors),
         values=len(content.values) - len(plan.left_out),
         files=len(files) + (plan.commit is not None),
+        files_found=num_found,
         num_bytes=sum(file.size for file in files),
         left_out=(*plan.left_out, *opaque),
     )
@@ -196,11 +220,26 @@ def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[Pat
     return path
 
 
-def _plan(destination: str, to: Format, content: Content, limit: int) -> Plan:
+def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
+    """The same for the same source and arguments, so that a rerun finds its files by their names."""
+    contents = source.contents
+    if isinstance(contents, Manifest):
+        head = json.loads(_native.ckpt_manifest_head(source.uri))
+        identity = [head["save_id"], head["digest"]]
+    else:
+        identity = [contents.digest]
+    # What the files say of their writer is part of them.
+    text = json.dumps(["convert", 1, _native.__version__, *identity, *arguments])
+    return _native.xxh3_128(text.encode()).hex()
+
+
+def _plan(
+    destination: str, to: Format, content: Content, limit: int, save_id: str, level: int | None
+) -> Plan:
     folder = destination.rstrip("/")
     root, _, name = folder.rpartition("/")
     if to == "hocket":
-        return plan_hocket(folder, content, limit)
+        return plan_hocket(folder, content, limit, save_id=save_id, level=level)
     if to == "dcp":
         return plan_dcp(folder, content, limit)
     if to == "torch":
@@ -214,27 +253,42 @@ def _plan(destination: str, to: Format, content: Content, limit: int) -> Plan:
     return plan_safetensors(folder, None, content, limit)
 
 
-def _refuse_existing(plan: Plan, destination: str) -> None:
-    """Looks before a byte is written; the files themselves look again."""
-    paths = [file.path for file in plan.files] + ([plan.last.path] if plan.last else [])
-    if plan.commit is not None:
-        paths.append("checkpoint.json.zst")
-    sizes = _native.ckpt_sizes(plan.root, paths)
-    there = [path for path, size in zip(paths, sizes, strict=True) if size is not None]
-    if there:
-        raise CheckpointExistsError(
-            f"`{destination}` holds `{there[0]}` already, and was not touched. Name another destination, or "
-            "delete it first."
-        )
+def _is_committed(plan: Plan, destination: str) -> bool:
+    """Whether an earlier run came to its end; looks, before a byte is written, for what is not ours.
+
+    Raises:
+        CheckpointExistsError: Something else stands there.
+    """
+    foreign = CheckpointExistsError(
+        f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. Name "
+        "another destination, or delete it first."
+    )
+    if plan.save_id is not None:
+        with contextlib.suppress(CheckpointNotFoundError):
+            if json.loads(_native.ckpt_manifest_head(plan.root))["save_id"] != plan.save_id:
+                raise foreign
+            return True
+    own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
+    # In a folder of its own; a file may stand beside others.
+    others = [path for path in _MARKERS if path not in own] if plan.root == destination.rstrip("/") else []
+    sizes = _native.ckpt_sizes(plan.root, [*own, *others])
+    for path, size in zip([*own, *others], sizes, strict=True):
+        is_possible = path in own and (own[path].level is not None or own[path].size == size)
+        if size is not None and not is_possible:
+            raise foreign
+    if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
+        _write_file(plan.root, plan.last, None, lambda _: None)  # only compares
+    return False
 
 
 def _write(
     source: Checkpoint, plan: Plan, memory_bytes: int, on_progress: Callable[[int, int], None] | None
-) -> None:
+) -> int:
+    """Has all files at the destination; returns how many stood there."""
     # The pieces in flight, each once more while it is cast, and the one that is being written.
     piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // (2 * (_IN_FLIGHT + 2)))
     total = sum(file.size for file in plan.files)
-    done = 0
+    done, num_found = 0, 0
     written: list[str] = []
 
     def passed(num_bytes: int) -> None:
@@ -247,12 +301,14 @@ def _write(
         records = []
         with _Reader(source, plan.files, piece_bytes) as reader:
             for file in plan.files:
-                record = _write_file(plan.root, file, reader, passed)
-                written.append(file.path)
+                was_there, record = _write_file(plan.root, file, reader, passed)
+                num_found += was_there
+                if not was_there:
+                    written.append(file.path)
                 if record is not None:
                     records.append(record)
         if plan.last is not None:
-            _write_file(plan.root, plan.last, None, lambda _: None)
+            num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
         if plan.commit is not None:
             plan.commit(records)
     except BaseException:
@@ -262,12 +318,14 @@ def _write(
             with contextlib.suppress(Exception):
                 store.delete(path)
         raise
+    return num_found
 
 
 def _write_file(
     root: str, file: OutFile, reader: "_Reader | None", passed: Callable[[int], None]
-) -> "_native.CkptFile | None":
-    sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start)
+) -> tuple[bool, "_native.CkptFile | None"]:
+    """Writes a file, or compares it with the one that stands there; whether one does, and its record."""
+    sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start, level=file.level)
     try:
         for part in file.parts:
             if isinstance(part, Payload):
@@ -280,7 +338,7 @@ def _write_file(
                 data = part if isinstance(part, bytes) else part.make()
                 sink.write(data)
                 passed(len(data))
-        return sink.finish()
+        return sink.found, sink.finish()
     finally:
         sink.close()
 
@@ -289,6 +347,7 @@ def _write_file(
 class _Piece:
     payload: Payload
     box: Box
+    """Of the source's tensor."""
 
 
 class _Reader:
@@ -297,7 +356,9 @@ class _Reader:
     def __init__(self, source: Checkpoint, files: Sequence[OutFile], piece_bytes: int) -> None:
         self._source = source
         self._batches = _batches(source, files, piece_bytes)
-        self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hocket-convert")
+        # Compressed items are unpacked front to back: by one thread, in the order of the pieces.
+        num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
         self._running: deque[tuple[list[_Piece], Future[list[npt.NDArray[Any]]]]] = deque()
         self._ready: deque[tuple[_Piece, npt.NDArray[Any]]] = deque()
         names = [part.tensor.source for file in files for part in file.parts if isinstance(part, Payload)]
@@ -351,8 +412,10 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
             # By the larger of the two dtypes, since both are in memory at once.
             dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)
             item_bytes = max(ITEM_BYTES[dtype] for dtype in dtypes)
-            for box in pieces(part.tensor.shape, item_bytes, piece_bytes):
-                num_bytes = item_bytes * int(np.prod(box.size, dtype=np.int64))
+            start = part.start or (0,) * len(part.tensor.shape)
+            for piece in pieces(part.tensor.shape, item_bytes, piece_bytes):
+                box = Box(tuple(map(add, start, piece.start)), piece.size)
+                num_bytes = item_bytes * math.prod(box.size)
                 if batch and size + num_bytes > piece_bytes:
                     yield batch
                     batch, size = [], 0

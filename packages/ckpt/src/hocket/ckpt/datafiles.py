@@ -9,7 +9,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["compression_level", "data_path", "file_metadata", "stored_bytes"]
+__all__ = ["compression_level", "data_path", "entry_name", "file_metadata", "stored_bytes"]
 
 _LEVELS = range(1, 23)
 
@@ -35,6 +35,11 @@ def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = N
     """The path of a data file inside its checkpoint."""
     suffix = "safetensors" if level is None else "blocks"
     return f"data/{save_id[:8]}-r{rank:05d}-{number:03d}.{suffix}"
+
+
+def entry_name(name: str, start: tuple[int, ...], *, is_whole: bool) -> str:
+    """What a file calls a chunk: its tensor's name, with the chunk's offsets where it is not all of it."""
+    return name if is_whole else f"{name}@{','.join(map(str, start))}"
 
 
 def file_metadata(save_id: str) -> dict[str, str]:

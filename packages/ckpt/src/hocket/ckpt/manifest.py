@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.ckpt.chunks import Chunk, Columns
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.native._native import CKPT_FORMAT
 
@@ -56,22 +57,6 @@ def join_path(path: Iterable[PathItem]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """A box of a tensor, and where its bytes lie."""
-
-    file: int
-    """Index in the manifest's `files`."""
-    offset: int
-    """Where it begins in that file's data, in bytes."""
-    length: int
-    """Bytes: items × item size."""
-    start: tuple[int, ...]
-    """Offsets of the box in the global tensor."""
-    size: tuple[int, ...]
-    """Shape of the box."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
     """A tensor of the checkpoint: its global shape and its chunks."""
 
@@ -81,7 +66,7 @@ class TensorRecord:
     path: tuple[PathItem, ...]
     same_as: str | None = None
     """The tensor whose storage this one shares."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: Sequence[Chunk] = ()
     data: bytes | None = None
     """The whole tensor, little endian in C order, where it is small."""
 
@@ -218,26 +203,13 @@ def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
 
 def _tensor_from_json(raw: dict[str, Any]) -> TensorRecord:
     columns = raw.get("chunks")
-    chunks: tuple[Chunk, ...] = ()
-    if columns is not None:
-        num_chunks = len(columns["file"])
-        chunks = tuple(
-            Chunk(
-                file=columns["file"][i],
-                offset=columns["offset"][i],
-                length=columns["length"][i],
-                start=tuple(column[i] for column in columns["start"]),
-                size=tuple(column[i] for column in columns["size"]),
-            )
-            for i in range(num_chunks)
-        )
     data = raw.get("data")
     return TensorRecord(
         dtype=raw["dtype"],
         shape=tuple(raw["shape"]),
         path=tuple(raw["path"]),
         same_as=raw.get("same_as"),
-        chunks=chunks,
+        chunks=() if columns is None else Columns(columns),
         data=None if data is None else base64.b64decode(data),
     )
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.datafiles import data_path, file_metadata
+from hocket.ckpt.chunks import near
+from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -80,6 +81,7 @@ def reshard(
     *,
     ranks: int,
     memory_bytes: int = MEMORY_BYTES,
+    compression: str | None = None,
     on_file: OnFile | None = None,
 ) -> Resharded:
     """Rewrites a checkpoint for another number of ranks, cut as FSDP2 cuts dim 0.
@@ -92,6 +94,7 @@ def reshard(
         destination: Where the new one goes; nothing else may be there.
         ranks: For how many.
         memory_bytes: How much of the tensors' data may be held at a time.
+        compression: `zstd:N` for compressed data files, whatever the source's are.
         on_file: Called after each file with its path and the bytes of its tensors, from several threads.
 
     Raises:
@@ -105,14 +108,15 @@ def reshard(
         3
     """
     _check_arguments(ranks, memory_bytes)
+    level = compression_level(compression)
     manifest = Manifest.from_document(_native.ckpt_manifest_read(source))
     per_rank = _own_values(manifest, source, ranks)
     files = list(_plan(manifest, ranks, memory_bytes // (_WORKERS * _HELD)))
-    save_id = _save_id(source, ranks, memory_bytes)
+    save_id = _save_id(source, ranks, memory_bytes, level)
     done = _committed(destination, save_id)
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
-    job = _Job(source, manifest, destination, save_id, on_file)
+    job = _Job(source, manifest, destination, save_id, level, on_file)
     written = job.run(files)
     resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
     _native.ckpt_commit(destination, _native.ckpt_manifest_encode(resharded.to_document()), save_id)
@@ -138,9 +142,9 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
     return None
 
 
-def _save_id(source: str, ranks: int, memory_bytes: int) -> str:
+def _save_id(source: str, ranks: int, memory_bytes: int, level: int | None) -> str:
     head = json.loads(_native.ckpt_manifest_head(source))
-    text = json.dumps(["reshard", 1, head["save_id"], head["digest"], ranks, memory_bytes])
+    text = json.dumps(["reshard", 1, head["save_id"], head["digest"], ranks, memory_bytes, level])
     return _native.xxh3_128(text.encode()).hex()
 
 
@@ -204,13 +208,20 @@ class _Job:
     """Reads and writes the files, a few at a time."""
 
     def __init__(
-        self, source: str, manifest: Manifest, destination: str, save_id: str, on_file: OnFile | None
+        self,
+        source: str,
+        manifest: Manifest,
+        destination: str,
+        save_id: str,
+        level: int | None,
+        on_file: OnFile | None,
     ) -> None:
         self.num_found = 0
         self._source = source
         self._manifest = manifest
         self._destination = destination
         self._save_id = save_id
+        self._level = level
         self._on_file = on_file
         self._found: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -241,21 +252,27 @@ class _Job:
             )
             for part, array in zip(file.parts, arrays, strict=True)
         ]
-        path = data_path(self._save_id, file.rank, file.number)
+        path = data_path(self._save_id, file.rank, file.number, level=self._level)
         written = self._write(path, entries)
         if self._on_file is not None:
             self._on_file(path, sum(array.nbytes for array in arrays))
         return written
 
     def _write(self, path: str, entries: list[tuple[str, str, tuple[int, ...], int, int]]) -> "CkptWritten":
-        metadata = file_metadata(self._save_id)
+        metadata, level = file_metadata(self._save_id), self._level
+
+        def write() -> "CkptWritten":
+            return _native.ckpt_write_file(
+                self._destination, path, entries=entries, metadata=metadata, level=level
+            )
+
         try:
-            return _native.ckpt_write_file(self._destination, path, entries=entries, metadata=metadata)
+            return write()
         except CheckpointExistsError:
-            expected = _native.ckpt_describe_file(path, entries=entries, metadata=metadata)
+            expected = _native.ckpt_describe_file(path, entries=entries, metadata=metadata, level=level)
         if not _is_there(self._destination, expected):
             _native.ckpt_delete_files(self._destination, [path])
-            return _native.ckpt_write_file(self._destination, path, entries=entries, metadata=metadata)
+            return write()
         self._found.put(None)
         return expected
 
@@ -271,7 +288,7 @@ class _Job:
                 box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
                 array[...] = whole[box]
                 continue
-            for chunk in record.chunks:
+            for chunk in near(record.chunks, *part.box):
                 shared = overlap(chunk, part.box)
                 if shared is None:
                     continue
@@ -298,9 +315,7 @@ def _is_there(destination: str, expected: "CkptWritten") -> bool:
 
 
 def _entry_name(part: _Part, shape: tuple[int, ...]) -> str:
-    if part.box.size == shape:
-        return part.name
-    return f"{part.name}@{','.join(map(str, part.box.start))}"
+    return entry_name(part.name, part.box.start, is_whole=part.box.size == shape)
 
 
 def _manifest(

@@ -678,9 +678,13 @@ def ckpt_write_file(
     """
 
 def ckpt_describe_file(
-    path: str, *, entries: Sequence[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]
+    path: str,
+    *,
+    entries: Sequence[tuple[str, str, Sequence[int], int, int]],
+    metadata: Mapping[str, str],
+    level: int | None = None,
 ) -> CkptWritten:
-    """What `ckpt_write_file` would return for a plain file with these entries; writes nothing."""
+    """What `ckpt_write_file` would return for these entries; with a `level` it compresses. Writes nothing."""
 
 def ckpt_manifest_encode(document: bytes) -> bytes:
     """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
@@ -857,13 +861,39 @@ def foreign_locate(
         CheckpointCorruptError: An item does not hold what the metadata says.
     """
 
-def foreign_unpack(
-    root: str, path: str, item: tuple[int, int, str, Sequence[int]]
-) -> tuple[bytes, list[int] | None]:
-    """The bytes of the tensor in one compressed item, and its strides where they are not C order's.
+@final
+class ForeignUnpacker:
+    """The tensor in a compressed item, unpacked front to back; some MiB of it are in memory.
 
-    The whole item is held in memory. Raises as `foreign_locate`.
+    Safe to use from several threads, one at a time.
+
+    Args:
+        root: The checkpoint.
+        path: The file.
+        item: Offset, bytes, dtype and shape of the item, as for `foreign_locate`.
+
+    Raises:
+        CheckpointCorruptError: The item does not hold what `.metadata` says, or is cut short.
     """
+
+    def __new__(cls, root: str, path: str, item: tuple[int, int, str, Sequence[int]]) -> ForeignUnpacker: ...
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor, with what its strides leave between items."""
+
+    @property
+    def strides(self) -> list[int] | None:
+        """Its strides in items, where they are not C order's."""
+
+    def read(self, reads: Sequence[tuple[int, int, int]]) -> None:
+        """Reads ranges of the tensor's bytes: (offset, bytes, address) each.
+
+        Those that ascend, in this call and over several, take one pass over the item; one that lies before
+        the last begins another.
+
+        Raises:
+            ValueError: A range is not in it.
+        """
 
 def foreign_verify_zips(
     root: str, path: str, zips: Sequence[tuple[int, int, bool]]
@@ -893,19 +923,27 @@ def crc32(address: int, num_bytes: int, value: int = 0) -> int:
 class CkptSink:
     """A file written front to back in pieces. It has its name when it is whole, never in place of another.
 
-    One that is not finished leaves nothing.
+    One that is not finished leaves nothing. Where a file stands already, what comes is compared with it, and
+    nothing is written.
 
     Args:
         uri: The folder or prefix.
         path: The file in it.
         size: Bytes that will come, exactly.
         data_start: Hash the bytes before it as the header, those after it in blocks.
+        level: zstd's: compress header and blocks, a frame each. Only with `data_start`.
 
     Raises:
-        CheckpointExistsError: `path` is there already.
+        CheckpointExistsError: Another file is there; `write` and `finish` raise it too.
     """
 
-    def __new__(cls, uri: str, path: str, *, size: int, data_start: int | None = None) -> CkptSink: ...
+    def __new__(
+        cls, uri: str, path: str, *, size: int, data_start: int | None = None, level: int | None = None
+    ) -> CkptSink: ...
+    @property
+    def found(self) -> bool:
+        """Whether the file stood there already."""
+
     def write(self, data: bytes) -> None:
         """Appends bytes."""
 

@@ -20,6 +20,9 @@ app = typer.Typer(
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+_Compression = Annotated[
+    str | None, typer.Option(metavar="zstd:N", help="Compress the data files of a Hocket checkpoint.")
+]
 
 
 @app.command()
@@ -83,9 +86,10 @@ def convert(
     ] = None,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a file's tensors.")] = "5GB",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
+    compression: _Compression = None,
     as_json: _Json = False,
 ) -> None:
-    """Write a checkpoint in another format, streaming; the source's format is recognised."""
+    """Write a checkpoint in another format, whichever the source's is; run it again to go on after a kill."""
     from hocket.ckpt.cli import converting
 
     with told():
@@ -99,6 +103,7 @@ def convert(
             rename=rename or [],
             max_shard_size=max_shard_size,
             memory=memory,
+            compression=compression,
             as_json=as_json,
         )
 
@@ -139,13 +144,16 @@ def reshard(
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="How much tensor data may be held: 512MiB, 4GiB.")
     ] = "256MiB",
+    compression: _Compression = None,
     as_json: _Json = False,
 ) -> None:
     """Rewrite a checkpoint for M ranks, from store to store; run it again to go on after a kill."""
     from hocket.ckpt.cli import resharding
 
     with told():
-        resharding.show(source, destination, ranks=ranks, memory=memory, as_json=as_json)
+        resharding.show(
+            source, destination, ranks=ranks, memory=memory, compression=compression, as_json=as_json
+        )
 
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go.")]

@@ -55,6 +55,7 @@ def show(
     rename: Sequence[str],
     max_shard_size: str,
     memory: str,
+    compression: str | None,
     as_json: bool,
 ) -> None:
     """Converts a checkpoint and prints what was written."""
@@ -75,6 +76,7 @@ def show(
             rename=parse_renames(rename),
             max_shard_bytes=parse_size(max_shard_size),
             memory_bytes=parse_size(memory),
+            compression=compression,
             on_progress=on_progress,
         )
     if as_json:
@@ -85,9 +87,10 @@ def show(
     out.print(Text.assemble(("written", "bold green"), f": {destination}, from a {source_kind}"))
     values = f", {count(done.values, 'value')}" if done.values else ""
     seconds = time.monotonic() - began
+    found = f" ({count(done.files_found, 'file')} of them from an earlier run)" if done.files_found else ""
     out.print(
-        f"{count(done.tensors, 'tensor')}{values} in {count(done.files, 'file')}, {size(done.num_bytes)} "
-        f"in {seconds:.1f} s"
+        f"{count(done.tensors, 'tensor')}{values} in {count(done.files, 'file')}{found}, "
+        f"{size(done.num_bytes)} in {seconds:.1f} s"
     )
     if done.left_out:
         shown = ", ".join(done.left_out[:5]) + (", …" if len(done.left_out) > 5 else "")

@@ -4,6 +4,8 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -31,30 +33,32 @@ def parse_size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def show(source: str, destination: str, *, ranks: int, memory: str, as_json: bool) -> None:
+def show(
+    source: str, destination: str, *, ranks: int, memory: str, compression: str | None, as_json: bool
+) -> None:
     """Reshards a checkpoint and says what was done."""
     began = time.monotonic()
-    memory_bytes = parse_size(memory)
     out = console()
+    run = partial(
+        reshard, source, destination, ranks=ranks, memory_bytes=parse_size(memory), compression=compression
+    )
     if as_json:
-        done = reshard(source, destination, ranks=ranks, memory_bytes=memory_bytes)
+        done = run()
         print_json(_document(destination, done))
         return
     total = open(source).manifest.num_bytes
     if sys.stdout.isatty():
-        done = _with_progress(source, destination, ranks, memory_bytes, total, out)
+        done = _with_progress(run, total, out)
     else:
         said = _Said(out, total)
-        done = reshard(source, destination, ranks=ranks, memory_bytes=memory_bytes, on_file=said)
+        done = run(on_file=said)
     found = f" ({count(done.num_found, 'file')} of them from an earlier run)" if done.num_found else ""
     files = count(len(done.manifest.files), "file")
     what = f"step {done.manifest.step} for {count(ranks, 'rank')}"
     out.print(f"{destination}: {what}, {size(total)} in {files}{found}, {time.monotonic() - began:.1f} s")
 
 
-def _with_progress(
-    source: str, destination: str, ranks: int, memory_bytes: int, total: int, out: Console
-) -> Resharded:
+def _with_progress(run: Callable[..., Resharded], total: int, out: Console) -> Resharded:
     bar = Progress(
         TextColumn("resharding"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         console=out, transient=True,
@@ -65,7 +69,7 @@ def _with_progress(
         def on_file(_path: str, num_bytes: int) -> None:
             bar.advance(task, num_bytes)
 
-        return reshard(source, destination, ranks=ranks, memory_bytes=memory_bytes, on_file=on_file)
+        return run(on_file=on_file)
 
 
 class _Said:

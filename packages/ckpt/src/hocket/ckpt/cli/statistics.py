@@ -1,5 +1,6 @@
 """`hocket-ckpt inspect --tensor`: one tensor's numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def _print_histogram(counts: list[int], edges: list[float]) -> None:
         out.print(line)
 
 
-def _chunk_rows(checkpoint: Checkpoint, chunks: tuple[Any, ...]) -> list[list[Text]]:
+def _chunk_rows(checkpoint: Checkpoint, chunks: Sequence[Any]) -> list[list[Text]]:
     files = checkpoint.contents.files
     if not chunks:
         return [[Text("in the manifest"), Text(), Text(), Text()]]

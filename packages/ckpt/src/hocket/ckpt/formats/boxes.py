@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.chunks import Chunk, near
 from hocket.ckpt.formats.catalogue import ForeignChunk, c_strides
-from hocket.ckpt.manifest import Chunk
 
 __all__ = ["Box", "Filling", "index_of", "pieces", "whole"]
 
@@ -67,7 +67,7 @@ class Filling:
 
     def add(self, target: npt.NDArray[Any], box: Box, chunks: Sequence[Chunk]) -> None:
         """Plans to fill an array with a box of the tensor that has these chunks."""
-        for chunk in chunks:
+        for chunk in near(chunks, *box):
             start = tuple(map(max, box.start, chunk.start))
             size = tuple(
                 min(a + n, b + m) - c

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.manifest import Chunk, PathItem, TensorRecord, ValueRecord, decode_value
+from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -51,6 +52,8 @@ class Catalogue:
     """Zips inside files: file, offset, bytes, `torch` or `zstd`, and whose they are."""
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
     """Paths of mappings with integers for keys, which else look like lists."""
+    digest: str = ""
+    """XXH3-128 of the document that this is; hex. Other tensors, values or sizes have another."""
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +79,7 @@ class Catalogue:
             opaque=raw["opaque"],
             items=tuple(map(tuple, raw["items"])),
             integer_keyed=frozenset(tuple(path) for path in raw["integer_keyed"]),
+            digest=_native.xxh3_128(document).hex(),
         )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.boxes import Box, Filling, index_of
-from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk, c_strides
+from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.native import _native
@@ -43,7 +43,7 @@ class Foreign(Checkpoint):
         self.uri = uri
         self._contents = contents
         self._located: dict[tuple[int, int], ForeignChunk] = {}
-        self._unpacked: tuple[tuple[int, int], npt.NDArray[Any]] | None = None
+        self._unpacking: tuple[tuple[int, int], _Unpacking] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -108,7 +108,7 @@ class Foreign(Checkpoint):
             for chunk in record.chunks:
                 assert isinstance(chunk, ForeignChunk)
                 if chunk.wrapped == "zstd":
-                    _copy_part(array, box, chunk, self._unpack(chunk, record))
+                    self._unpack(array, box, chunk, record)
                 else:
                     plain.append(self._located.get((chunk.file, chunk.offset), chunk))
             filling.add(array, box, plain)
@@ -118,21 +118,50 @@ class Foreign(Checkpoint):
         filling.finish()
         return arrays
 
-    def _unpack(self, chunk: ForeignChunk, record: TensorRecord) -> npt.NDArray[Any]:
-        """A compressed item, whole: it has no byte ranges. The last one is kept for the next piece of it."""
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it holds compressed items: what is read of those in order takes one pass."""
+        return any(wrapped == "zstd" for *_, wrapped, _ in self._contents.items)
+
+    def _unpack(self, target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, record: TensorRecord) -> None:
+        """Copies what a compressed item has of a box. The last item is kept open for the next piece of it."""
         key = (chunk.file, chunk.offset)
         with self._lock:
-            if self._unpacked is not None and self._unpacked[0] == key:
-                return self._unpacked[1]
-            path = self._contents.files[chunk.file]["path"]
-            item = (chunk.offset, chunk.length, record.dtype, chunk.size)
-            data, strides = _native.foreign_unpack(self._contents.root, path, item)
-            dtype = numpy_dtype(record.dtype)
-            in_items = c_strides(chunk.size) if strides is None else strides
-            in_bytes = [stride * dtype.itemsize for stride in in_items]
-            array: npt.NDArray[Any] = np.ndarray(chunk.size, dtype, data, strides=in_bytes)
-            self._unpacked = (key, array)
-            return array
+            if self._unpacking is None or self._unpacking[0] != key:
+                self._unpacking = None  # not two at a time
+                path = self._contents.files[chunk.file]["path"]
+                item = (chunk.offset, chunk.length, record.dtype, chunk.size)
+                self._unpacking = (
+                    key,
+                    _Unpacking(_native.ForeignUnpacker(self._contents.root, path, item), chunk, target.dtype),
+                )
+            self._unpacking[1].copy(target, box)
+
+
+class _Unpacking:
+    """A compressed item of which parts are wanted, one after the other."""
+
+    def __init__(
+        self, unpacker: "_native.ForeignUnpacker", chunk: ForeignChunk, dtype: np.dtype[Any]
+    ) -> None:
+        self._unpacker = unpacker
+        self._chunk = replace(chunk, offset=0, wrapped=None)
+        self._held: npt.NDArray[Any] | None = None
+        if unpacker.strides is not None:
+            # Its parts are all over it: one pass, and it is held whole.
+            data = np.empty(unpacker.num_bytes, np.uint8)
+            unpacker.read([(0, data.nbytes, data.ctypes.data)])
+            in_bytes = [stride * dtype.itemsize for stride in unpacker.strides]
+            self._held = np.ndarray(chunk.size, dtype, data, strides=in_bytes)
+
+    def copy(self, target: npt.NDArray[Any], box: Box) -> None:
+        if self._held is not None:
+            _copy_part(target, box, self._chunk, self._held)
+            return
+        filling = Filling()
+        filling.add(target, box, [self._chunk])
+        self._unpacker.read([(offset, count, address) for _, offset, count, address in filling.reads])
+        filling.finish()
 
 
 def _copy_part(target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, held: npt.NDArray[Any]) -> None:

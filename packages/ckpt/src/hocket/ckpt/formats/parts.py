@@ -39,6 +39,8 @@ class Payload:
     """A tensor's bytes in C order, little endian; their CRC-32 is kept when they have passed."""
 
     tensor: Tensor
+    start: tuple[int, ...] | None = None
+    """Where in the source's tensor it begins, being a box of that; None for all of it."""
     crc: int = 0
 
 
@@ -61,10 +63,12 @@ class OutFile:
     parts: list[Part] = field(default_factory=list)
     data_start: int | None = None
     """Bytes of the header, where header and blocks are to be hashed."""
+    level: int | None = None
+    """zstd's, where header and blocks are to be compressed, too."""
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Bytes of the whole file, before it is compressed."""
         return sum(num_bytes(part) for part in self.parts)
 
 

@@ -1,12 +1,13 @@
 """How each format lays a checkpoint out: files made of parts, and the file that comes last."""
 
 import json
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.parts import OutFile, Part, Payload, Tensor, num_bytes
 from hocket.ckpt.formats.pickling import Call, Global, New, dumps
@@ -43,40 +44,52 @@ class Plan:
     """Written when all others are there: its presence is the commit."""
     commit: Callable[[Sequence["CkptFile"]], None] | None = None
     """Or what to do then, with the records of the files."""
+    save_id: str | None = None
+    """What it will be committed as, for a Hocket checkpoint."""
     left_out: list[str] = field(default_factory=list)
     """Values that the format has no place for."""
 
 
-def _shards(tensors: Iterable[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """Greedy, in order: a larger tensor gets a file of its own."""
-    shard: list[Tensor] = []
+def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
+    """Greedy, in order: a larger one gets a file of its own."""
+    shard: list[Payload] = []
     size = 0
-    for tensor in tensors:
-        if shard and size + tensor.num_bytes > limit:
+    for payload in payloads:
+        if shard and size + payload.tensor.num_bytes > limit:
             yield shard
             shard, size = [], 0
-        shard.append(tensor)
-        size += tensor.num_bytes
+        shard.append(payload)
+        size += payload.tensor.num_bytes
     if shard:
         yield shard
 
 
+def _cut(tensor: Tensor, limit: int) -> list[Payload]:
+    """A tensor as boxes of at most `limit` bytes; one that is no larger stays whole."""
+    if tensor.num_bytes <= limit:
+        return [Payload(tensor)]
+    boxes = pieces(tensor.shape, ITEM_BYTES[tensor.dtype], limit)
+    return [Payload(replace(tensor, shape=box.size), box.start) for box in boxes]
+
+
 def _safetensors(
-    tensors: Sequence[Tensor], metadata: Mapping[str, str], alignment: int
-) -> tuple[list[Part], dict[str, int]]:
-    """Parts of a safetensors file, and where each tensor begins in its data."""
-    ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
+    payloads: Sequence[Payload], metadata: Mapping[str, str], alignment: int
+) -> tuple[list[Part], list[tuple[Payload, int]]]:
+    """Parts of a safetensors file, and where each payload begins in its data."""
+    ordered = sorted(payloads, key=lambda it: (-ITEM_BYTES[it.tensor.dtype], it.tensor.name, it.start or ()))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    offsets: dict[str, int] = {}
+    places = []
     at = 0
-    for tensor in ordered:
-        offsets[tensor.name] = at
+    for payload in ordered:
+        tensor = payload.tensor
+        places.append((payload, at))
         end = at + tensor.num_bytes
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        name = entry_name(tensor.name, payload.start or (), is_whole=payload.start is None)
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % alignment)
-    return [len(text).to_bytes(8, "little") + text, *map(Payload, ordered)], offsets
+    return [len(text).to_bytes(8, "little") + text, *ordered], places
 
 
 def plan_safetensors(root: str, name: str | None, content: Content, limit: int) -> Plan:
@@ -88,7 +101,8 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         content: What to write.
         limit: Bytes of tensors in a file.
     """
-    shards = list(_shards(content.tensors, limit)) if name is None else [list(content.tensors)]
+    payloads = list(map(Payload, content.tensors))
+    shards = list(_shards(payloads, limit)) if name is None else [payloads]
     shards = shards or [[]]
     names = [name or "model.safetensors"]
     if len(shards) > 1:
@@ -99,9 +113,7 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
     ]
     last = None
     if len(shards) > 1:
-        weight_map = {
-            tensor.name: path for path, shard in zip(names, shards, strict=True) for tensor in shard
-        }
+        weight_map = {it.tensor.name: path for path, shard in zip(names, shards, strict=True) for it in shard}
         total = sum(tensor.num_bytes for tensor in content.tensors)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
@@ -136,27 +148,25 @@ _DCP = "torch.distributed.checkpoint.metadata"
 
 
 def plan_dcp(root: str, content: Content, limit: int) -> Plan:
-    """What `torch.distributed.checkpoint.load` reads: an item a tensor and an item a value."""
-    items: list[tuple[str, tuple[int, ...] | None, list[Part]]] = [
-        (name, None, torch_zip(record.value, [])) for name, record in content.values.items()
+    """What `torch.distributed.checkpoint.load` reads: an item a value, and one a tensor or a box of it."""
+    items: list[tuple[dict[str, Any], list[Part]]] = [
+        ({"fqn": name}, torch_zip(record.value, [])) for name, record in content.values.items()
     ]
+    boxes: dict[str, list[Payload]] = {}
     for tensor in content.tensors:
-        alone = Tensor(
-            source=tensor.source, name=tensor.name, path=tensor.path, dtype=tensor.dtype, shape=tensor.shape
-        )
-        items.append((tensor.name, (0,) * len(tensor.shape), torch_zip(alone, [alone])))
+        boxes[tensor.name] = _cut(replace(tensor, same_as=None), limit)
+        for number, box in enumerate(boxes[tensor.name]):
+            index = {"fqn": tensor.name, "offset": _size(_start(box)), "index": number}
+            items.append((index, torch_zip(box.tensor, [box.tensor], start=box.start)))
     files: list[OutFile] = []
     storage: list[tuple[New, New]] = []
     size = 0
-    for name, start, parts in items:
+    for index, parts in items:
         length = sum(map(num_bytes, parts))
         if not files or (size and size + length > limit):
             files.append(OutFile(path=f"__0_{len(files)}.distcp"))
             size = 0
         files[-1].parts += parts
-        index: dict[str, Any] = {"fqn": name}
-        if start is not None:
-            index |= {"offset": _size(start), "index": 0}
         place = {"relative_path": files[-1].path, "offset": size, "length": length}
         storage.append(
             (New(Global(_DCP, "MetadataIndex"), index), New(Global(_FILESYSTEM, "_StorageInfo"), place))
@@ -167,7 +177,7 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
         {
             "state_dict_metadata": {
                 **{name: New(Global(_DCP, "BytesStorageMetadata")) for name in content.values},
-                **{tensor.name: _tensor_metadata(tensor) for tensor in content.tensors},
+                **{tensor.name: _tensor_metadata(tensor, boxes[tensor.name]) for tensor in content.tensors},
             },
             "planner_data": {
                 **{name: _keys(record.path, content) for name, record in content.values.items()},
@@ -210,36 +220,57 @@ def _size(extents: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (extents,))
 
 
-def _tensor_metadata(tensor: Tensor) -> New:
+def _start(box: Payload) -> tuple[int, ...]:
+    return box.start if box.start is not None else (0,) * len(box.tensor.shape)
+
+
+def _tensor_metadata(tensor: Tensor, boxes: Sequence[Payload]) -> New:
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
     memory_format = Call(Global(_DCP, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (torch_dtype(tensor.dtype), layout, False, memory_format, False)
-    chunk = {"offsets": _size((0,) * len(tensor.shape)), "sizes": _size(tensor.shape)}
+    chunks = [{"offsets": _size(_start(box)), "sizes": _size(box.tensor.shape)} for box in boxes]
     return New(
         Global(_DCP, "TensorStorageMetadata"),
         {
             "properties": New(Global(_DCP, "TensorProperties"), properties),
             "size": _size(tensor.shape),
-            "chunks": [New(Global(_DCP, "ChunkStorageMetadata"), chunk)],
+            "chunks": [New(Global(_DCP, "ChunkStorageMetadata"), chunk) for chunk in chunks],
         },
     )
 
 
-def plan_hocket(root: str, content: Content, limit: int) -> Plan:
-    """A Hocket checkpoint: its manifest is the commit."""
-    save_id = secrets.token_hex(16)
-    metadata = {"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": save_id}
-    owners = [tensor for tensor in content.tensors if tensor.same_as is None]
+def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level: int | None) -> Plan:
+    """A Hocket checkpoint: its manifest is the commit.
+
+    Args:
+        root: The folder or prefix.
+        content: What to write.
+        limit: Bytes of tensors in a file, and of a chunk.
+        save_id: What it is committed as, and what its files are named by.
+        level: zstd's, for compressed files.
+    """
+    owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
+    payloads = [payload for tensor in owners for payload in _cut(tensor, limit)]
     files: list[OutFile] = []
-    places: dict[str, tuple[int, int]] = {}
-    for number, shard in enumerate(_shards((t for t in owners if t.num_bytes), limit)):
-        parts, offsets = _safetensors(shard, metadata, _PAGE)
-        path = f"data/{save_id[:8]}-r00000-{number:03}.safetensors"
+    chunks: dict[str, list[Chunk]] = {}
+    for number, shard in enumerate(_shards(payloads, limit)):
+        parts, places = _safetensors(shard, file_metadata(save_id), _PAGE)
+        path = data_path(save_id, 0, number, level=level)
         assert isinstance(parts[0], bytes)
-        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0])))
-        places |= {name: (number, offset) for name, offset in offsets.items()}
+        files.append(OutFile(path=path, parts=parts, data_start=len(parts[0]), level=level))
+        for it, offset in places:
+            chunk = Chunk(
+                file=number, offset=offset, length=it.tensor.num_bytes, start=_start(it), size=it.tensor.shape
+            )
+            chunks.setdefault(it.tensor.name, []).append(chunk)
     tensors = {
-        tensor.name: _record(tensor, _keys(tensor.path, content), places.get(tensor.name))
+        tensor.name: TensorRecord(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            path=_keys(tensor.path, content),
+            same_as=tensor.same_as,
+            chunks=tuple(sorted(chunks.get(tensor.name, ()), key=lambda chunk: chunk.start)),
+        )
         for tensor in content.tensors
     }
     values = {
@@ -265,15 +296,4 @@ def plan_hocket(root: str, content: Content, limit: int) -> Plan:
         )
         _native.ckpt_commit(root, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
 
-    return Plan(root=root, files=files, commit=commit)
-
-
-def _record(tensor: Tensor, path: tuple[PathItem, ...], place: tuple[int, int] | None) -> TensorRecord:
-    chunks: tuple[Chunk, ...] = ()
-    if place is not None:
-        file, offset = place
-        start = (0,) * len(tensor.shape)
-        chunks = (Chunk(file=file, offset=offset, length=tensor.num_bytes, start=start, size=tensor.shape),)
-    return TensorRecord(
-        dtype=tensor.dtype, shape=tensor.shape, path=path, same_as=tensor.same_as, chunks=chunks
-    )
+    return Plan(root=root, files=files, commit=commit, save_id=save_id)

@@ -33,12 +33,13 @@ def torch_dtype(name: str) -> Global:
     return Global("torch", TORCH_DTYPES[name][0])
 
 
-def torch_zip(tree: Any, tensors: Sequence[Tensor]) -> list[Part]:
+def torch_zip(tree: Any, tensors: Sequence[Tensor], *, start: tuple[int, ...] | None = None) -> list[Part]:
     """A file of `torch.save`.
 
     Args:
         tree: What to save; tensors of the list stand in it as themselves.
         tensors: All of them. One that shares another's storage comes behind it.
+        start: Where in their sources' tensors they begin, where they are boxes of them.
     """
     keys: dict[str, str] = {}
     builder = ZipBuilder()
@@ -50,7 +51,7 @@ def torch_zip(tree: Any, tensors: Sequence[Tensor]) -> list[Part]:
     builder.add("byteorder", b"little")
     for tensor in tensors:
         if tensor.same_as is None:
-            builder.add(f"data/{keys[tensor.name]}", Payload(tensor))
+            builder.add(f"data/{keys[tensor.name]}", Payload(tensor, start))
     builder.add("version", b"3\n")
     return list(builder.finish())
 

@@ -2,16 +2,19 @@
 
 import atexit
 import logging
+import os
 import queue
+import signal
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import FrameType
 from typing import Protocol
 
 from hocket.ckpt.errors import CheckpointTimeoutError
 
-__all__ = ["SaveHandle", "Worker", "close_at_exit"]
+__all__ = ["SaveHandle", "Worker", "close_at_exit", "hold_sigterm", "release_sigterm"]
 
 _log = logging.getLogger(__name__)
 
@@ -115,9 +118,7 @@ _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 def close_at_exit(store: Closable) -> None:
     """Has a store closed when the process exits, if it is still there then.
 
-    Exit handlers run on a normal end, on an unhandled exception and on Ctrl-C. SIGTERM's default action ends
-    a process on the spot and with it a save in flight, of which only orphans stay: turn it into an exit where
-    that matters.
+    Exit handlers run on a normal end, on an unhandled exception and on Ctrl-C; see `hold_sigterm`, too.
     """
     if not _open:
         atexit.unregister(_close_all)
@@ -131,3 +132,39 @@ def _close_all() -> None:
             store.close()
         except Exception as error:  # noqa: BLE001 - the others are to be closed, too
             _log.error("closing a checkpoint store failed: %s", error)
+
+
+class _Term:
+    """SIGTERM's handler while saves may be under way: ends the process as SIGTERM does, but closes first."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == self._pid:  # a forked child has no part in the saves
+            _close_all()
+        os.kill(os.getpid(), number)
+
+
+_holding: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+
+
+def hold_sigterm(store: Closable) -> None:
+    """Has SIGTERM wait for a store's saves, as any other exit does, until `release_sigterm`.
+
+    Only where nobody else handles SIGTERM, and on the main thread, where Python runs handlers: while that
+    stands in a call that does not return (a collective whose peer is gone), SIGTERM waits, too.
+    """
+    _holding.add(store)
+    is_ours_to_set = threading.current_thread() is threading.main_thread()
+    if is_ours_to_set and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _Term())
+
+
+def release_sigterm(store: Closable) -> None:
+    """Gives SIGTERM back, where `hold_sigterm` took it, unless another store still needs it."""
+    _holding.discard(store)
+    is_ours_to_set = threading.current_thread() is threading.main_thread()
+    if not _holding and is_ours_to_set and isinstance(signal.getsignal(signal.SIGTERM), _Term):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

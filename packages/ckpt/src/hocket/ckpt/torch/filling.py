@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from hocket.ckpt.chunks import near
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.overlap import overlap
@@ -136,7 +137,7 @@ def _part(tensor: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> to
 def _reads(target: Target) -> Iterator[_Read]:
     """What of each chunk lies in the box, as runs of whole rows of the chunk."""
     dtype, box = torch_dtype(target.record.dtype, target.name), target.box
-    for chunk in target.record.chunks:
+    for chunk in near(target.record.chunks, *box):
         shared = overlap(chunk, box)
         if shared is None:
             continue

@@ -61,10 +61,13 @@ def load(
     cast: bool = False,
     include: Sequence[str] | None = None,
     check: bool = True,
+    read_once: bool = False,
 ) -> Loaded:
     """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
     store, _ = _store_of(source)
-    return store.load(source, into, strict=strict, cast=cast, include=include, check=check)
+    return store.load(
+        source, into, strict=strict, cast=cast, include=include, check=check, read_once=read_once
+    )
 
 
 def _store_of(uri: str) -> tuple[CheckpointStore, str]:

@@ -190,6 +190,8 @@ class SaveJob:
     def _follow(self) -> None:
         try:
             self.rendezvous.post(f"{self.save_id}/report/{self.rendezvous.rank}", self.report().to_bytes())
+            if self.error is not None:
+                self.rendezvous.tick(f"{self.save_id}/seen")  # nothing to hear: nobody need wait for us
             outcome = {} if self.error is not None else self._hear()
         except (CheckpointTimeoutError, RuntimeError) as error:
             # The coordinator is silent or gone; whether it came to the commit stands in the store.

@@ -11,12 +11,19 @@ from hocket.ckpt.datafiles import compression_level
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import Policy, Retainer
-from hocket.ckpt.torch.background import SaveHandle, Worker, close_at_exit
+from hocket.ckpt.torch.background import (
+    SaveHandle,
+    Worker,
+    close_at_exit,
+    hold_sigterm,
+    release_sigterm,
+)
 from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import fill
+from hocket.ckpt.torch.filling import Fill, fill
 from hocket.ckpt.torch.loading import Loaded, select
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.torch.saving import SaveJob, new_save_id
+from hocket.ckpt.torch.sharing import fill_sharing
 from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
 from hocket.ckpt.values import canonical
 from hocket.native import _native
@@ -48,8 +55,8 @@ class CheckpointStore:
     """The checkpoints under a folder or an object prefix.
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
-    torch.distributed is initialised by then, a small key-value store of its own is opened with it; no process
-    group is used, so that a save runs beside the job's collectives.
+    torch.distributed is initialised by then, a small key-value store of its own is opened with it. A save
+    uses no process group, and so runs beside the job's collectives.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
@@ -169,6 +176,7 @@ class CheckpointStore:
             job.error = error
         if mode == "async":
             self._staged_is_written.clear()
+            hold_sigterm(self)
             future = self._worker.submit(lambda: self._finish(job))
         else:
             self._finish(job)
@@ -222,6 +230,7 @@ class CheckpointStore:
         cast: bool = False,
         include: Sequence[str] | None = None,
         check: bool = True,
+        read_once: bool = False,
     ) -> Loaded:
         """Loads a checkpoint into a state tree; collective.
 
@@ -238,6 +247,9 @@ class CheckpointStore:
             include: Globs over names (`model.*`; a node's name stands for all below it): only these are
                 loaded.
             check: Verify the digest of each block that is read.
+            read_once: Have one rank read each part that several hold (HSDP, DDP, plain tensors) and send it
+                to the others over the job's process group: for a store that is slower than the network. All
+                ranks then load the same tree.
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
@@ -250,7 +262,10 @@ class CheckpointStore:
         self._num_loads += 1
         loaded, failed = None, None
         try:
-            loaded = self._load(uri, into, strict=strict, cast=cast, include=include, check=check)
+            loaded, fills, manifest = self._match(uri, into, strict=strict, cast=cast, include=include)
+            if not (read_once and self._rendezvous.world_size > 1):
+                rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
+                fill(uri, manifest, fills, rank=rank, world_size=world_size, check=check)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             failed = error
         agree(
@@ -261,23 +276,34 @@ class CheckpointStore:
             what=f"The load of `{uri}`",
         )
         assert loaded is not None
+        if read_once and self._rendezvous.world_size > 1:
+            fill_sharing(
+                uri,
+                manifest,
+                fills,
+                rendezvous=self._rendezvous,
+                key=f"load-{self._num_loads}",
+                timeout_s=self.timeout_s,
+                check=check,
+            )
         return loaded
 
-    def _load(
-        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None, check: bool
-    ) -> Loaded:
+    def _match(
+        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None
+    ) -> tuple[Loaded, Sequence[Fill], Manifest]:
+        """What the load will return, and the tensors that are to be filled for it."""
         manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
         rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
         selection = select(manifest, into, strict=strict, cast=cast, include=include, source=uri)
         per_rank = _own_values(manifest, uri, rank, world_size)
-        fill(uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
-        return Loaded(
+        loaded = Loaded(
             name=uri.rpartition("/")[2],
             step=manifest.step,
             state=selection.state,
             user=manifest.user,
             per_rank=per_rank,
         )
+        return loaded, selection.fills, manifest
 
     def list(self) -> list[Entry]:
         """What stands under the prefix: the uncommitted first, then by step and creation, the newest last."""
@@ -311,7 +337,7 @@ class CheckpointStore:
             _native.ckpt_delete(self.uri, name)
 
     def close(self) -> None:
-        """Waits for the save under way, with `timeout_s` as its deadline; called at exit, too.
+        """Waits for the save under way, with `timeout_s` as its deadline; called at exit and on SIGTERM, too.
 
         The coordinator then stays a moment for ranks that have not heard the outcome yet.
 
@@ -319,6 +345,7 @@ class CheckpointStore:
             CheckpointTimeoutError: The save is still under way.
         """
         in_time = self._worker.stop(self.timeout_s)
+        release_sigterm(self)
         unseen, self._unseen = self._unseen, None
         if unseen is not None and self._rendezvous.is_coordinator:
             self._rendezvous.await_ticks(

@@ -1,0 +1,72 @@
+//! A file that an earlier run finished: read along with what would be written, and left as it is.
+
+use crate::error::{CkptError, Result};
+use crate::foreign::blob::Blob;
+use crate::pace::Interrupted;
+use crate::place::Place;
+
+/// Read and compared at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+pub(crate) struct Finished {
+    blob: Blob,
+    at: u64,
+}
+
+impl Finished {
+    /// The file that stands at `path`; none where there is none.
+    ///
+    /// # Errors
+    /// `Exists` where it cannot be the same for its size alone.
+    pub(crate) fn find(
+        place: &Place,
+        path: &str,
+        expected: Option<u64>,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Self>> {
+        let Some(blob) = Blob::find(place, path, interrupted)? else {
+            return Ok(None);
+        };
+        let found = Self { blob, at: 0 };
+        if expected.is_some_and(|size| size != found.blob.size()) {
+            return Err(found.differs());
+        }
+        Ok(Some(found))
+    }
+
+    /// Compares the next bytes.
+    pub(crate) fn compare(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
+        for piece in bytes.chunks(PIECE_BYTES) {
+            let end = self.at + piece.len() as u64;
+            if end > self.blob.size() || self.blob.read(self.at..end, interrupted)? != piece {
+                return Err(self.differs());
+            }
+            self.at = end;
+            if interrupted() {
+                return Err(CkptError::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn end(self) -> Result<()> {
+        if self.at == self.blob.size() {
+            return Ok(());
+        }
+        Err(self.differs())
+    }
+
+    fn differs(&self) -> CkptError {
+        CkptError::Exists {
+            uri: format!(
+                "{}/{}",
+                self.blob.uri().trim_end_matches('/'),
+                self.blob.name()
+            ),
+            reason: "it is not what would be written here, and was not touched. Name another destination, or delete it \
+                     first"
+                .to_owned(),
+        }
+    }
+}

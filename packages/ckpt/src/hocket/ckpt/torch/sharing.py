@@ -1,0 +1,148 @@
+"""A load in which one of several ranks that hold the same part reads it, and sends it to the others.
+
+Who reads what is computed alike on every rank, as in a save. First all read, and tell each other by the
+rendezvous how that went; only then, when nobody can fail any more, tensors travel over the job's process
+group, from rank to rank: holders of one part are no group of their own, and none is made for a load.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.planning import boxes
+from hocket.ckpt.torch.failures import agree
+from hocket.ckpt.torch.filling import SCRATCH_BYTES, Fill, fill
+from hocket.ckpt.torch.layout import TensorInfo, describe
+from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.tree import Leaf
+from hocket.native import _native
+
+__all__ = ["fill_sharing"]
+
+
+class _Share(NamedTuple):
+    """Who reads a part that this rank holds."""
+
+    info: TensorInfo
+    reader: int
+    holders: tuple[int, ...]
+    batch: int
+    """Tensors of one number travel together; the same on all ranks."""
+
+
+def fill_sharing(
+    uri: str,
+    manifest: Manifest,
+    fills: Sequence[Fill],
+    *,
+    rendezvous: Rendezvous,
+    key: str,
+    timeout_s: float,
+    check: bool,
+) -> None:
+    """Fills tensors as `fill` does, but each part is read by one rank; collective.
+
+    What the process group has no backend for (tensors on a CPU where it speaks NCCL alone) is read by all.
+
+    Args:
+        uri: The checkpoint.
+        manifest: Its manifest.
+        fills: The tensors, the same and in the same order on all ranks.
+        rendezvous: The ranks.
+        key: Names this load; the same on all ranks, and used once.
+        timeout_s: How long to wait for a rank that is late.
+        check: Verify the digest of each block that is read.
+
+    Raises:
+        CheckpointError: Reading failed, on this rank or on the one that is named, or the ranks hold
+            different trees. Nothing was sent.
+    """
+    rank, world_size = rendezvous.rank, rendezvous.world_size
+    shares: list[_Share] = []
+    failed: BaseException | None = None
+    try:
+        infos = describe(
+            {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
+        )
+        told = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
+        digest = _native.xxh3_128(json.dumps(told, default=str).encode()).hex()
+        _compare(rendezvous, key, digest, timeout_s)
+        shares = list(_shares(infos, rank, world_size))
+        theirs = {share.info.name for share in shares if share.reader != rank}
+        names = {info.name for info in infos if (info.same_as or info.name) not in theirs}
+        mine = [fill for fill in fills if fill.name in names]
+        fill(uri, manifest, mine, rank=rank, world_size=world_size, check=check)
+    except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+        failed = error
+        if rendezvous.is_coordinator:
+            rendezvous.post(f"{key}/tree", b"")
+    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"The load of `{uri}`")
+    if rendezvous.is_coordinator:
+        rendezvous.forget(f"{key}/tree")
+    _exchange(shares, rank)
+
+
+def _compare(rendezvous: Rendezvous, key: str, digest: str, timeout_s: float) -> None:
+    if rendezvous.is_coordinator:
+        rendezvous.post(f"{key}/tree", digest.encode())
+        return
+    text = rendezvous.receive(f"{key}/tree", timeout_s=timeout_s, what="which tensors it loads")
+    if text.decode() == digest:
+        return
+    if not text:
+        raise CheckpointError("rank 0 failed, and says why itself.")
+    raise CheckpointIncompatibleError(
+        "This rank loads other tensors than rank 0, or in another order, and so cannot share what is read. "
+        "Load the same tree on all ranks, or pass `read_once=False`."
+    )
+
+
+def _shares(infos: Sequence[TensorInfo], rank: int, world_size: int) -> Iterator[_Share]:
+    """Parts that this rank holds with others; readers are chosen so that all read alike."""
+    devices = {device.type for device in dist.distributed_c10d._get_default_group()._device_types}
+    loads = [0] * world_size
+    total = 0
+    for info in infos:
+        if info.same_as is not None or info.local.device.type not in devices:
+            continue
+        largest = 0
+        for box, holders in boxes(info.shape, info.placing):
+            num_bytes = box.num_items * info.item_bytes
+            largest = max(largest, num_bytes)
+            reader = min(holders, key=lambda holder: (loads[holder], holder))
+            loads[reader] += num_bytes
+            if len(holders) > 1 and rank in holders:
+                yield _Share(info, reader, holders, total // SCRATCH_BYTES)
+        total += largest
+
+
+def _exchange(shares: Sequence[_Share], rank: int) -> None:
+    """Sends what this rank has read, and receives the rest; a batch's memory at a time."""
+    for number in sorted({share.batch for share in shares}):
+        transfers, arrived = [], []
+        for share in shares:
+            if share.batch != number:
+                continue
+            local = share.info.local
+            run = (
+                local.contiguous()
+                if share.reader == rank or local.is_contiguous()
+                else torch.empty(local.shape, dtype=local.dtype, device=local.device)
+            )
+            flat = run.view(-1).view(torch.uint8)  # no backend has all dtypes
+            if share.reader == rank:
+                others = [holder for holder in share.holders if holder != rank]
+                transfers += [dist.P2POp(dist.isend, flat, holder) for holder in others]
+            else:
+                transfers.append(dist.P2POp(dist.irecv, flat, share.reader))
+                arrived.append((local, run))
+        for work in dist.batch_isend_irecv(transfers):
+            work.wait()
+        for local, run in arrived:
+            if run is not local:
+                local.copy_(run)

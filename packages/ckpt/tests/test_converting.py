@@ -1,0 +1,290 @@
+"""Conversions go on after a kill, cut what is large, and stay within their memory, whatever they read."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import hocket.ckpt
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.converting import convert
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError
+from hocket.ckpt.formats.parts import Tensor
+from hocket.ckpt.formats.pickling import Global, New, dumps
+from hocket.ckpt.formats.targets import _size, _tensor_metadata
+from hocket.ckpt.formats.torch_save import torch_zip
+from hocket.ckpt.resharding import reshard
+from hocket.native import _native
+from support.sampling import cases
+
+TARGETS = {"hocket": "h", "dcp": "d", "safetensors": "s", "torch": "t.pt"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"layer.{n}.w": rng.random((40, 25), np.float32) for n in range(12)}
+    arrays |= {"step": np.array(7), "none": np.empty((0, 3), np.float16)}
+    save_file(arrays, tmp_path / "source.safetensors")
+    return str(tmp_path / "source.safetensors"), arrays
+
+
+def files_of(folder):
+    """Every file's bytes below a folder or of a file; the manifest without the time at which it was made."""
+    folder = Path(folder)
+    paths = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+    found = {}
+    for path in paths:
+        found[path.name] = path.read_bytes()
+        if path.name == "checkpoint.json.zst":
+            document = json.loads(_native.ckpt_manifest_decode(found[path.name]))
+            found[path.name] = {**document, "created": ""}
+    return found
+
+
+def check(uri, arrays):
+    checkpoint = hocket.ckpt.open(str(uri))
+    assert set(checkpoint) == set(arrays)
+    for name, array in arrays.items():
+        assert checkpoint[name].tobytes() == array.tobytes(), name
+        assert checkpoint[name].shape == array.shape
+    assert hocket.ckpt.verify(str(uri)).is_sound
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_what_an_earlier_run_finished_is_compared_and_not_written_again(source, tmp_path, to):
+    uri, arrays = source
+    whole, again = tmp_path / "whole" / TARGETS[to], tmp_path / "again" / TARGETS[to]
+    options = {"to": to, "max_shard_bytes": 9000}
+    num_files = convert(uri, str(whole), **options).files
+    convert(uri, str(again), **options)
+    # As a kill leaves it: nothing says that it is complete, some files are there, one was on its way.
+    folder = again if again.is_dir() else again.parent
+    kept = {path for path in folder.rglob("*") if path.is_file()}
+    if to != "torch":
+        kept = set(sorted(path for path in kept if ".0_1." not in path.name)[:3])
+        kept = {path for path in kept if path.name not in (".metadata", "checkpoint.json.zst")}
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in kept:
+            path.unlink()
+    some = next(iter(kept))
+    some.with_name(f".{some.name}.{2**22 + 1}.unfinished").write_bytes(b"half")
+    written_at = {path: path.stat().st_mtime_ns for path in kept}
+    done = convert(uri, str(again), **options)
+    assert (done.files, done.files_found) == (num_files, len(kept))
+    assert {path: path.stat().st_mtime_ns for path in kept} == written_at
+    assert files_of(whole) == files_of(again)
+    check(again, arrays)
+    # Once more: all of it is found.
+    assert convert(uri, str(again), **options).files_found >= num_files - 1
+    assert {path: path.stat().st_mtime_ns for path in kept} == written_at
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_what_is_not_of_an_earlier_run_is_not_touched(source, tmp_path, to):
+    uri, arrays = source
+    target = tmp_path / "out" / TARGETS[to]
+    convert(uri, str(target), to=to, max_shard_bytes=9000)
+    before = files_of(target)
+    changed = {**arrays, "layer.3.w": arrays["layer.3.w"] + 1}
+    save_file(changed, tmp_path / "other.safetensors")
+    for options in ({}, {"max_shard_bytes": 9000}, {"dtype": "BF16"}):
+        with pytest.raises(CheckpointExistsError, match="not touched"):
+            convert(str(tmp_path / "other.safetensors"), str(target), to=to, **options)
+        assert files_of(target) == before
+
+
+@pytest.mark.parametrize("to", ["hocket", "dcp"])
+def test_a_large_tensor_is_cut_in_chunks(tmp_path, to):
+    array = np.arange(30 * 40 * 5, dtype=np.float32).reshape(30, 40, 5)
+    save_file({"large": array, "small": array[0, 0]}, tmp_path / "x.safetensors")
+    convert(str(tmp_path / "x.safetensors"), str(tmp_path / "out"), to=to, max_shard_bytes=3000)
+    chunks = hocket.ckpt.open(str(tmp_path / "out")).record("large").chunks
+    assert len(chunks) > array.nbytes // 3000
+    assert max(np.prod(chunk.size) * 4 for chunk in chunks) <= 3000
+    check(tmp_path / "out", {"large": array, "small": array[0, 0]})
+    convert(str(tmp_path / "out"), str(tmp_path / "back"), to="safetensors")
+    check(tmp_path / "back", {"large": array, "small": array[0, 0]})
+
+
+def test_compressed_files_are_written_found_and_refused_where_they_have_no_place(source, tmp_path, capsys):
+    uri, arrays = source
+    one, two = tmp_path / "one", tmp_path / "two"
+    convert(uri, str(one), to="hocket", max_shard_bytes=9000, compression="zstd:3")
+    check(one, arrays)
+    assert {path.suffix for path in (one / "data").iterdir()} == {".blocks"}
+    before = files_of(one)
+    (one / "checkpoint.json.zst").unlink()
+    sorted((one / "data").iterdir())[1].unlink()
+    done = convert(uri, str(one), to="hocket", max_shard_bytes=9000, compression="zstd:3")
+    assert done.files - done.files_found == 2
+    assert files_of(one) == before
+    # The same by the other verb, whose files are cut otherwise.
+    for expected in [(2, 0), (1, 1)]:
+        resharded = reshard(str(one), str(two), ranks=2, compression="zstd:1")
+        assert (resharded.num_written, resharded.num_found) == expected
+        check(two, arrays)
+        (two / "checkpoint.json.zst").unlink()
+        sorted((two / "data").iterdir())[0].unlink()
+    for arguments in (["--to", "dcp", "--compression", "zstd:3"], ["--to", "hocket", "--compression", "lz4"]):
+        with pytest.raises(SystemExit) as ended:
+            app(["convert", uri, str(tmp_path / "x"), *arguments])
+        assert ended.value.code == 2
+    assert "compression" in capsys.readouterr().err
+
+
+def packed_dcp(folder, array, name="w"):
+    """A distributed checkpoint of one tensor in one item, compressed as torch's extension does it."""
+    folder.mkdir()
+    tensor = Tensor(source=name, name=name, path=(name,), dtype="F32", shape=array.shape)
+    [before, payload, *after] = _joined(torch_zip(tensor, [tensor]))
+    payload.crc = _native.crc32(array.ctypes.data, array.nbytes)
+    compressor = zstandard.ZstdCompressor(level=1)
+    with (folder / "__0_0.distcp").open("wb") as file, compressor.stream_writer(file, closefd=False) as out:
+        out.write(before)
+        out.write(memoryview(array).cast("B"))
+        for part in after:
+            out.write(part if isinstance(part, bytes) else part.make())
+    length = (folder / "__0_0.distcp").stat().st_size
+    kinds = "torch.distributed.checkpoint"
+    start = _size((0,) * array.ndim)
+    index = New(Global(f"{kinds}.metadata", "MetadataIndex"), {"fqn": name, "offset": start, "index": 0})
+    place = {"relative_path": "__0_0.distcp", "offset": 0, "length": length}
+    place["transform_descriptors"] = ["stream.zstd/1"]
+
+    class Pairs(dict):
+        def items(self):
+            return [(index, New(Global(f"{kinds}.filesystem", "_StorageInfo"), place))]
+
+    metadata = {
+        "state_dict_metadata": {name: _tensor_metadata(tensor, [payload])},
+        "planner_data": {name: (name,)},
+        "storage_data": Pairs(),
+    }
+    (folder / ".metadata").write_bytes(dumps(New(Global(f"{kinds}.metadata", "Metadata"), metadata)))
+
+
+def _joined(parts):
+    """The parts with what stands before the tensor in one piece."""
+    at = next(number for number, part in enumerate(parts) if not isinstance(part, bytes))
+    return [b"".join(parts[:at]), *parts[at:]]
+
+
+def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tmp_path):
+    array = np.random.default_rng(0).integers(0, 9, (300, 200, 30)).astype(np.float32)  # 7.2 MB
+    packed_dcp(tmp_path / "dcp", array)
+    checkpoint = hocket.ckpt.open(str(tmp_path / "dcp"))
+    assert hocket.ckpt.verify(str(tmp_path / "dcp")).is_sound
+    from hocket.ckpt.formats.boxes import Box
+
+    for start in [(280, 0, 0), (3, 100, 7), (290, 150, 2), (0, 0, 0)]:
+        box = Box(start, (10, 50, 20))
+        index = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
+        [part] = checkpoint.read([("w", box)])
+        np.testing.assert_array_equal(part, array[index])
+    convert(str(tmp_path / "dcp"), str(tmp_path / "st"), to="safetensors")
+    with safe_open(str(tmp_path / "st/model.safetensors"), framework="np") as file:
+        np.testing.assert_array_equal(file.get_tensor("w"), array)
+    path = tmp_path / "dcp/__0_0.distcp"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    assert not hocket.ckpt.verify(str(tmp_path / "dcp")).is_sound
+    with pytest.raises(CheckpointCorruptError, match="zstd"):
+        hocket.ckpt.open(str(tmp_path / "dcp"))["w"]
+
+
+WORK = """
+import json, sys
+from pathlib import Path
+from hocket.ckpt.converting import convert
+options = json.loads(sys.argv[3])
+done = convert(sys.argv[1], sys.argv[2], **options)
+# Not ru_maxrss: that is the parent's until the process has grown beyond it.
+status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+print(int(status["VmHWM"].split()[0]) * 1024, done.files, done.files_found)
+"""
+
+
+def work(source, target, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", WORK, str(source), str(target), json.dumps(options)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("form", ["safetensors", "zstd", "dcp"])
+def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
+    mib = cases(full=2560, sample=160)
+    memory = max(mib // 10, 16) << 20
+    array = np.arange(mib << 18, dtype=np.float32).reshape(mib << 8, 1024)
+    source, target, whole = tmp_path / "source", tmp_path / "target", tmp_path / "whole"
+    if form == "zstd":
+        packed_dcp(source, array)
+    else:
+        source.mkdir()
+        save_file({"w": array}, source / "model.safetensors")
+    if form == "dcp":
+        source, made = tmp_path / "dcp", source
+        convert(str(made), str(source), to="dcp", memory_bytes=memory)
+    # What comes of a run that nobody disturbs.
+    options = {"to": "hocket", "max_shard_bytes": (mib << 20) // 16, "memory_bytes": memory}
+    running = work(source, whole, **options)
+    said, error = running.communicate(timeout=280)
+    assert (running.returncode, error) == (0, "")
+    peaks = [int(said.split()[0])]
+    for stop in (2, 9):
+        killed = work(source, target, **options)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and killed.poll() is None:
+            if len(list(target.glob("data/[!.]*"))) >= stop:
+                break
+            time.sleep(0.001)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate(timeout=60)
+    running = work(source, target, **options)
+    said, error = running.communicate(timeout=280)
+    assert (running.returncode, error) == (0, "")
+    peak, _, found = map(int, said.split())
+    peaks.append(peak)
+    assert found >= 9
+    assert max(peaks) <= memory + (64 << 20), [peak >> 20 for peak in peaks]
+    assert files_of(target).keys() == files_of(whole).keys()  # no leftovers
+    for ours, theirs in zip(sorted(whole.rglob("*")), sorted(target.rglob("*")), strict=True):
+        if ours.suffix == ".safetensors":
+            assert _native.ckpt_sizes(str(ours.parent), [ours.name]) == [theirs.stat().st_size]
+            with ours.open("rb") as a, theirs.open("rb") as b:
+                for left, right in itertools.zip_longest(
+                    *(iter(lambda f=f: f.read(1 << 20), b"") for f in (a, b))
+                ):
+                    assert left == right
+    opened = hocket.ckpt.open(str(target))
+    assert np.array_equal(opened["w"], array)
+
+
+def test_from_a_disk_to_a_store_it_goes_on_too(source, server, tmp_path):
+    uri, arrays = source
+    for to in ("hocket", "dcp", "safetensors"):
+        target = server.uri(f"converting/{tmp_path.name}/{to}")
+        for compression in [None, "zstd:1"] if to == "hocket" else [None]:
+            target += "" if compression is None else "-zstd"
+            options = {"to": to, "max_shard_bytes": 9000, "compression": compression}
+            num_files = convert(uri, target, **options).files
+            store = _native.Store(target)
+            keys = sorted(found.key for found in store.list())
+            last = next(key for key in keys if key.endswith((".zst", ".metadata", ".json")))
+            gone = next(key for key in keys if key != last)
+            for key in (last, gone):
+                store.delete(key)
+            assert convert(uri, target, **options).files_found == num_files - 2
+            check(target, arrays)

@@ -1,0 +1,173 @@
+"""Hostile files are refused within a second of computing and 100 MB, and nothing of them is carried out."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from safetensors.numpy import save
+
+PICKLES = {
+    # os.system("touch executed"), by REDUCE, by INST and by a stack of two texts.
+    "call": b"\x80\x02cos\nsystem\nX\x0e\x00\x00\x00touch executed\x85R.",
+    "inst": b"\x80\x02(X\x0e\x00\x00\x00touch executedios\nsystem\n.",
+    "stack-global": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0etouch executed\x85R.",
+    "extension": b"\x80\x02\x82\x01.",
+    # A text of 4 GiB that is not there, and a list of as many items.
+    "long-text": b"\x80\x04\x8d\x00\x00\x00\x00\x01\x00\x00\x00abc.",
+    "long-bytes": b"\x80\x04\x8e\x00\x00\x00\x00\x01\x00\x00\x00abc.",
+    "deep": b"\x80\x02" + b"]" * 1_000_000 + b"a" * 999_999 + b".",
+    "laughs": b"\x80\x02]q\x00"
+    + b"".join(b"](" + b"h%c" % level * 10 + b"eq%c" % (level + 1) for level in range(30))
+    + b".",
+    "holds-itself": b"\x80\x02]q\x00h\x00a.",
+    "many": b"\x80\x02" + b"N" * 8_000_000 + b".",
+    "empty": b"",
+}
+
+
+def header(entries, data=b"abcd"):
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype="U8", shape=(4,), offsets=(0, 4)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+SAFETENSORS = {
+    "huge-header": (1 << 63).to_bytes(8, "little") + b"{}",
+    "longer-than-the-file": (1 << 40).to_bytes(8, "little") + b"{}",
+    "hole": header({"a": entry(shape=(2,), offsets=(2, 4))}),
+    "overlap": header({"a": entry(shape=(3,), offsets=(0, 3)), "b": entry(shape=(2,), offsets=(2, 4))}),
+    "short": header({"a": entry(shape=(3,), offsets=(0, 3))}),
+    "overflow": header({"a": entry(shape=(1 << 32, 1 << 32))}),
+    "overflow-2": header({"a": entry(dtype="F64", shape=(1 << 61,))}),
+    "negative": header({"a": entry(shape=(-4,))}),
+    "float": header({"a": entry(shape=(4.0,))}),
+    "deep": header(b"[" * 5_000_000),
+    "deep-in-an-entry": header(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "no-object": header(b"[1]"),
+    "shards-elsewhere": header(
+        {"__metadata__": {"DCP_SHARDING_INFO": '{"a": {"saved_offsets": [-1]}}'}, "a": entry()}
+    ),
+}
+
+OPEN = """
+import json, sys, time
+from pathlib import Path
+import hocket.ckpt
+from hocket.ckpt.errors import CheckpointError
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+told = {}
+for path in sys.argv[1:]:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, began = status("VmRSS"), time.process_time()
+    try:
+        hocket.ckpt.open(path)
+        outcome = "opened"
+    except CheckpointError as error:
+        outcome = type(error).__name__
+    told[path] = [outcome, time.process_time() - began, status("VmHWM") - before]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Opens files in a process of their own; checks what it took, and returns the errors by name."""
+
+    def act(files):
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN, *map(str, files.values())],
+            capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+        )  # fmt: skip
+        told = json.loads(done.stdout)
+        for path, (_, seconds, grown) in told.items():
+            assert seconds < 1, path
+            assert grown < 100 << 20, path
+        assert not list(tmp_path.rglob("executed"))
+        return {name: told[str(path)][0] for name, path in files.items()}
+
+    return act
+
+
+def test_pickles(tmp_path, refused):
+    files = {}
+    for name, content in PICKLES.items():
+        files[name] = tmp_path / name
+        files[name].mkdir()
+        (files[name] / ".metadata").write_bytes(content)
+        stored = zip_of({"a/data.pkl": content, "a/byteorder": b"little"})
+        files[f"{name}-zip"] = tmp_path / f"{name}.pt"
+        files[f"{name}-zip"].write_bytes(stored)
+    errors = refused(files)
+    # A list of nothing, however odd, is data: only what is not can be refused.
+    harmless = {name for name, error in errors.items() if error == "opened"}
+    assert harmless <= {"many-zip", "laughs-zip", "deep-zip", "holds-itself-zip"}
+    assert {errors[name] for name in ("call", "inst", "stack-global", "call-zip", "inst-zip")} == {
+        "CheckpointUnsafeError"
+    }
+    assert set(errors.values()) <= {"CheckpointUnsafeError", "CheckpointCorruptError", "opened"}
+
+
+def zip_of(members):
+    """A zip of stored members, as small as one can be."""
+    import zlib
+
+    file, directory = b"", b""
+    for name, content in members.items():
+        sizes = struct.pack("<III", zlib.crc32(content), len(content), len(content))
+        shared = bytes(8) + sizes + struct.pack("<HH", len(name), 0)
+        directory += (
+            b"PK\x01\x02\x14\0\x14\0" + shared + bytes(10) + struct.pack("<I", len(file)) + name.encode()
+        )
+        file += b"PK\x03\x04\x14\0" + shared + name.encode() + content
+    count = len(members)
+    return file + directory + struct.pack(
+        "<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(directory), len(file), 0
+    )  # fmt: skip
+
+
+def test_safetensors(tmp_path, refused):
+    files = {}
+    for name, content in SAFETENSORS.items():
+        files[name] = tmp_path / f"{name}.safetensors"
+        files[name].write_bytes(content)
+    assert set(refused(files).values()) == {"CheckpointCorruptError"}
+
+
+def test_zips(tmp_path, refused):
+    sound = zip_of({"a/data.pkl": b"\x80\x02}.", "a/byteorder": b"little"})
+    at = sound.index(b"PK\x05\x06")
+    spoiled = {
+        "many-members": sound[: at + 8] + b"\xfe\xff" * 2 + sound[at + 12 :],
+        "far-directory": sound[: at + 16] + b"\xf0\xff\xff\xff" + sound[at + 20 :],
+        "long-directory": sound[: at + 12] + b"\xf0\xff\xff\xff" + sound[at + 16 :],
+        "wide-numbers": sound[: at + 8] + b"\xff" * 12 + sound[at + 20 :],
+        "long-member": sound.replace(struct.pack("<II", 4, 4), struct.pack("<II", 1 << 31, 1 << 31)),
+        "cut": sound[:-9],
+    }
+    files = {}
+    for name, content in spoiled.items():
+        files[name] = tmp_path / f"{name}.pt"
+        files[name].write_bytes(content)
+    assert set(refused(files).values()) == {"CheckpointCorruptError"}
+
+
+def test_indices(tmp_path, refused):
+    import numpy as np
+
+    files = {}
+    for name, weight_map in {
+        "path": {"a": "../secret.safetensors"}, "absolute": {"a": "/etc/passwd"}, "number": {"a": 1},
+        "folder": {"a": "."}, "none": None, "missing": {"b": "x.safetensors"},
+    }.items():  # fmt: skip
+        files[name] = tmp_path / name
+        files[name].mkdir()
+        (files[name] / "x.safetensors").write_bytes(save({"a": np.zeros(1)}))
+        (files[name] / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert set(refused(files).values()) == {"CheckpointCorruptError"}

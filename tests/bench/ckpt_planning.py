@@ -1,0 +1,166 @@
+"""How long planning takes where nobody has the ranks: a job of 1,024 of them, and a manifest of 10⁶ chunks.
+
+One process plays one rank, or each in turn: plans are arithmetic, and no rank asks another. Each row runs in
+a process of its own, so that its memory is its own: what it needs beyond the imports, at its peak.
+
+Run it with `uv run python tests/bench/ckpt_planning.py`; some minutes. No file is read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+RANKS = 1024
+TENSORS = 1024
+ROWS = 8192
+COLUMNS = 64
+ROUNDS = 3
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever had."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
+
+def manifest_document(num_tensors: int, num_ranks: int) -> bytes:
+    """A manifest whose tensors are cut along dim 0 over the ranks, a file a rank."""
+    rows = ROWS // num_ranks
+    chunk_bytes = rows * COLUMNS * 4
+    digest = "A" * 22 + "=="
+    blocks = -(-num_tensors * chunk_bytes // (1 << 20))
+    import base64
+
+    file = {"size": 4096 + num_tensors * chunk_bytes, "data_start": 4096, "header": digest}
+    file["digests"] = base64.b64encode(bytes(16 * blocks)).decode()
+    files = [{"path": f"data/01234567-r{rank:05d}-000.safetensors", **file} for rank in range(num_ranks)]
+    tensors = {
+        f"layers.{number}.weight": {
+            "dtype": "F32", "shape": [rows * num_ranks, COLUMNS], "path": ["layers", number, "weight"],
+            "chunks": {
+                "file": list(range(num_ranks)), "offset": [number * chunk_bytes] * num_ranks,
+                "length": [chunk_bytes] * num_ranks,
+                "start": [[rank * rows for rank in range(num_ranks)], [0] * num_ranks],
+                "size": [[rows] * num_ranks, [COLUMNS] * num_ranks],
+            },
+        }
+        for number in range(num_tensors)
+    }  # fmt: skip
+    document = {
+        "format": 1, "version": "0.1.0", "save_id": "0123456789abcdef" * 2, "step": 1,
+        "created": "2026-01-01T00:00:00.000000Z", "writer": "bench", "world_size": num_ranks, "mesh": None,
+        "files": files, "tensors": tensors, "values": {}, "per_rank": None, "user": None,
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few rounds."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        gc.collect()
+        began = time.perf_counter()
+        act()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def save_plan() -> Iterator[tuple[str, float]]:
+    """One rank's plan of a save of 1,024 tensors that 1,024 ranks hold."""
+    from hocket.ckpt import planning
+    from hocket.ckpt.planning import Item, Placing, plan_parts
+
+    placings = {
+        "FSDP": Placing((RANKS,), tuple(range(RANKS)), (0,)),
+        "HSDP, 4 replicas": Placing((4, RANKS // 4), tuple(range(RANKS)), (None, 0)),
+    }
+    for name, placing in placings.items():
+        items = [Item(f"t{number}", (ROWS, COLUMNS), 4, placing) for number in range(TENSORS)]
+
+        def plan(items: list[Item] = items) -> None:
+            planning.boxes.cache_clear()
+            planning._box_at.cache_clear()
+            plan_parts(items, RANKS, 5)
+
+        yield f"plan of a save, one rank of {RANKS:,}, {TENSORS:,} tensors, {name}", timed(plan)
+
+
+def load_plan() -> Iterator[tuple[str, float]]:
+    """What each of 1,024 ranks reads of a checkpoint of 1,024 ranks, by the same arithmetic as a load."""
+    from hocket.ckpt.chunks import near
+    from hocket.ckpt.manifest import Manifest
+    from hocket.ckpt.overlap import overlap
+    from hocket.ckpt.planning import Placing, local_box
+
+    manifest = Manifest.from_document(manifest_document(TENSORS, RANKS))
+    placing = Placing((RANKS,), tuple(range(RANKS)), (0,))
+
+    def plan(rank: int) -> int:
+        count = 0
+        for record in manifest.tensors.values():
+            box = local_box(record.shape, placing, rank)
+            assert box is not None
+            count += sum(overlap(chunk, box) is not None for chunk in near(record.chunks, *box))
+        return count
+
+    assert plan(7) == TENSORS
+    yield f"plan of a load, one rank of {RANKS:,}, a checkpoint of {RANKS:,} ranks", timed(lambda: plan(7))
+
+
+def open_manifest() -> Iterator[tuple[str, float]]:
+    """A manifest of 10⁶ chunks from its bytes to its records."""
+    from hocket.ckpt.manifest import Manifest
+    from hocket.native import _native
+
+    document = manifest_document(1_000_000 // RANKS + 1, RANKS)
+    num_chunks = RANKS * (1_000_000 // RANKS + 1)
+    stored = _native.ckpt_manifest_encode(document)
+    what = (
+        f"manifest of {num_chunks:,} chunks, {len(stored) / 1e6:.2f} MB, {len(document) / 1e6:.0f} MB of JSON"
+    )
+    yield f"{what}: encode", timed(lambda: _native.ckpt_manifest_encode(document))
+    yield f"{what}: decode and check", timed(lambda: _native.ckpt_manifest_decode(stored))
+    yield f"{what}: records", timed(lambda: Manifest.from_document(document))
+
+
+PHASES = {phase.__name__: phase for phase in (save_plan, load_plan, open_manifest)}
+
+
+def main() -> None:
+    """Run each phase in a process of its own and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--phase", choices=PHASES)
+    phase = parser.parse_args().phase
+    if phase is not None:
+        import hocket.ckpt  # noqa: F401 - what follows is beyond the imports
+
+        before = peak_bytes()
+        rows = list(PHASES[phase]())
+        print(json.dumps({"rows": rows, "peak": peak_bytes() - before}))
+        return
+    print(f"{'':96}{'seconds':>10}{'MiB':>8}")
+    for name in PHASES:
+        done = subprocess.run(
+            [sys.executable, __file__, "--phase", name],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=True,
+        )
+        told = json.loads(done.stdout)
+        for what, seconds in told["rows"]:
+            print(f"{what:96}{seconds:10.3f}")
+        print(
+            f"{'  peak memory of these, with what they are made from':96}{'':10}{told['peak'] / 2**20:8.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Writes the golden checkpoints of the current format: small ones, committed, that every later version reads.
+
+`uv run python tools/golden_checkpoints.py packages/ckpt/tests/golden/format-1`; the folder must not be there.
+Those of a released format are never written again: a change that they show is a change of the format.
+"""
+
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
+from hocket.native import _native
+
+CREATED = "2026-01-02T03:04:05.678901Z"
+
+
+def boxes(array: np.ndarray, ranks: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """The rows of each rank, as FSDP cuts them: the last may have fewer, or none."""
+    step = -(-len(array) // ranks) if array.ndim else 1
+    if not array.ndim:
+        return [((), array)]
+    starts = range(0, len(array), step)
+    return [((row, *(0 for _ in array.shape[1:])), array[row : row + step]) for row in starts]
+
+
+def write(folder: Path, save_id: str, level: int | None) -> None:
+    """Writes one checkpoint of two ranks."""
+    tensors = {
+        "model.weight": np.arange(35, dtype=np.float32).reshape(7, 5) / 4,
+        "model.bias": (np.arange(5) - 2).astype(ml_dtypes.bfloat16),
+        "model.scale": np.arange(4).astype(ml_dtypes.float8_e4m3fn).reshape(2, 2),
+        "model.mask": np.array([True, False, True]),
+        "model.none": np.empty((0, 3), np.float16),
+        "optimizer.state.weight.step": np.array(9, np.int64),
+    }
+    dtypes = ["F32", "BF16", "F8_E4M3", "BOOL", "F16", "I64"]
+    kinds = dict(zip(tensors, dtypes, strict=True))
+    parts = {name: boxes(array, 2) if array.size else [] for name, array in tensors.items()}
+    inlined = "model.mask"
+    files, chunks = [], {}
+    for rank in range(2):
+        mine = {
+            entry_name(name, start, is_whole=box.shape == tensors[name].shape): (name, start, box.copy())
+            for name, cut in parts.items()
+            for start, box in cut[rank : rank + 1]
+            if name != inlined
+        }
+        written = _native.ckpt_write_file(
+            str(folder),
+            data_path(save_id, rank, level=level),
+            entries=[
+                (entry, kinds[name], box.shape, box.ctypes.data, box.nbytes)
+                for entry, (name, _, box) in mine.items()
+            ],
+            metadata=file_metadata(save_id),
+            level=level,
+        )
+        for entry, (name, start, box) in mine.items():
+            offset, length = written["entries"][entry]
+            chunk = Chunk(file=rank, offset=offset, length=length, start=start, size=box.shape)
+            chunks.setdefault(name, []).append(chunk)
+        files.append(written)
+    records = {
+        name: TensorRecord(
+            dtype=kinds[name],
+            shape=array.shape,
+            path=tuple(name.split(".")),
+            chunks=tuple(chunks.get(name, ())),
+            data=array.tobytes() if name == inlined else None,
+        )
+        for name, array in tensors.items()
+    }
+    records["model.tied"] = TensorRecord(
+        dtype="F32", shape=(7, 5), path=("model", "tied"), same_as="model.weight"
+    )
+    values = {
+        "optimizer.param_groups.0": {"lr": 0.1, "betas": (0.9, 0.999), "params": [0, 1]},
+        "loss": float("inf"),
+        "large": 2**80,
+        "raw": b"\x00\xff",
+        "by number": {1: "one", -2: None},
+        "note": "naïve é 音",
+    }
+    paths = {name: (name,) for name in values} | {
+        "optimizer.param_groups.0": ("optimizer", "param_groups", 0)
+    }
+    manifest = Manifest(
+        save_id=save_id,
+        step=1234,
+        created=CREATED,
+        version=_native.__version__,
+        writer="tools/golden_checkpoints.py",
+        world_size=2,
+        mesh={"shard": 2},
+        files=tuple(files),
+        tensors=records,
+        values={name: ValueRecord(path=paths[name], value=value) for name, value in values.items()},
+        per_rank=PerRank(policy="require", ranks=({"seed": 1}, {"seed": 2})),
+        user={"loss": 0.5},
+    )
+    _native.ckpt_commit(str(folder), _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+
+
+def main() -> None:
+    """Writes them."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True)
+    write(folder / "plain", "00112233445566778899aabbccddeeff", None)
+    write(folder / "compressed", "ffeeddccbbaa99887766554433221100", 3)
+
+
+if __name__ == "__main__":
+    main()

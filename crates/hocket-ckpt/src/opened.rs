@@ -17,6 +17,9 @@ use crate::safetensors::ALIGNMENT;
 /// Smaller files go through the page cache: there is nothing to gain.
 const DIRECT_MIN_BYTES: u64 = 8 << 20;
 
+/// Bytes of one request past the cache. Of a buffer, so much is ever touched.
+const REQUEST_BYTES: usize = BUFFER_BYTES / 2;
+
 /// A data file, and a second way to it.
 pub(crate) struct Opened {
     cached: File,
@@ -62,7 +65,7 @@ impl Opened {
             return self.cached.read_exact_at(target, at);
         };
         let mut at = at;
-        for piece in target.chunks_mut(BUFFER_BYTES - 2 * ALIGNMENT as usize) {
+        for piece in target.chunks_mut(REQUEST_BYTES - 2 * ALIGNMENT as usize) {
             match ahead.copy(direct, piece, at, until) {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     // The file system opens such files, and reads them not.
@@ -107,7 +110,7 @@ impl Ahead {
         };
         let from = at - at % ALIGNMENT;
         let pages = (until - from).next_multiple_of(ALIGNMENT);
-        let pages = pages.min(BUFFER_BYTES as u64) as usize;
+        let pages = pages.min(REQUEST_BYTES as u64) as usize;
         self.range = 0..0;
         let mut filled = 0;
         while from + (filled as u64) < end {

@@ -4,10 +4,11 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::aligned::Buffer;
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
-use crate::opened::{Ahead, Opened};
+use crate::opened::Opened;
 use crate::place::Place;
 use crate::plan::Read;
 
@@ -151,9 +152,7 @@ impl Block<'_> {
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
     pub(crate) handle: &'a Opened,
-    /// How far reading goes on from here.
-    pub(crate) until: u64,
-    pub(crate) ahead: &'a mut Ahead,
+    pub(crate) buffer: &'a mut Option<Buffer>,
 }
 
 impl Source<'_> {
@@ -179,9 +178,7 @@ impl Source<'_> {
     }
 
     fn read_exact(&mut self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
-        let read = self
-            .handle
-            .read_exact_at(target, at, self.until, self.ahead);
+        let read = self.handle.read_exact_at(target, at, self.buffer);
         read.map_err(|error| {
             let action = format!("read {} bytes at {at}", target.len());
             CkptError::io(&self.root.join(&block.file.path), &action, &error)

@@ -5,8 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +14,7 @@ use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::safetensors::ALIGNMENT;
 
 /// Smaller files go through the page cache: there is nothing to gain.
-const DIRECT_MIN_BYTES: u64 = 8 << 20;
-
-/// Bytes of one request past the cache. Of a buffer, so much is ever touched.
-const REQUEST_BYTES: usize = BUFFER_BYTES / 2;
+const DIRECT_MIN_BYTES: u64 = 64 << 20;
 
 /// A data file, and a second way to it.
 pub(crate) struct Opened {
@@ -52,21 +48,24 @@ impl Opened {
         Ok(self.cached.metadata()?.len())
     }
 
-    /// Fills `target` with the bytes at `at`. Past the cache it reads on to `until`, as far as `ahead` has room.
+    /// Fills `target` with the bytes at `at`; `buffer` is the calling thread's own, made when it is needed.
     pub(crate) fn read_exact_at(
         &self,
         target: &mut [u8],
         at: u64,
-        until: u64,
-        ahead: &mut Ahead,
+        buffer: &mut Option<Buffer>,
     ) -> io::Result<()> {
         let direct = self.direct.as_ref();
         let Some(direct) = direct.filter(|_| !self.is_refused.load(Ordering::Relaxed)) else {
             return self.cached.read_exact_at(target, at);
         };
+        let buffer = match buffer {
+            Some(buffer) => buffer,
+            none => none.insert(Buffer::new().map_err(io::Error::other)?),
+        };
         let mut at = at;
-        for piece in target.chunks_mut(REQUEST_BYTES - 2 * ALIGNMENT as usize) {
-            match ahead.copy(direct, piece, at, until) {
+        for piece in target.chunks_mut(BUFFER_BYTES - 2 * ALIGNMENT as usize) {
+            match read_direct(direct, buffer, piece, at) {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                     // The file system opens such files, and reads them not.
                     self.is_refused.store(true, Ordering::Relaxed);
@@ -80,51 +79,23 @@ impl Opened {
     }
 }
 
-/// What one thread read of a file past the cache: whole pages, in requests as large as they may be.
-#[derive(Default)]
-pub(crate) struct Ahead {
-    /// Made when it is first needed.
-    buffer: Option<Buffer>,
-    /// Which file's bytes are in it, and which.
-    file: RawFd,
-    range: Range<u64>,
-}
-
-impl Ahead {
-    fn copy(&mut self, file: &File, target: &mut [u8], at: u64, until: u64) -> io::Result<()> {
-        let end = at + target.len() as u64;
-        if self.file != file.as_raw_fd() || at < self.range.start || end > self.range.end {
-            self.fill(file, at, end, until.max(end))?;
+/// Reads whole pages around what is asked for, and copies that.
+fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> io::Result<()> {
+    let from = at - at % ALIGNMENT;
+    let skip = (at - from) as usize;
+    let wanted = skip + target.len();
+    let pages = wanted.next_multiple_of(ALIGNMENT as usize);
+    let mut filled = 0;
+    while filled < wanted {
+        match file.read_at(&mut buffer.bytes_mut()[filled..pages], from + filled as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        let from = (at - self.range.start) as usize;
-        let buffer = self.buffer.as_ref().map_or(&[][..], Buffer::bytes);
-        target.copy_from_slice(&buffer[from..from + target.len()]);
-        Ok(())
     }
-
-    /// Reads the pages around `at..end`, and those behind them up to `until` that fit.
-    fn fill(&mut self, file: &File, at: u64, end: u64, until: u64) -> io::Result<()> {
-        let buffer = match &mut self.buffer {
-            Some(buffer) => buffer,
-            none => none.insert(Buffer::new().map_err(io::Error::other)?),
-        };
-        let from = at - at % ALIGNMENT;
-        let pages = (until - from).next_multiple_of(ALIGNMENT);
-        let pages = pages.min(REQUEST_BYTES as u64) as usize;
-        self.range = 0..0;
-        let mut filled = 0;
-        while from + (filled as u64) < end {
-            match file.read_at(&mut buffer.bytes_mut()[filled..pages], from + filled as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.file = file.as_raw_fd();
-        self.range = from..from + filled as u64;
-        Ok(())
-    }
+    target.copy_from_slice(&buffer.bytes()[skip..wanted]);
+    Ok(())
 }
 
 /// Whether the page cache has most of a file. Where the kernel does not tell, it is taken to.
@@ -167,13 +138,13 @@ mod tests {
         std::fs::write(file.path(), &data).unwrap();
         file.as_file().sync_all().unwrap();
         let mut opened = Opened::open(file.path()).unwrap();
-        assert!(opened.direct.is_none(), "just written, so cached");
+        assert!(opened.direct.is_none(), "small");
         opened.direct = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT)
             .open(file.path())
             .ok();
-        let mut ahead = Ahead::default();
+        let mut buffer = None;
         for (at, length) in [
             (0, 1),
             (4095, 2),
@@ -185,11 +156,11 @@ mod tests {
         ] {
             let mut target = vec![0; length];
             opened
-                .read_exact_at(&mut target, at as u64, (at + 3 * length) as u64, &mut ahead)
+                .read_exact_at(&mut target, at as u64, &mut buffer)
                 .unwrap();
             assert_eq!(target, data[at..at + length], "{length} at {at}");
         }
-        let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, 0, &mut ahead);
+        let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, &mut buffer);
         assert_eq!(beyond.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

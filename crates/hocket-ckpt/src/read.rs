@@ -10,7 +10,7 @@ use crate::block::{Block, Source, Table, check_size, missing, open_data};
 use crate::digest::BLOCK_BYTES;
 use crate::error::Result;
 use crate::manifest::DataFile;
-use crate::opened::{Ahead, Opened};
+use crate::opened::Opened;
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, found_remote};
 use crate::plan::{Read, Touch, plan, spans};
@@ -109,14 +109,13 @@ fn read_local(
 ) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let workers = MAX_WORKERS.min(cores * 2);
-    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Ahead::default()));
+    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], None));
     pace::run(
         workers,
         job.spans.len(),
         interrupted,
         start,
-        |(scratch, ahead), index| {
-            let until = job.stored(index).end;
+        |(scratch, buffer), index| {
             for (block, touches) in job.blocks(index) {
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;
@@ -124,8 +123,7 @@ fn read_local(
                 let mut source = Source {
                     root,
                     handle,
-                    until,
-                    ahead,
+                    buffer,
                 };
                 if job.is_whole(&block) {
                     read_whole(&mut source, &block, touches, job, scratch)?;

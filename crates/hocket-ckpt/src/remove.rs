@@ -107,7 +107,8 @@ pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
     }
 }
 
-/// Removes data files of a checkpoint that no manifest names any more; those that are gone already are no error.
+/// Removes data files of a checkpoint that no manifest names any more, and their folders where nothing else is in
+/// them; those that are gone already are no error.
 ///
 /// # Errors
 /// `Invalid` where a path is no data file's, and what the disk or the store says.
@@ -118,7 +119,12 @@ pub fn delete_files(place: &Place, paths: &[String], interrupted: Interrupted<'_
         )));
     }
     match place.kind() {
-        Kind::Local(root) => paths.iter().try_for_each(|path| remove(&root.join(path))),
+        Kind::Local(root) => {
+            paths.iter().try_for_each(|path| remove(&root.join(path)))?;
+            // Each refuses as long as something is in it.
+            let _ = std::fs::remove_dir(root.join("data")).and_then(|()| std::fs::remove_dir(root));
+            Ok(())
+        }
         Kind::Remote(store) => {
             let remove = |index: usize| {
                 let (store, key) = (store.clone(), paths[index].clone());

@@ -9,7 +9,7 @@ use crate::block::{Block, Source, Table, check_size, missing, open_data};
 use crate::digest::{BLOCK_BYTES, Digest, num_blocks, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
-use crate::opened::{Ahead, Opened};
+use crate::opened::Opened;
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, found_remote};
 use crate::remote;
@@ -94,21 +94,20 @@ impl Task<'_> {
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Bad>> {
         let mut start = vec![0_u8; self.block(0).stored().start as usize];
-        let read = handle.read_exact_at(&mut start, 0, 0, &mut Ahead::default());
+        let read = handle.read_exact_at(&mut start, 0, &mut None);
         read.map_err(|error| {
             CkptError::io(&root.join(&self.file.path), "read the header", &error)
         })?;
         let bad = Mutex::new(Vec::from_iter(self.judge_header(&start)));
-        let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Ahead::default()));
+        let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], None));
         let count = num_blocks(self.file.data_bytes()) as usize;
-        let judge = |(content, ahead): &mut (Vec<u8>, Ahead), index: usize| {
+        let judge = |(content, buffer): &mut (Vec<u8>, _), index: usize| {
             let block = self.block(index as u64);
             let content = &mut content[..block.bytes()];
             let mut source = Source {
                 root,
                 handle,
-                until: block.stored().end,
-                ahead,
+                buffer,
             };
             let read = source.read_block(&block, content);
             if let (Some(found), Ok(mut bad)) = (Self::judge(&block, read, content)?, bad.lock()) {

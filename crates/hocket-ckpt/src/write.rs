@@ -179,14 +179,16 @@ fn write_local(
     options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<Content> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)
-            .map_err(|error| CkptError::io(folder, "make the folder", &error))?;
-    }
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(path)
+    let create = || -> io::Result<File> {
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+        OpenOptions::new().write(true).create_new(true).open(path)
+    };
+    let file = create()
+        .or_else(|error| match error.kind() {
+            // A failed save may just have taken its empty folder away.
+            io::ErrorKind::NotFound => create(),
+            _ => Err(error),
+        })
         .map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => CkptError::Exists {
                 uri: path.display().to_string(),

@@ -800,6 +800,8 @@ def ckpt_delete(uri: str, name: str) -> None:
 def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
     """Removes data files of a checkpoint that its manifest does not name any more.
 
+    On a disk the folders go, too, where nothing else is in them.
+
     Raises:
         ValueError: A path is not below `data/`.
     """

@@ -262,8 +262,7 @@ class SaveJob:
 
     def _remove_files(self) -> None:
         """Takes back what this rank wrote: it is no part of any checkpoint."""
-        if self.written is not None:
-            self._remove([self.written["path"]])
+        self._remove([] if self.written is None else [self.written["path"]])
 
     def _remove(self, paths: list[str]) -> None:
         try:

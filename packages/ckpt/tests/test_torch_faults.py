@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -19,6 +20,8 @@ from support import leaks
 
 pytestmark = pytest.mark.slow
 sql = pytest.importorskip("pyspark.sql", reason="needs `uv sync --group spark`")
+if shutil.which("java") is None:
+    pytest.skip("Spark needs Java", allow_module_level=True)
 
 COUNT = 40
 

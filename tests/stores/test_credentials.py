@@ -143,12 +143,18 @@ def test_reading_goes_on_over_the_end_of_the_keys(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [instance, container])
+@pytest.mark.parametrize(("source", "way"), [(instance, "instance"), (container, "container")])
 def test_epochs_go_on_over_the_end_of_the_keys(
-    server: Server, identity: Identity, home: Path, source: Callable[[Identity, Path], dict[str, str]]
+    server: Server,
+    identity: Identity,
+    home: Path,
+    source: Callable[[Identity, Path], dict[str, str]],
+    way: str,
 ) -> None:
     """Of an instance's keys boto3 tells a later end than the true one: the store refuses them first."""
     run_until_renewed(EPOCHS, server, identity, home, source(identity, home))
+    assert set(identity.given) == {way}
+    assert identity.refused == []
 
 
 def run_until_renewed(

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import TIMEOUT_S, Table, draw, run_cell
+from harness import TIMEOUT_S, Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.s3d import Server
@@ -117,14 +117,7 @@ def main() -> None:
         "disk": lambda: measure(options.out, options.shapes, options.systems, options.rounds),
         "s3": lambda: measure_s3(options.out, options.shapes, options.rounds),
     }
-    tables: list[Table] = []
-    for part in options.parts:
-        made = parts[part]()
-        for table in made:
-            table.show()
-        tables += made
-    draw(tables, options.out / "ckpt.png")
-    print(f"\npicture: {options.out / 'ckpt.png'}")
+    measure_parts(parts, options.parts, options.out / "ckpt.png")
 
 
 if __name__ == "__main__":

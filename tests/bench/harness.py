@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,6 +95,20 @@ def run_cell(
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     print(script.stem, *arguments, figures, file=sys.stderr, flush=True)
     return figures
+
+
+def measure_parts(
+    parts: Mapping[str, Callable[[], list[Table]]], chosen: Sequence[str], picture: Path
+) -> None:
+    """Measure the chosen parts, show each one's tables as soon as they stand, and draw all of them."""
+    tables: list[Table] = []
+    for part in chosen:
+        made = parts[part]()
+        for table in made:
+            table.show()
+        tables += made
+    draw(tables, picture)
+    print(f"\npicture: {picture}")
 
 
 def draw(tables: list[Table], path: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import Table, draw, run_cell
+from harness import Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.s3d import Server
@@ -139,14 +139,7 @@ def main() -> None:
         "warm": lambda: read_warm(options.out, options.workloads, options.systems, options.rounds),
         "cold": lambda: read_cold(options.out, options.latency_ms, options.bandwidth, options.rounds),
     }
-    tables: list[Table] = []
-    for part in options.parts:
-        made = parts[part]()
-        for table in made:
-            table.show()
-        tables += made
-    draw(tables, options.out / "stream.png")
-    print(f"\npicture: {options.out / 'stream.png'}")
+    measure_parts(parts, options.parts, options.out / "stream.png")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,7 @@ def touch(array: Any) -> int:
 def write_hocket(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
     from hocket.stream import MDSWriter
 
-    encoding = "ndarray:uint16:2048" if workload == "tokens" else "bytes"
-    with MDSWriter(
-        columns={"x": encoding}, out=str(folder), size_limit=SHARD_BYTES, compression=compression
-    ) as out:
-        for sample in data:
-            out.write({"x": sample if workload == "tokens" else sample.tobytes()})
+    _write_mds(MDSWriter, folder, data, workload, compression)
 
 
 def write_mosaicml_streaming(
@@ -65,8 +60,15 @@ def write_mosaicml_streaming(
 ) -> None:
     from streaming import MDSWriter
 
+    _write_mds(MDSWriter, folder, data, workload, compression)
+
+
+def _write_mds(
+    writer: Any, folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None
+) -> None:
+    """Both writers take the same arguments."""
     encoding = "ndarray:uint16:2048" if workload == "tokens" else "bytes"
-    with MDSWriter(
+    with writer(
         columns={"x": encoding}, out=str(folder), size_limit=SHARD_BYTES, compression=compression
     ) as out:
         for sample in data:

@@ -16,6 +16,9 @@ use crate::safetensors::ALIGNMENT;
 /// Smaller files go through the page cache: there is nothing to gain.
 const DIRECT_MIN_BYTES: u64 = 64 << 20;
 
+/// Of larger files the beginning stands for all: a page of each takes time and a byte to tell.
+const LOOKED_AT_BYTES: usize = 256 << 20;
+
 /// A data file, and a second way to it.
 pub(crate) struct Opened {
     cached: File,
@@ -98,8 +101,9 @@ fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> 
     Ok(())
 }
 
-/// Whether the page cache has most of a file. Where the kernel does not tell, it is taken to.
+/// Whether the page cache has most of a file, by its beginning. Where the kernel does not tell, it is taken to.
 fn is_cached(file: &File, size: usize) -> bool {
+    let size = size.min(LOOKED_AT_BYTES);
     // SAFETY: a new map of a file that is open, which nobody reads through.
     let map = unsafe {
         libc::mmap(

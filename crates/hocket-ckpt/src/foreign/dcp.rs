@@ -2,17 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io::Read;
-use std::ops::Range;
 
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
+use super::dcp_items::read_values;
 use super::huggingface::Header;
-use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode, to_json};
-use super::torch_file::{View, read_pickle, view};
-use super::zip::Zip;
+use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
 use crate::error::{CkptError, Result};
 use crate::list::sizes;
 use crate::manifest::tiling::{self, Box as Region};
@@ -25,16 +22,6 @@ pub(crate) const METADATA_NAME: &str = ".metadata";
 
 const METADATA_LIMIT: u64 = 512 << 20;
 
-/// A value's zip has at most so many bytes, and all of them together so many; larger ones are not looked into.
-const VALUE_LIMIT: u64 = 1 << 20;
-const VALUES_LIMIT: u64 = 64 << 20;
-
-/// Values fetched at once.
-const BATCH: usize = 512;
-
-/// What is fetched of an item's beginning and end, where its pickle and its directory are.
-const EDGE_BYTES: u64 = 4096;
-
 const ZSTD_STREAM: &str = "stream.zstd/1";
 
 /// How a catalogue calls it.
@@ -43,11 +30,11 @@ const PLAIN: &str = "torch";
 
 /// Where an item lies.
 #[derive(Debug, Clone)]
-struct Item {
-    file: usize,
-    offset: u64,
-    length: u64,
-    wrapped: &'static str,
+pub(super) struct Item {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) wrapped: &'static str,
 }
 
 /// Lists a distributed checkpoint.
@@ -93,7 +80,7 @@ struct Listing<'a, 'p> {
 }
 
 /// Name, path, and where the value lies.
-type Values = Vec<(String, Vec<Step>, Item)>;
+pub(super) type Values = Vec<(String, Vec<Step>, Item)>;
 
 fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, Fault> {
     Err(Fault::Broken(reason.into()))
@@ -474,162 +461,4 @@ fn place_safetensors(
         *length > 0 && !headers.contains_key(&(*file, *offset))
     });
     Ok(())
-}
-
-/// Reads the leaves that are no tensors, a batch of one file at a time.
-fn read_values(
-    place: &Place,
-    catalogue: &mut Catalogue,
-    mut values: Values,
-    interrupted: Interrupted<'_>,
-) -> Result<()> {
-    values.sort_by_key(|(_, _, item)| (item.file, item.offset));
-    let mut left = VALUES_LIMIT;
-    for group in values.chunk_by(|a, b| a.2.file == b.2.file) {
-        let Some(path) = group
-            .first()
-            .and_then(|one| catalogue.files.get(one.2.file))
-        else {
-            continue;
-        };
-        let blob = Blob::open(place, &path.0.clone(), interrupted)?;
-        for batch in group.chunks(BATCH) {
-            let (small, large): (Vec<_>, Vec<_>) = batch.iter().partition(|(_, _, item)| {
-                let is_small = item.length <= VALUE_LIMIT.min(left);
-                left -= if is_small { item.length } else { 0 };
-                is_small
-            });
-            for (name, _, item) in large {
-                let reason = format!("a value of {} bytes, too many to look into", item.length);
-                catalogue.opaque.insert(name.clone(), reason.into());
-            }
-            let ranges: Vec<Range<u64>> = small
-                .iter()
-                .map(|(_, _, item)| item.offset..item.offset + item.length)
-                .collect();
-            let pieces = blob.read_many(&ranges, interrupted)?;
-            for ((name, path, item), bytes) in small.into_iter().zip(pieces) {
-                match read_value(&blob, item, bytes, interrupted) {
-                    Ok(value) => catalogue
-                        .values
-                        .insert(name.clone(), json!({"path": path, "value": value})),
-                    Err(error) => catalogue
-                        .opaque
-                        .insert(name.clone(), error.to_string().into()),
-                };
-            }
-        }
-    }
-    Ok(())
-}
-
-fn read_value(
-    blob: &Blob,
-    item: &Item,
-    bytes: Vec<u8>,
-    interrupted: Interrupted<'_>,
-) -> Result<Json> {
-    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, 16 * VALUE_LIMIT)?);
-    let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
-    let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
-    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
-    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let mut left = VALUE_LIMIT as usize;
-    to_json(&pickle, pickle.root, &mut left).map_err(fault)
-}
-
-fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
-    if wrapped != ZSTD {
-        return Ok(bytes);
-    }
-    let mut content = Vec::new();
-    let mut read = || {
-        zstd::stream::read::Decoder::new(bytes.as_slice())?
-            .take(limit + 1)
-            .read_to_end(&mut content)
-    };
-    read().map_err(|error| blob.corrupt(None, format!("an item is no zstd: {error}")))?;
-    if content.len() as u64 > limit {
-        return Err(blob.corrupt(None, format!("an item unpacks to more than {limit} bytes")));
-    }
-    Ok(content)
-}
-
-/// A tensor's item, to be located or unpacked.
-#[derive(Debug, Clone)]
-pub struct TensorItem {
-    /// Where its zip begins in the file.
-    pub offset: u64,
-    /// Bytes of the zip, or of its compressed form.
-    pub length: u64,
-    /// What `.metadata` says it holds.
-    pub dtype: String,
-    /// What `.metadata` says of its shape.
-    pub shape: Vec<u64>,
-}
-
-/// Where a tensor's items lie: the first, and the strides where they are not those of C order.
-pub type Located = (u64, Option<Vec<u64>>);
-
-/// Finds the tensors inside items of one file: two small reads an item, all of them together.
-///
-/// # Errors
-/// `Corrupt` where an item does not hold what `.metadata` says, and what the disk or the store says.
-pub fn locate(
-    place: &Place,
-    path: &str,
-    items: &[TensorItem],
-    interrupted: Interrupted<'_>,
-) -> Result<Vec<Located>> {
-    let blob = Blob::open(place, path, interrupted)?;
-    let mut located = Vec::with_capacity(items.len());
-    for batch in items.chunks(BATCH) {
-        let edges = batch.iter().flat_map(|item| {
-            let (start, end) = (item.offset, item.offset.saturating_add(item.length));
-            let edge = EDGE_BYTES.min(item.length);
-            [start..start + edge, end - edge..end]
-        });
-        let edges: Vec<Range<u64>> = edges.collect();
-        let pieces = blob.read_many(&edges, interrupted)?;
-        let mut pieces = edges.iter().map(|edge| edge.start).zip(pieces);
-        for item in batch {
-            let known = pieces.by_ref().take(2).collect();
-            let (start, strides, _) = find(&blob.with_pieces(known), item, interrupted)?;
-            located.push((start, strides));
-        }
-    }
-    Ok(located)
-}
-
-/// Begin, strides and bytes of the tensor in an item.
-pub(crate) fn find(
-    blob: &Blob,
-    item: &TensorItem,
-    interrupted: Interrupted<'_>,
-) -> Result<(u64, Option<Vec<u64>>, u64)> {
-    let from = item.offset;
-    let zip = Zip::open(blob, from..from.saturating_add(item.length), interrupted)?;
-    let (bytes, prefix) = read_pickle(blob, &zip, interrupted)?;
-    let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
-    let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let view: Option<View> = view(&pickle, pickle.root).transpose().map_err(fault)?;
-    let bad = |reason: &str| blob.corrupt(Some(from), reason);
-    let view = view.ok_or_else(|| bad("an item holds no tensor where `.metadata` says one"))?;
-    if view.dtype_name() != Some(item.dtype.as_str()) || view.shape != item.shape {
-        return Err(bad(&format!(
-            "an item holds {} of shape {:?}; `.metadata` says {} of shape {:?}",
-            view.torch_name(),
-            view.shape,
-            item.dtype,
-            item.shape
-        )));
-    }
-    let member = zip.member(&format!("{prefix}/data/{}", view.key));
-    let member = member.filter(|member| member.size == view.storage_bytes);
-    let (Some(member), Some(span)) = (member, view.span()) else {
-        return Err(bad("an item's tensor does not fit into its storage"));
-    };
-    let place = zip.locate(blob, &[member], interrupted)?;
-    let start = place.first().map_or(0, |range| range.start) + span.start;
-    Ok((start, view.odd_strides(), span.end - span.start))
 }

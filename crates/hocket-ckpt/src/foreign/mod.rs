@@ -7,6 +7,7 @@ pub(crate) mod blob;
 mod catalogue;
 mod crc;
 mod dcp;
+mod dcp_items;
 #[cfg(test)]
 mod fuzz;
 mod huggingface;
@@ -17,7 +18,7 @@ mod zip;
 
 pub use catalogue::Catalogue;
 pub use crc::{BadMember, verify_zips};
-pub use dcp::{Located, TensorItem, locate};
+pub use dcp_items::{Located, TensorItem, locate};
 pub use huggingface::lax_rules;
 pub use unpacking::Unpacker;
 

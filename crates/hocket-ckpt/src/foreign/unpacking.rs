@@ -5,7 +5,7 @@ use std::ops::Range;
 use zstd::stream::raw::{Decoder, Operation};
 
 use super::blob::Blob;
-use super::dcp::{TensorItem, find};
+use super::dcp_items::{TensorItem, find};
 use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;
 use crate::place::Place;

@@ -82,6 +82,7 @@ def run_cell(
         for need in ["numpy<2.2", *needs]:
             command += ["--with", need]
         command.append("python")
+    os.sync()  # what an earlier cell left for the disk to write is not for this one to wait for
     done = subprocess.run(
         [*command, str(script), *arguments],
         capture_output=True,

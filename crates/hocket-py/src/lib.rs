@@ -9,6 +9,7 @@ mod credentials;
 mod errors;
 mod foreign;
 mod order;
+mod samples;
 mod store;
 mod stream;
 mod stream_limit;

@@ -9,11 +9,12 @@ use hocket_stream::StreamError;
 use hocket_stream::codec::Compression;
 use hocket_stream::hash::Algorithm;
 use hocket_stream::index::FileInfo;
-use hocket_stream::writer::{self, RawFile, WriterOptions, Written};
+use hocket_stream::writer::{self, WriterOptions, Written};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
 use crate::errors::stream_error;
+use crate::samples::SampleBuffer;
 use crate::store::Store;
 use crate::wait::look;
 
@@ -86,28 +87,23 @@ impl ShardWriter {
         })
     }
 
-    #[pyo3(signature = (basename, config, samples, *, header=None))]
+    #[pyo3(signature = (basename, config, samples, *, keep=0, header=None))]
     fn submit(
         &self,
         py: Python<'_>,
         basename: String,
         config: PyBackedBytes,
-        samples: Vec<PyBackedBytes>,
+        mut samples: PyRefMut<'_, SampleBuffer>,
+        keep: usize,
         header: Option<PyBackedBytes>,
     ) -> PyResult<()> {
-        let assembled = py.detach(|| match &header {
-            None => writer::assemble(&config, &samples).map(|shard| vec![(String::new(), shard)]),
-            Some(header) => {
-                let (data, meta) = writer::assemble_text(&config, header, &samples)?;
-                Ok(vec![(String::new(), data), (".meta".into(), meta)])
-            }
-        });
-        let files = assembled.map_err(|error| stream_error(py, &error))?;
-        let files = files.into_iter().map(|(ending, contents)| RawFile {
-            basename: format!("{basename}{ending}"),
-            contents,
-        });
-        let mut shard = Some(files.collect());
+        let samples = samples.samples.take(keep);
+        let assembled = match &header {
+            None => writer::assemble(basename, &config, samples).map(|file| vec![file]),
+            Some(header) => writer::assemble_text(basename, &config, header, samples)
+                .map(|(data, meta)| vec![data, meta]),
+        };
+        let mut shard = Some(assembled.map_err(|error| stream_error(py, &error))?);
         self.wait(py, |writer| {
             shard = writer.submit(shard.take().unwrap_or_default(), PATIENCE)?;
             Ok(shard.is_none().then_some(()))
@@ -150,5 +146,6 @@ fn pair(file: FileInfo) -> PyFile {
 
 /// Adds this module's classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<SampleBuffer>()?;
     module.add_class::<ShardWriter>()
 }

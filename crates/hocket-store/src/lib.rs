@@ -28,6 +28,7 @@ mod error;
 mod http;
 mod list;
 mod local;
+pub mod memory;
 mod meta;
 mod options;
 mod parts;

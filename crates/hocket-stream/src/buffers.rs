@@ -1,15 +1,17 @@
-//! Memory that batches are made in, and made in again.
+//! Memory that batches and shards are made in, and made in again.
 //!
 //! The first touch of a fresh page costs the kernel more than the copy into it. So a batch that its consumer
-//! has dropped leaves its memory to a later one.
+//! has dropped leaves its memory to a later one, and a shard that was written to the next.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 
+use hocket_store::memory::prefer_huge_pages;
+
 /// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
 const MOST_KEPT: usize = 4;
 
-/// The memory of one column, batch after batch.
+/// The memory of one column, batch after batch, or of one writer, shard after shard.
 #[derive(Debug, Default)]
 pub struct Buffers {
     kept: Mutex<Vec<Vec<u8>>>,
@@ -20,7 +22,10 @@ impl Buffers {
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
         let mut kept = kept.unwrap_or_default();
-        kept.reserve_exact(bytes);
+        if kept.capacity() < bytes {
+            kept.reserve_exact(bytes);
+            prefer_huge_pages(kept.spare_capacity_mut());
+        }
         Buffer {
             bytes: kept,
             home: Arc::downgrade(self),
@@ -44,6 +49,20 @@ impl Buffers {
 pub struct Buffer {
     bytes: Vec<u8>,
     home: Weak<Buffers>,
+}
+
+impl From<Vec<u8>> for Buffer {
+    /// Memory that goes nowhere.
+    fn from(bytes: Vec<u8>) -> Self {
+        let home = Weak::new();
+        Self { bytes, home }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Deref for Buffer {

@@ -21,6 +21,7 @@ mod packed;
 pub mod permute;
 pub mod reader;
 pub mod remote;
+pub mod samples;
 pub mod schema;
 pub mod shard;
 pub mod sources;

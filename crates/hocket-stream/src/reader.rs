@@ -289,7 +289,7 @@ mod tests {
     use crate::hash::Algorithm;
     use crate::index::Index;
     use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
-    use crate::writer::{RawFile, WriterOptions, assemble, write as write_file};
+    use crate::writer::{WriterOptions, assemble, write as write_file};
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
@@ -315,10 +315,8 @@ mod tests {
                 only_new: true,
                 threads: 1,
             };
-            let file = RawFile {
-                basename: format!("{number}.mds"),
-                contents: assemble(b"{}", &samples).unwrap(),
-            };
+            let name = format!("{number}.mds");
+            let file = assemble(name, b"{}", samples.iter().collect()).unwrap();
             let raw = write_file(&options, file, &AtomicBool::new(false))
                 .unwrap()
                 .raw;

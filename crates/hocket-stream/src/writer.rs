@@ -14,11 +14,13 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 use hocket_store::{PutMode, Store, StoreError, runtime};
 
+use crate::buffers::Buffer;
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::{write_new, write_whole};
 use crate::hash::Algorithm;
 use crate::index::FileInfo;
+use crate::samples::Samples;
 
 /// Where shards go, and how.
 #[derive(Clone)]
@@ -37,13 +39,23 @@ pub struct WriterOptions {
     pub threads: usize,
 }
 
-/// One file of a shard in the making.
-#[derive(Debug)]
+/// One file of a shard in the making: a head, and what follows it.
+#[derive(Debug, Default)]
 pub struct RawFile {
     /// Its name, uncompressed.
     pub basename: String,
-    /// What is in it.
-    pub contents: Vec<u8>,
+    /// What comes first. Known last, so it is put there by the thread that stores the file.
+    pub head: Vec<u8>,
+    /// The rest.
+    pub rest: Buffer,
+}
+
+impl RawFile {
+    /// All of it.
+    pub fn into_contents(mut self) -> Buffer {
+        self.rest.splice(..0, self.head);
+        self.rest
+    }
 }
 
 /// What the index is to say of a file that was written.
@@ -55,62 +67,59 @@ pub struct Written {
     pub zip: Option<FileInfo>,
 }
 
-/// An MDS shard's bytes: count, offsets, `config`, samples.
+/// An MDS shard's one file: count, offsets, `config`, samples.
 ///
 /// # Errors
 /// [`StreamError::Config`] where the shard would pass the 4 GiB that its offsets can reach.
-pub fn assemble<S: AsRef<[u8]>>(config: &[u8], samples: &[S]) -> Result<Vec<u8>> {
+pub fn assemble(basename: String, config: &[u8], samples: Samples) -> Result<RawFile> {
     let first = 4 + 4 * (samples.len() + 1) + config.len();
-    let total = first + total_bytes(samples);
-    let mut shard = table(first, samples, total)?;
-    shard.extend_from_slice(config);
-    extend(&mut shard, samples);
-    Ok(shard)
+    let mut head = table(first, &samples)?;
+    head.extend_from_slice(config);
+    Ok(RawFile {
+        basename,
+        head,
+        rest: samples.data,
+    })
 }
 
 /// A text shard's two files: `header` and samples; count, offsets and `config`.
 ///
 /// # Errors
 /// As [`assemble`].
-pub fn assemble_text<S: AsRef<[u8]>>(
+pub fn assemble_text(
+    basename: String,
     config: &[u8],
     header: &[u8],
-    samples: &[S],
-) -> Result<(Vec<u8>, Vec<u8>)> {
-    let mut meta = table(header.len(), samples, 0)?;
+    samples: Samples,
+) -> Result<(RawFile, RawFile)> {
+    let mut meta = table(header.len(), &samples)?;
     meta.extend_from_slice(config);
-    let mut data = Vec::with_capacity(header.len() + total_bytes(samples));
-    data.extend_from_slice(header);
-    extend(&mut data, samples);
+    let meta = RawFile {
+        basename: format!("{basename}.meta"),
+        head: meta,
+        rest: Buffer::default(),
+    };
+    let data = RawFile {
+        basename,
+        head: header.into(),
+        rest: samples.data,
+    };
     Ok((data, meta))
 }
 
-fn total_bytes<S: AsRef<[u8]>>(samples: &[S]) -> usize {
-    samples.iter().map(|sample| sample.as_ref().len()).sum()
-}
-
-fn extend<S: AsRef<[u8]>>(file: &mut Vec<u8>, samples: &[S]) {
-    for sample in samples {
-        file.extend_from_slice(sample.as_ref());
-    }
-}
-
-/// Count and offsets of samples that begin at `first`, with room for `capacity` bytes in all.
-fn table<S: AsRef<[u8]>>(first: usize, samples: &[S], capacity: usize) -> Result<Vec<u8>> {
-    let end = first + total_bytes(samples);
+/// Count and offsets of samples that begin at `first`.
+fn table(first: usize, samples: &Samples) -> Result<Vec<u8>> {
+    let end = first + samples.data.len();
     let (Ok(count), Ok(_)) = (u32::try_from(samples.len()), u32::try_from(end)) else {
         return Err(StreamError::config(format!(
             "a shard of {} samples would have {end} bytes: expected fewer than 2^32; set `size_limit` below 4 GiB",
             samples.len()
         )));
     };
-    let mut table = Vec::with_capacity(capacity.max(8 + 4 * samples.len()));
+    let mut table = Vec::with_capacity(first);
     table.extend_from_slice(&count.to_le_bytes());
-    let mut offset = first as u32;
-    table.extend_from_slice(&offset.to_le_bytes());
-    for sample in samples {
-        offset += sample.as_ref().len() as u32;
-        table.extend_from_slice(&offset.to_le_bytes());
+    for end in [0].iter().chain(&samples.ends) {
+        table.extend_from_slice(&((first + end) as u32).to_le_bytes());
     }
     Ok(table)
 }
@@ -256,23 +265,25 @@ fn work(
 /// # Errors
 /// As [`ShardWriter::submit`].
 pub fn write(options: &WriterOptions, file: RawFile, stop: &AtomicBool) -> Result<Written> {
-    let raw = describe(file.basename, &file.contents, &options.hashes);
+    let basename = file.basename.clone();
+    let contents = file.into_contents();
+    let raw = describe(basename, &contents, &options.hashes);
     let Some(compression) = options.compression else {
-        put(options, &raw.basename, file.contents, stop)?;
+        put(options, &raw.basename, contents, stop)?;
         return Ok(Written { raw, zip: None });
     };
-    let packed = compression.pack(&file.contents, stop)?;
-    drop(file.contents);
+    let packed = compression.pack(&contents, stop)?;
+    drop(contents);
     let name = format!("{}.{}", raw.basename, compression.extension());
     let zip = describe(name, &packed, &options.hashes);
-    put(options, &zip.basename, packed, stop)?;
+    put(options, &zip.basename, packed.into(), stop)?;
     Ok(Written {
         raw,
         zip: Some(zip),
     })
 }
 
-fn put(options: &WriterOptions, name: &str, contents: Vec<u8>, stop: &AtomicBool) -> Result<()> {
+fn put(options: &WriterOptions, name: &str, contents: Buffer, stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         return Err(StreamError::Closed);
     }
@@ -287,7 +298,7 @@ fn put(options: &WriterOptions, name: &str, contents: Vec<u8>, stop: &AtomicBool
     let Some(remote) = options.remote.clone() else {
         return Ok(());
     };
-    let (key, contents) = (name.to_owned(), Bytes::from(contents));
+    let (key, contents) = (name.to_owned(), Bytes::from_owner(contents));
     let mode = match options.only_new {
         true => PutMode::Create,
         false => PutMode::Overwrite,
@@ -326,7 +337,8 @@ mod tests {
             b"\x02\0\0\0\x0a\0\0\0\x05\0\0\0\0\0\0\0hi\x11\x08\x01\x03\x01\0\x02\0\x03\0",
             b"\0\0\0\0\x07\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x22\x04\x01\0\0\xe0\x40",
         ];
-        let shard = assemble(config, &samples).unwrap();
+        let file = assemble(String::new(), config, samples.iter().collect()).unwrap();
+        let shard = file.into_contents();
         assert_eq!(shard.len(), 290);
         assert_eq!(
             shard[..16],
@@ -339,14 +351,17 @@ mod tests {
         assert_eq!(Algorithm::Xxh3_64.hex(&shard), "d02a354e92e5a0d0");
     }
 
-    /// One mebibyte 4,096 times: refused before any room is made for it.
+    /// Of memory that nobody touches.
     #[test]
     fn four_gib_are_refused() {
-        let long = vec![0u8; 1 << 20];
-        let samples: Vec<&[u8]> = vec![&long; 1 << 12];
+        let samples = || Samples {
+            data: vec![0; 1 << 32].into(),
+            ends: vec![1 << 32],
+            ..Samples::default()
+        };
         for refused in [
-            assemble(b"{}", &samples).unwrap_err(),
-            assemble_text(b"{}", b"", &samples).unwrap_err(),
+            assemble(String::new(), b"{}", samples()).unwrap_err(),
+            assemble_text(String::new(), b"{}", b"", samples()).unwrap_err(),
         ] {
             let message = refused.to_string();
             assert!(
@@ -370,7 +385,8 @@ mod tests {
     fn submit(writer: &mut ShardWriter, number: usize) -> Result<()> {
         let mut shard = vec![RawFile {
             basename: format!("{number}.bin"),
-            contents: vec![number as u8; 5000],
+            head: vec![number as u8; 5],
+            rest: vec![number as u8; 5000].into(),
         }];
         loop {
             match writer.submit(shard, Duration::from_millis(5))? {

@@ -73,10 +73,11 @@ fn apply(mut bytes: Vec<u8>, changes: &Changes, cut: Option<Pick>) -> Vec<u8> {
 }
 
 fn shard() -> Vec<u8> {
-    let samples: Vec<Vec<u8>> = (0..5u8)
+    let samples = (0..5u8)
         .map(|n| [&[n, 0, 0, 0][..], &[7; 8], &vec![b'x'; n.into()]].concat())
         .collect();
-    hocket_stream::writer::assemble(b"{}", &samples).unwrap()
+    let file = hocket_stream::writer::assemble(String::new(), b"{}", samples).unwrap();
+    file.into_contents().to_vec()
 }
 
 fn index(kind: &str, samples: u64, bytes: usize) -> String {
@@ -164,7 +165,10 @@ fn no_file_does_worse_than_a_typed_error() {
     );
     runner
         .run(&hostile_text, |(kind, lines, changes, cut)| {
-            let (data, meta) = hocket_stream::writer::assemble_text(b"{}", b"", &lines).unwrap();
+            let samples = lines.iter().collect();
+            let (data, meta) =
+                hocket_stream::writer::assemble_text(String::new(), b"{}", b"", samples).unwrap();
+            let (data, meta) = (data.into_contents().to_vec(), meta.into_contents().to_vec());
             let meta = apply(meta, &changes, cut);
             let index = index(kind, lines.len() as u64, data.len());
             let index = Index::parse(index.as_bytes(), "there").unwrap();

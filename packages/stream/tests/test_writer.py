@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hocket.native import _native
 from hocket.stream import MDSWriter, StreamingDataset
-from hocket.stream.errors import ConfigError, DatasetExistsError, StreamIOError
+from hocket.stream.encodings import resolve_encoding
+from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, StreamIOError
 
 
 def names(folder: Path) -> list[str]:
@@ -99,3 +104,69 @@ def test_a_folder_that_refuses_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("a file in the way")
     with pytest.raises(StreamIOError, match="could not"):
         writer.finish()
+
+
+#: Values that are copied as they lie in memory, and their neighbours that are not.
+VALUES: dict[str, list[Any]] = {
+    "bytes": [b"", b"abc", bytearray(b"abc")],
+    "str": ["", "é", "x" * 300, b"as it is"],
+    "int": [0, -1, True, 1 << 62, np.int64(7), 3.0],
+    "uint64": [(1 << 64) - 1, 5],
+    "int8": [-128, 127, np.uint8(4)],
+    "float32": [0.1, float("nan"), float("-inf"), 3, np.float64(2)],
+    "float64": [1e300, 2],
+    "float16": [0.5],
+    "ndarray:uint16:2,3": [
+        np.arange(6, dtype=np.uint16).reshape(2, 3),
+        np.arange(6, dtype=">u2").reshape(2, 3),
+        np.arange(12, dtype=np.uint16).reshape(2, 6)[:, ::2],
+        np.asfortranarray(np.arange(6, dtype=np.uint16).reshape(2, 3)),
+        np.ma.masked_array(np.arange(6, dtype=np.uint16).reshape(2, 3)),
+    ],
+    "ndarray:int64": [np.arange(300), np.zeros((2, 70000), np.int64), np.arange(3, dtype=np.longlong)],
+    "ndarray": [np.ones((1, 2), np.float16), np.arange(3, dtype=np.int8), np.arange(4, dtype=">f8")],
+    "json": [{"a": 1}],
+}
+
+
+@pytest.mark.parametrize("encoding", VALUES)
+def test_values_that_are_copied_are_stored_as_those_that_are_encoded(tmp_path: Path, encoding: str) -> None:
+    columns = {"a": "int", "x": encoding, "z": "str"}
+    for folder, kind in (("copied", dict), ("encoded", MappingProxyType)):
+        with MDSWriter(columns=columns, out=tmp_path / folder, size_limit=None) as writer:
+            for number, value in enumerate(VALUES[encoding]):
+                writer.write(kind({"z": "end", "a": number, "x": value}))
+    buffer = _native.SampleBuffer([("x", encoding, resolve_encoding(encoding).width)])
+    assert (buffer.push({"x": VALUES[encoding][0]}) is None) == (encoding in {"json", "float16"})
+    name = "shard.00000.mds"
+    assert (tmp_path / "copied" / name).read_bytes() == (tmp_path / "encoded" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value"),
+    [
+        ("int8", 128),
+        ("uint8", -1),
+        ("int", 1 << 63),
+        ("float32", 1e39),
+        ("int", "7"),
+        ("int", b"short"),
+        ("str", 7),
+        ("str", "\ud800"),
+        ("ndarray:uint16:3", np.arange(4, dtype=np.uint16)),
+        ("ndarray:uint16:3", np.arange(3, dtype=np.int16)),
+        ("ndarray:uint16", array("H", [1, 2])),
+        ("ndarray:uint16", np.zeros((), np.uint16)),
+        ("ndarray", np.zeros((2, 0))),
+        ("ndarray", np.array([True])),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_leaves_no_trace(
+    tmp_path: Path, encoding: str, value: Any
+) -> None:
+    with MDSWriter(columns={"a": "int", "x": encoding}, out=tmp_path / "x", size_limit=None) as writer:
+        with pytest.raises(SampleError, match="column `x`"):
+            writer.write({"a": 1, "x": value})
+        with pytest.raises(SampleError, match="has no `x`"):
+            writer.write({"a": 1})
+    assert json.loads((tmp_path / "x" / "index.json").read_text())["shards"] == []

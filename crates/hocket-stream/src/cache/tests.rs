@@ -2,7 +2,7 @@
 use super::*;
 use crate::codec::Compression;
 use crate::index::FileInfo;
-use crate::writer::{RawFile, WriterOptions, assemble, write};
+use crate::writer::{WriterOptions, assemble, write};
 use hocket_store::StoreOptions;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -26,11 +26,7 @@ impl Fixture {
             only_new: true,
             threads: 1,
         };
-        let contents = assemble(b"{}", &samples).unwrap();
-        let file = RawFile {
-            basename: "s.mds".into(),
-            contents,
-        };
+        let file = assemble("s.mds".into(), b"{}", samples.iter().collect()).unwrap();
         let written = write(&options, file, &AtomicBool::new(false)).unwrap();
         let file = |file: &FileInfo| {
             let hashes: std::collections::HashMap<_, _> = file.hashes.iter().cloned().collect();

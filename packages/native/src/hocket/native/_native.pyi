@@ -495,6 +495,35 @@ def look_up(
     """
 
 @final
+class SampleBuffer:
+    """The samples of a shard in the making, in memory that earlier shards left. Not for several threads.
+
+    Args:
+        columns: Name, encoding, and bytes of every value or None where they differ; in the sample's order.
+        capacity_bytes: Room to begin with; it grows as needed.
+    """
+
+    def __new__(
+        cls, columns: _list[tuple[str, str, int | None]], *, capacity_bytes: int = 0
+    ) -> SampleBuffer: ...
+    def push(self, sample: object) -> int | None:
+        """Add a sample of the columns, if its values only need to be copied.
+
+        That is so of a dict whose values are bytes, or of columns `str`, numbers and arrays: texts, Python's
+        own numbers that the type holds, and C-contiguous NumPy arrays of the very type and shape.
+
+        Returns:
+            The bytes it has, or None: nothing was added, and what is to be done is to encode it otherwise, or
+            to say what is wrong with it.
+        """
+
+    def push_bytes(self, encoded: bytes) -> int:
+        """Add a sample that is encoded already, and return how many bytes it has."""
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+
+@final
 class ShardWriter:
     """Puts shards in place side by side, in threads named `hocket-seal-*`; the index is the caller's.
 
@@ -524,14 +553,21 @@ class ShardWriter:
         threads: int,
     ) -> ShardWriter: ...
     def submit(
-        self, basename: str, config: bytes, samples: _list[bytes], *, header: bytes | None = None
+        self,
+        basename: str,
+        config: bytes,
+        samples: SampleBuffer,
+        *,
+        keep: int = 0,
+        header: bytes | None = None,
     ) -> None:
         """Hand over one shard, as soon as a thread is free for it.
 
         Args:
             basename: The raw file's name.
             config: JSON that goes behind the offsets.
-            samples: Their bytes, in order.
+            samples: They are taken out of it.
+            keep: So many of the last stay there, as the first of the next shard.
             header: Makes it a text shard: what stands before its samples. Offsets go to `<basename>.meta`.
 
         Raises:

@@ -46,12 +46,14 @@ class _TextWriter(Writer):
             values.append(value)
         return values
 
-    def _head(self) -> bytes:
-        """What stands before a shard's samples."""
-        return b""
+    def _push(self, sample: Mapping[str, Any]) -> int:
+        return self._samples.push_bytes(self._encode(sample))
 
-    def _submit(self, basename: str, samples: list[bytes]) -> None:
-        self._shards.submit(basename, self._header, samples, header=self._head())
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        raise NotImplementedError
+
+    def _head(self) -> bytes:
+        return b""
 
 
 class JSONWriter(_TextWriter):

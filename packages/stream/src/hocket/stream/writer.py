@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +16,8 @@ from hocket.stream.sizes import parse_bytes
 if TYPE_CHECKING:
     from hocket.stream.progress import ShardProgress
 
-_MOST_WORKERS = 4
+_MAX_WORKERS = 4
+_MOST_ROOM_BYTES = 1 << 28
 
 
 class Writer:
@@ -39,7 +39,7 @@ class Writer:
         hashes: Digests for the index, such as `["sha1", "xxh3_64"]`. Readers check the first they know.
         size_limit: Bytes of a raw shard, such as `1 << 26` or `"64mb"`; None for one shard, held in memory.
         progress_bar: Show shards and bytes on standard error.
-        max_workers: Shards that are compressed and stored at once; by default one a core, 4 at most.
+        max_workers: Shards that are compressed and stored at once; 4 by default: they mostly wait.
         retry: Tries of a request to the store after its first; by default the store's own 10.
         exist_ok: Replace the data set that is there: its index is taken away at once, then the shards that it
             names in its own folder. Nothing else is ever deleted.
@@ -88,7 +88,7 @@ class Writer:
             **self._describe_columns(),
         }
         self._header = json.dumps(self._config, sort_keys=True).encode()
-        self._samples: list[bytes] = []
+        self._samples = self._make_buffer()
         self._size = self._empty_bytes()
         self._counts: list[int] = []
         self._old_shards: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ class Writer:
             compression=compression,
             hashes=self._config["hashes"],
             only_new=append,
-            threads=max_workers or min(os.cpu_count() or 1, _MOST_WORKERS),
+            threads=max_workers or _MAX_WORKERS,
         )
         self._is_finished = False
         self._progress: ShardProgress | None = None
@@ -134,19 +134,21 @@ class Writer:
         """Check the columns, and return what the index says of them."""
         raise NotImplementedError
 
+    def _make_buffer(self) -> _native.SampleBuffer:
+        """Return what takes a shard's samples."""
+        return _native.SampleBuffer([])
+
     def _empty_bytes(self) -> int:
         """Bytes of a shard without samples, as its limit counts them."""
         return 0
 
-    def _sample_bytes(self, encoded: bytes) -> int:
-        """Bytes that a sample adds to a shard, as its limit counts them."""
-        return len(encoded)
-
-    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+    def _push(self, sample: Mapping[str, Any]) -> int:
+        """Encode a sample behind the shard's others; return the bytes it adds, as the limit counts them."""
         raise NotImplementedError
 
-    def _submit(self, basename: str, samples: list[bytes]) -> None:
-        raise NotImplementedError
+    def _head(self) -> bytes | None:
+        """What stands before a shard's samples, where their offsets go to a file of their own."""
+        return None
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample. Values are encoded at once; keys that are no columns are left out.
@@ -159,12 +161,10 @@ class Writer:
         """
         if self._is_finished:
             raise ConfigError("the writer is finished: start another one to write more")
-        encoded = self._encode(sample)
-        added = self._sample_bytes(encoded)
-        # Also when the shard is still empty: the reference then writes an empty shard, and names agree.
+        added = self._push(sample)
+        # Also when the shard was still empty: the reference then writes an empty shard, and names agree.
         if self._size_limit is not None and self._size + added > self._size_limit:
-            self._flush()
-        self._samples.append(encoded)
+            self._flush(keep=1)
         self._size += added
 
     def finish(self) -> None:
@@ -176,7 +176,7 @@ class Writer:
         if self._is_finished:
             return
         try:
-            if self._samples:
+            if len(self._samples):
                 self._flush()
             new = [
                 self._entry(count, files)
@@ -186,15 +186,16 @@ class Writer:
         finally:
             self._close()
 
-    def _flush(self) -> None:
-        number = self._first_number + len(self._counts)
-        samples, self._samples = self._samples, []
+    def _flush(self, *, keep: int = 0) -> None:
+        """Hand over all samples but the last `keep`."""
+        name = f"shard.{self._first_number + len(self._counts):05d}.{self._format}"
+        count = len(self._samples) - keep
         try:
-            self._submit(f"shard.{number:05d}.{self._format}", samples)
+            self._shards.submit(name, self._header, self._samples, keep=keep, header=self._head())
         except BaseException:
             self._close()
             raise
-        self._counts.append(len(samples))
+        self._counts.append(count)
         if self._progress is not None:
             self._progress.update(self._shards.num_written, len(self._counts), self._size)
         self._size = self._empty_bytes()
@@ -208,7 +209,7 @@ class Writer:
 
     def _close(self) -> None:
         self._is_finished = True
-        self._samples = []
+        self._samples = _native.SampleBuffer([])
         self._shards.close()
         if self._progress is not None:
             self._progress.close()
@@ -250,17 +251,21 @@ class MDSWriter(Writer):
             "column_sizes": [encoding.width for encoding in encodings.values()],
         }
 
+    def _make_buffer(self) -> _native.SampleBuffer:
+        columns = zip(self._columns, self._columns.values(), self._config["column_sizes"], strict=True)
+        # Memory that is not written to costs nothing; a limit that nobody means is not asked for.
+        return _native.SampleBuffer(
+            list(columns), capacity_bytes=min(self._size_limit or 0, _MOST_ROOM_BYTES)
+        )
+
     def _empty_bytes(self) -> int:
         return 8 + len(self._header)
 
-    def _sample_bytes(self, encoded: bytes) -> int:
-        return len(encoded) + 4
-
-    def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        return self._encoder.encode(sample)
-
-    def _submit(self, basename: str, samples: list[bytes]) -> None:
-        self._shards.submit(basename, self._header, samples)
+    def _push(self, sample: Mapping[str, Any]) -> int:
+        added = self._samples.push(sample)
+        if added is None:
+            added = self._samples.push_bytes(self._encoder.encode(sample))
+        return added + 4
 
 
 def _describe(file: _native._File) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
     for number in range(rounds):
         for shape in shapes:
             # A server of its own for each round and shape: what it holds takes disk.
-            with Server() as server:
+            with Server(profile="release") as server:
                 for system, needs in S3_SYSTEMS.items():
                     uri = server.uri(f"{system}-{number}")
                     cell = [system, shape, str(folder), "--uri", uri]

@@ -95,7 +95,7 @@ def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> lis
     epoch = Table(title, "MB/s of an epoch", [COLD_LIMIT])
     first = Table(title, "seconds to the first batch", [COLD_LIMIT], is_less_better=True)
     size = {"tokens": 4096, "blobs": 1 << 16}
-    with Server(latency_ms=latency_ms, bandwidth=bandwidth) as server:
+    with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile="release") as server:
         env = {**server.env, "S3_ENDPOINT_URL": server.endpoint}
         for workload in size:
             upload(folder / f"{workload}-hocket", server, workload)

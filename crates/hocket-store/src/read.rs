@@ -3,6 +3,7 @@
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
 use crate::local::blocking;
+use crate::memory::prefer_huge_pages;
 use crate::meta::ObjectMeta;
 use crate::process;
 use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
@@ -61,6 +62,7 @@ impl Source {
         }
         // One allocation, cut into the parts' places: they are filled in parallel and joined without a copy.
         let mut whole = BytesMut::with_capacity(meta.size as usize);
+        prefer_huge_pages(whole.spare_capacity_mut());
         let mut rest = whole.split_off(first.len());
         whole.extend_from_slice(&first);
         let parts = split(first.len() as u64..meta.size, self.part_bytes());
@@ -105,7 +107,7 @@ impl Source {
             for (part, range) in parts.into_iter().enumerate() {
                 let source = self.clone();
                 tasks.spawn(async move {
-                    let mut data = BytesMut::with_capacity((range.end - range.start) as usize);
+                    let mut data = BytesMut::new();
                     source.fetch(range, &mut data).await?;
                     Ok(((index, part), data.freeze()))
                 });
@@ -227,7 +229,10 @@ impl Source {
         let bytes = process::budget()
             .take(size, self.store.options().budget_bytes)
             .await;
-        data.reserve(size as usize);
+        if data.capacity() < size as usize {
+            data.reserve(size as usize);
+            prefer_huge_pages(data.spare_capacity_mut());
+        }
         loop {
             let missing = range.start + data.len() as u64..range.end;
             match tries

@@ -5,22 +5,18 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use http::HeaderMap;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, StreamingBlob};
-use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{S3Error, S3ErrorCode, S3Result, StdError, s3_error};
 use tokio::fs::File;
-use tokio::io::{AsyncRead, AsyncSeekExt, AsyncWriteExt, BufWriter, ReadBuf};
+use tokio::io::{AsyncWriteExt, BufWriter};
 
-const READ_BYTES: usize = 256 << 10;
+const WRITE_BYTES: usize = 256 << 10;
 
 /// The folder of data files.
 pub struct Blobs {
@@ -162,7 +158,7 @@ pub async fn receive(
 ) -> S3Result<Received> {
     let blob = blobs.create();
     let mut file =
-        BufWriter::with_capacity(READ_BYTES, File::create(blob.path()).await.map_err(disk)?);
+        BufWriter::with_capacity(WRITE_BYTES, File::create(blob.path()).await.map_err(disk)?);
     let mut hasher = hasher_for(&claims);
     let mut md5 = Md5::new();
     let mut size = 0;
@@ -309,61 +305,6 @@ fn broken_body(error: StdError) -> S3Error {
         );
     }
     s3_error!(IncompleteBody, "the body broke off: {text}")
-}
-
-/// A range of a data file as the body of a response.
-pub struct FileStream {
-    file: File,
-    left: u64,
-    buffer: BytesMut,
-}
-
-impl FileStream {
-    /// Bytes `start..start + length` of `file`, which holds that many.
-    ///
-    /// # Errors
-    /// The file cannot be sought in.
-    pub async fn new(mut file: File, start: u64, length: u64) -> io::Result<Self> {
-        file.set_max_buf_size(READ_BYTES);
-        file.seek(io::SeekFrom::Start(start)).await?;
-        Ok(Self {
-            file,
-            left: length,
-            buffer: BytesMut::new(),
-        })
-    }
-}
-
-impl Stream for FileStream {
-    type Item = Result<Bytes, StdError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        let this = &mut *self;
-        let wanted = usize::try_from(this.left).map_or(READ_BYTES, |left| left.min(READ_BYTES));
-        this.buffer.resize(wanted, 0);
-        let mut read = ReadBuf::new(&mut this.buffer);
-        ready!(Pin::new(&mut this.file).poll_read(context, &mut read))?;
-        let count = read.filled().len();
-        if count == 0 {
-            let error = io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the data file is shorter than its object",
-            );
-            return Poll::Ready(Some(Err(error.into())));
-        }
-        this.left -= count as u64;
-        Poll::Ready(Some(Ok(this.buffer.split_to(count).freeze())))
-    }
-}
-
-impl ByteStream for FileStream {
-    fn remaining_length(&self) -> RemainingLength {
-        usize::try_from(self.left)
-            .map_or_else(|_| RemainingLength::unknown(), RemainingLength::new_exact)
-    }
 }
 
 #[cfg(test)]

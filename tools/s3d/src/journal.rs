@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::pieces::Piece;
+
 /// An object, all but its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Object {
@@ -19,8 +21,8 @@ pub struct Object {
     pub etag: String,
     /// Milliseconds since 1970.
     pub modified_ms: u64,
-    /// Number of the data file.
-    pub blob: u64,
+    /// Its data files, in order.
+    pub pieces: Vec<Piece>,
     /// The `Content-Type` it was put with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,

@@ -16,6 +16,7 @@ mod multipart;
 mod objects;
 mod operation;
 mod pages;
+mod pieces;
 mod rule;
 mod server;
 mod service;

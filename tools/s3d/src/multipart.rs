@@ -1,18 +1,16 @@
-//! Multipart uploads: parts in files of their own, joined when the client says that they are all there.
+//! Multipart uploads: parts in files of their own, which become the object when the client says that they are all there.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::path::PathBuf;
 
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{CompleteMultipartUploadInput, CompletedPart, CreateMultipartUploadInput, ETag};
 use s3s::dto::{UploadPartInput, UploadPartOutput};
 use s3s::{S3Request, S3Result, s3_error};
 
-use crate::blobs::{Blob, disk, hex, receive};
+use crate::blobs::{hex, receive};
 use crate::journal::Object;
 use crate::objects::claims;
+use crate::pieces::Piece;
 use crate::store::{Condition, Part, Store, Upload, now_ms};
 
 const SMALLEST_PART: u64 = 5 << 20;
@@ -81,12 +79,12 @@ pub async fn upload_part(
 ///
 /// # Errors
 /// `NoSuchUpload`, `InvalidPart`, `InvalidPartOrder`, `EntityTooSmall`, or as [`Store::put`].
-pub async fn complete(store: &Store, input: CompleteMultipartUploadInput) -> S3Result<Object> {
+pub fn complete(store: &Store, input: CompleteMultipartUploadInput) -> S3Result<Object> {
     let id = input.upload_id.clone();
     let upload = store.take_upload(&input.bucket, &input.key, &id)?;
-    match join(store, &upload, input).await {
+    match join(store, &upload, input) {
         Ok(object) => {
-            store.drop_parts(&upload);
+            store.drop_parts(&upload, &object.pieces);
             Ok(object)
         }
         Err(error) => {
@@ -102,15 +100,11 @@ pub async fn complete(store: &Store, input: CompleteMultipartUploadInput) -> S3R
 /// `NoSuchUpload`.
 pub fn abort(store: &Store, bucket: &str, key: &str, id: &str) -> S3Result<()> {
     let upload = store.take_upload(bucket, key, id)?;
-    store.drop_parts(&upload);
+    store.drop_parts(&upload, &[]);
     Ok(())
 }
 
-async fn join(
-    store: &Store,
-    upload: &Upload,
-    input: CompleteMultipartUploadInput,
-) -> S3Result<Object> {
+fn join(store: &Store, upload: &Upload, input: CompleteMultipartUploadInput) -> S3Result<Object> {
     let listed = input
         .multipart_upload
         .and_then(|upload| upload.parts)
@@ -120,10 +114,6 @@ async fn join(
         if_match: input.if_match,
         if_none_match: input.if_none_match,
     };
-    // Before the work of joining, and again, under the lock, when the object appears.
-    store.read(&input.bucket, |objects| {
-        condition.check(objects.get(&input.key))
-    })?;
     let mut md5 = Md5::new();
     for part in &parts {
         md5.update(&part.md5);
@@ -136,16 +126,12 @@ async fn join(
         metadata: upload.metadata.clone(),
         ..Object::default()
     };
-    let sources = parts
-        .iter()
-        .map(|part| store.blobs.path(part.blob))
-        .collect();
-    let target = store.blobs.create();
-    let target = tokio::task::spawn_blocking(move || concatenate(sources, target))
-        .await
-        .map_err(|error| disk(io::Error::other(error)))?
-        .map_err(disk)?;
-    store.put(&input.bucket, &input.key, target, object, &condition)
+    let piece = |part: &&Part| Piece {
+        blob: part.blob,
+        size: part.size,
+    };
+    let keep = || parts.iter().map(piece).collect();
+    store.put(&input.bucket, &input.key, keep, object, &condition)
 }
 
 fn choose<'a>(upload: &'a Upload, listed: &[CompletedPart]) -> S3Result<Vec<&'a Part>> {
@@ -197,12 +183,4 @@ fn choose<'a>(upload: &'a Upload, listed: &[CompletedPart]) -> S3Result<Vec<&'a 
         ));
     }
     Ok(chosen)
-}
-
-fn concatenate(sources: Vec<PathBuf>, target: Blob) -> io::Result<Blob> {
-    let mut file = File::create(target.path())?;
-    for source in sources {
-        io::copy(&mut File::open(source)?, &mut file)?;
-    }
-    Ok(target)
 }

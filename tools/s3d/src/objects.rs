@@ -1,8 +1,10 @@
 //! The S3 operations on whole objects: what a request says, in the terms of [`Store`].
 
 use std::io;
+use std::ops::Range;
 use std::time::{Duration, UNIX_EPOCH};
 
+use futures::StreamExt;
 use s3s::dto::{
     Checksum, ChecksumMode, CopyObjectInput, CopySource, ETag, ETagCondition, GetObjectInput,
 };
@@ -12,9 +14,11 @@ use s3s::dto::{
 use s3s::dto::{StreamingBlob, Timestamp};
 use s3s::{S3Request, S3Result, s3_error};
 use tokio::fs::File;
+use tokio::io::AsyncWriteExt;
 
-use crate::blobs::{FileStream, disk, hex, receive};
+use crate::blobs::{disk, hex, receive};
 use crate::journal::Object;
+use crate::pieces::{Piece, PieceStream};
 use crate::store::{Condition, Store, is_matched, now_ms};
 
 /// What the headers of an upload claim of its body. A macro: the inputs of the two operations share fields, no trait.
@@ -62,7 +66,14 @@ pub async fn put(
         if_match: input.if_match,
         if_none_match: input.if_none_match,
     };
-    let object = store.put(&input.bucket, &input.key, received.blob, object, &condition)?;
+    let (blob, size) = (received.blob, received.size);
+    let keep = || {
+        vec![Piece {
+            blob: blob.keep(),
+            size,
+        }]
+    };
+    let object = store.put(&input.bucket, &input.key, keep, object, &condition)?;
     let sums = received.checksum;
     Ok(PutObjectOutput {
         e_tag: Some(ETag::Strong(object.etag)),
@@ -80,20 +91,19 @@ pub async fn put(
 /// # Errors
 /// `NoSuchKey`, `PreconditionFailed`, `NotModified`, `InvalidRange`.
 pub async fn get(store: &Store, input: GetObjectInput) -> S3Result<GetObjectOutput> {
-    let (object, file) = open(store, &input.bucket, &input.key).await?;
-    check_read(
-        &object,
-        input.if_match.as_ref(),
-        input.if_none_match.as_ref(),
-    )?;
-    let span = match input.range {
-        Some(range) => range.check(object.size)?,
-        None => 0..object.size,
+    let find = |object: &Object| {
+        check_read(
+            object,
+            input.if_match.as_ref(),
+            input.if_none_match.as_ref(),
+        )?;
+        Ok(match input.range {
+            Some(range) => range.check(object.size)?,
+            None => 0..object.size,
+        })
     };
+    let (object, span, stream) = open(store, &input.bucket, &input.key, find).await?;
     let length = span.end - span.start;
-    let stream = FileStream::new(file, span.start, length)
-        .await
-        .map_err(disk)?;
     let wants_sums = input
         .checksum_mode
         .is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED);
@@ -172,46 +182,56 @@ pub async fn copy(store: &Store, input: CopyObjectInput) -> S3Result<Object> {
             "only bucket/key sources are known here"
         ));
     };
-    let (object, mut source) = open(store, bucket, key).await?;
-    check_read(
-        &object,
-        input.copy_source_if_match.as_ref(),
-        input.copy_source_if_none_match.as_ref(),
-    )?;
+    let find = |object: &Object| {
+        check_read(
+            object,
+            input.copy_source_if_match.as_ref(),
+            input.copy_source_if_none_match.as_ref(),
+        )?;
+        Ok(0..object.size)
+    };
+    let (object, span, mut source) = open(store, bucket, key, find).await?;
     let blob = store.blobs.create();
     let mut target = File::create(blob.path()).await.map_err(disk)?;
-    tokio::io::copy(&mut source, &mut target)
-        .await
-        .map_err(disk)?;
-    tokio::io::AsyncWriteExt::flush(&mut target)
-        .await
-        .map_err(disk)?;
+    while let Some(data) = source.next().await {
+        let data = data.map_err(|error| disk(io::Error::other(error)))?;
+        target.write_all(&data).await.map_err(disk)?;
+    }
+    target.flush().await.map_err(disk)?;
     let object = Object {
         modified_ms: now_ms(),
         ..object
     };
-    store.put(
-        &input.bucket,
-        &input.key,
-        blob,
-        object,
-        &Condition::default(),
-    )
+    let keep = || {
+        vec![Piece {
+            blob: blob.keep(),
+            size: span.end,
+        }]
+    };
+    let condition = Condition::default();
+    store.put(&input.bucket, &input.key, keep, object, &condition)
 }
 
-async fn open(store: &Store, bucket: &str, key: &str) -> S3Result<(Object, File)> {
-    // An overwrite may unlink the file between the look at the index and the opening: then look again.
+/// The object at `key`, the range of it that `find` wants, and that range's bytes.
+async fn open(
+    store: &Store,
+    bucket: &str,
+    key: &str,
+    find: impl Fn(&Object) -> S3Result<Range<u64>>,
+) -> S3Result<(Object, Range<u64>, PieceStream)> {
+    // An overwrite may unlink the files between the look at the index and their opening: then look again.
     for _ in 0..100 {
         let object = store.object(bucket, key)?;
-        match File::open(store.blobs.path(object.blob)).await {
-            Ok(file) => return Ok((object, file)),
+        let span = find(&object)?;
+        match PieceStream::open(&store.blobs, &object.pieces, span.clone()).await {
+            Ok(stream) => return Ok((object, span, stream)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => tokio::task::yield_now().await,
             Err(error) => return Err(disk(error)),
         }
     }
     Err(s3_error!(
         InternalError,
-        "the data file of `{key}` is missing"
+        "a data file of `{key}` is missing"
     ))
 }
 

@@ -228,7 +228,7 @@ impl S3 for Service {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> Answer<CompleteMultipartUploadOutput> {
         let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
-        let object = multipart::complete(&self.0, request.input).await?;
+        let object = multipart::complete(&self.0, request.input)?;
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{bucket}/{key}")),
             bucket: Some(bucket),

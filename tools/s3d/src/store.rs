@@ -10,8 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use s3s::dto::{ETag, ETagCondition};
 use s3s::{S3Result, s3_error};
 
-use crate::blobs::{Blob, Blobs, disk};
+use crate::blobs::{Blobs, disk};
 use crate::journal::{Bucket, Buckets, Change, Journal, Object};
+use crate::pieces::Piece;
 
 /// What a write asks of the object that it would replace.
 #[derive(Clone, Default)]
@@ -124,7 +125,8 @@ impl Store {
         let (journal, buckets) = Journal::open(root.join("journal"))?;
         let used: std::collections::HashSet<u64> = buckets
             .values()
-            .flat_map(|bucket| bucket.values().map(|object| object.blob))
+            .flat_map(|bucket| bucket.values())
+            .flat_map(|object| object.pieces.iter().map(|piece| piece.blob))
             .collect();
         let blobs = Blobs::open(root.join("blobs"), |id| used.contains(&id))?;
         let contents = Contents {
@@ -204,16 +206,16 @@ impl Store {
         Ok(())
     }
 
-    /// Makes `blob` the bytes of the object at `key` if the object there now meets `condition`. Of several writers
-    /// with the same condition, one wins.
+    /// Makes what `keep` returns the bytes of the object at `key` if the object there now meets `condition`. Of
+    /// several writers with the same condition, one wins.
     ///
     /// # Errors
-    /// `NoSuchBucket`, or as [`Condition::check`]; then the blob is dropped.
+    /// `NoSuchBucket`, or as [`Condition::check`]; then `keep` is not called.
     pub fn put(
         &self,
         bucket: &str,
         key: &str,
-        blob: Blob,
+        keep: impl FnOnce() -> Vec<Piece>,
         object: Object,
         condition: &Condition,
     ) -> S3Result<Object> {
@@ -221,7 +223,7 @@ impl Store {
         condition.check(find(&contents.buckets, bucket)?.get(key))?;
         // On a failure between these two lines nobody refers to the file; the next start removes it.
         let object = Object {
-            blob: blob.keep(),
+            pieces: keep(),
             ..object
         };
         let (bucket, key) = (bucket.to_owned(), key.to_owned());
@@ -231,7 +233,7 @@ impl Store {
             object: object.clone(),
         })?;
         if let Some(replaced) = replaced {
-            self.blobs.remove(replaced.blob);
+            self.remove(&replaced);
         }
         Ok(object)
     }
@@ -250,10 +252,16 @@ impl Store {
                 key: key.to_owned(),
             })?;
             if let Some(removed) = removed {
-                self.blobs.remove(removed.blob);
+                self.remove(&removed);
             }
         }
         Ok(())
+    }
+
+    fn remove(&self, object: &Object) {
+        for piece in &object.pieces {
+            self.blobs.remove(piece.blob);
+        }
     }
 
     /// Starts an upload and returns its id.
@@ -306,10 +314,12 @@ impl Store {
         self.contents().uploads.insert(id.to_owned(), upload);
     }
 
-    /// Drops the files of an upload that is over.
-    pub fn drop_parts(&self, upload: &Upload) {
+    /// Drops the files of an upload that is over, but those that are now an object's.
+    pub fn drop_parts(&self, upload: &Upload, kept: &[Piece]) {
         for part in upload.parts.values() {
-            self.blobs.remove(part.blob);
+            if kept.iter().all(|piece| piece.blob != part.blob) {
+                self.blobs.remove(part.blob);
+            }
         }
     }
 

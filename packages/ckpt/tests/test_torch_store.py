@@ -108,10 +108,11 @@ def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):
     ]
     kept = [{name: copy.deepcopy(value) for name, value in state.items()} for state in layouts]
     for step, state in enumerate(layouts):
-        store.save(state, step=step, mode="async")
+        handle = store.save(state, step=step, mode="async")
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 value.zero_()
+    handle.wait(60)
     assert store._staging.num_allocations == 1
     for step, (state, saved) in enumerate(zip(layouts, kept, strict=True)):
         loaded = store.load(f"step-{step}", state).state
@@ -126,8 +127,9 @@ def test_writing_that_gives_way_changes_no_byte_and_not_the_callers_priority(tmp
     for level, name in ((None, "data/f.safetensors"), (1, "data/f.safetensors.blocks")):
         files = [
             _native.ckpt_write_file(
-                str(tmp_path / f"{level}-{background}"), name, metadata={}, level=level, background=background,
+                str(tmp_path / f"{level}-{background}"), name,
                 entries=[("w", "F32", tuple(memory.shape), memory.data_ptr(), memory.nbytes)],
+                metadata={}, level=level, background=background,
             )
             for background in (False, True)
         ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Checkpoints against the peers in one run: durable saves, warm and cold loads, and the same with S3.
+"""Checkpoints against the peers in one run: durable saves, warm and cold loads, the same with S3, and more.
+
+The parts: `disk` and `s3` with one process, `ranks` with two, `async` beside training,
+`offline` rewriting and verifying what two ranks saved.
 
 Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
 rounds outside and systems inside, so that a change of the machine's speed meets all. Limits of the same run:
@@ -18,6 +21,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ckpt_async
+import ckpt_offline
+import ckpt_ranks
 from harness import TIMEOUT_S, Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,13 +36,26 @@ SYSTEMS: dict[str, list[str] | None] = {
     "torch": None,
     "safetensors": None,
     "dcp": None,
+    "dcp_hf": None,
     "torchsnapshot": ["torchsnapshot==0.1.0", "torch", "setuptools<80"],
+    "torch_checkpointing": ["torch_checkpointing==0.1.1", "torch"],
+    "runai": ["runai-model-streamer==0.17.0", "torch"],
 }
+#: It only reads: what another system saved.
+READERS = {"runai": "safetensors"}
 LIMITS = ["fio", "memcpy"]
+PARTS = ["disk", "s3", "ranks", "async", "offline"]
 #: The same for an S3 server; `obstore` puts and gets the bytes as plain objects, and is a limit.
 S3_SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
     "s3torchconnector": ["s3torchconnector[dcp]==1.5.0", "torch", "setuptools"],
+    "runai": [
+        "runai-model-streamer==0.17.0",
+        "runai-model-streamer-s3==0.17.1",
+        "boto3",
+        "safetensors",
+        "torch",
+    ],
     "obstore": ["obstore==0.12.1", "torch"],
 }
 
@@ -45,7 +64,8 @@ def cell(phase: str, system: str, shape: str, folder: Path, *arguments: str) -> 
     """Run one cell of `cells/checkpoint.py`."""
     base = system.removesuffix("_unchecked")
     needs = None if system == "memcpy" else SYSTEMS[base]
-    return run_cell(CELL, needs, phase, system, shape, str(folder / f"{shape}-{base}"), *arguments)
+    place = folder / f"{shape}-{READERS.get(base, base)}"
+    return run_cell(CELL, needs, phase, system, shape, str(place), *arguments)
 
 
 def fio(folder: Path, kind: str) -> float | None:
@@ -70,7 +90,7 @@ def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) ->
         for shape in shapes:
             if (rate := fio(folder, "write")) is not None:
                 save.add("fio", shape, rate)
-            for system in systems:
+            for system in [system for system in systems if system not in READERS]:
                 save.add(system, shape, cell("save", system, shape, folder)["gb_s"])
             readers = [*systems, "memcpy", *(["hocket_unchecked"] if "hocket" in systems else [])]
             for system in readers:
@@ -97,8 +117,9 @@ def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
                     uri = server.uri(f"{system}-{number}")
                     cell = [system, shape, str(folder), "--uri", uri]
                     figures = run_cell(CELL, needs, "save", *cell, env=server.env)
-                    save.add(system, shape, figures["gb_s"])
-                    extra.add(system, shape, figures["extra_mib"])
+                    if system not in READERS:
+                        save.add(system, shape, figures["gb_s"])
+                        extra.add(system, shape, figures["extra_mib"])
                     load.add(system, shape, run_cell(CELL, needs, "load", *cell, env=server.env)["gb_s"])
     return [save, load, extra]
 
@@ -110,12 +131,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shapes", nargs="+", default=["model", "optimizer", "small"])
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
-    parser.add_argument("--parts", nargs="+", default=["disk", "s3"], choices=["disk", "s3"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], list[Table]]] = {
         "disk": lambda: measure(options.out, options.shapes, options.systems, options.rounds),
         "s3": lambda: measure_s3(options.out, options.shapes, options.rounds),
+        "ranks": lambda: ckpt_ranks.measure(options.out, options.shapes, options.rounds),
+        "async": lambda: ckpt_async.measure(options.out, options.shapes, options.rounds),
+        "offline": lambda: ckpt_offline.measure(
+            options.out, options.shapes, options.rounds, lambda: fio(options.out, "write")
+        ),
     }
     measure_parts(parts, options.parts, options.out / "ckpt.png")
 

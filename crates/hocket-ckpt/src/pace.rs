@@ -58,6 +58,20 @@ pub(crate) fn run<S>(
     })
 }
 
+/// Has the calling thread, a worker, give way to all that does not: a write beside a training job takes what that
+/// leaves.
+///
+/// Not to the utmost: where every core is busy it still gets a tenth of one.
+pub(crate) fn give_way() {
+    const STEPS: i32 = 10;
+    const LEAST: i32 = 19;
+    // Elsewhere a priority is the process's, not the thread's. Refused, it is forgone.
+    #[cfg(target_os = "linux")]
+    if let Ok(priority) = rustix::process::getpriority_process(None) {
+        let _ = rustix::process::setpriority_process(None, (priority + STEPS).min(LEAST));
+    }
+}
+
 fn work<S>(
     next: &AtomicUsize,
     stop: &AtomicBool,

@@ -74,6 +74,7 @@ type Frame = ([u8; DIGEST_BYTES], Vec<u8>);
 fn squeeze(
     layout: &Layout,
     level: i32,
+    background: bool,
     interrupted: Interrupted<'_>,
     mut take: impl FnMut(Vec<u8>) -> Result<()>,
 ) -> Result<Squeezed> {
@@ -90,7 +91,8 @@ fn squeeze(
     while first < total {
         let count = GROUP_BLOCKS.min(total - first);
         let mut bytes = Vec::new();
-        for (digest, frame) in compress_group(layout, level, first, count, interrupted)? {
+        for (digest, frame) in compress_group(layout, level, background, first, count, interrupted)?
+        {
             squeezed.digests.extend(digest);
             squeezed.frames.push(length(&frame)?);
             bytes.extend(frame);
@@ -104,13 +106,19 @@ fn squeeze(
 fn compress_group(
     layout: &Layout,
     level: i32,
+    background: bool,
     first: u64,
     count: u64,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Frame>> {
     let done: Mutex<Vec<Frame>> = Mutex::new(vec![Frame::default(); count as usize]);
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let start = || Ok((compressor(level)?, vec![0_u8; BLOCK_BYTES as usize]));
+    let start = || {
+        if background {
+            pace::give_way();
+        }
+        Ok((compressor(level)?, vec![0_u8; BLOCK_BYTES as usize]))
+    };
     pace::run(
         MAX_WORKERS.min(cores),
         count as usize,
@@ -162,7 +170,7 @@ pub(crate) fn describe(
     level: i32,
     interrupted: Interrupted<'_>,
 ) -> Result<Squeezed> {
-    squeeze(layout, level, interrupted, |_| Ok(()))
+    squeeze(layout, level, false, interrupted, |_| Ok(()))
 }
 
 /// Fills a new local file; flushing it is the caller's.
@@ -171,9 +179,10 @@ pub(crate) fn write_local(
     mut file: &File,
     layout: &Layout,
     level: i32,
+    background: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<Squeezed> {
-    squeeze(layout, level, interrupted, |bytes| {
+    squeeze(layout, level, background, interrupted, |bytes| {
         file.write_all(&bytes)
             .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))
     })
@@ -189,7 +198,7 @@ pub(crate) fn write_remote(
 ) -> Result<Squeezed> {
     let size = layout.header.len() as u64 + layout.data_bytes;
     let mut upload = Some(remote::begin_upload(store, key, size, interrupted)?);
-    let squeezed = squeeze(layout, level, interrupted, |bytes| {
+    let squeezed = squeeze(layout, level, false, interrupted, |bytes| {
         if let Some(begun) = upload.take() {
             upload = Some(remote::send(begun, Bytes::from(bytes), interrupted)?);
         }

@@ -45,6 +45,8 @@ pub struct WriteOptions {
     pub sync: bool,
     /// zstd's level, for a `.blocks` file; none for a plain safetensors file.
     pub level: Option<i32>,
+    /// Leave the processor to others where they want it. For local files.
+    pub background: bool,
 }
 
 /// Writes one data file of a checkpoint, hashing on the way.
@@ -60,7 +62,7 @@ pub fn write_file(
     options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<Written> {
-    check_arguments(path, options)?;
+    check_arguments(path, options.level)?;
     let layout = lay_out(entries, metadata)?;
     let content = match (place.kind(), options.level) {
         (Kind::Local(root), _) => write_local(&root.join(path), &layout, options, interrupted)?,
@@ -85,7 +87,7 @@ pub fn describe_file(
     level: Option<i32>,
     interrupted: Interrupted<'_>,
 ) -> Result<Written> {
-    check_arguments(path, WriteOptions { sync: false, level })?;
+    check_arguments(path, level)?;
     let layout = lay_out(entries, metadata)?;
     if let Some(level) = level {
         let content = squeeze::describe(&layout, level, interrupted)?.into();
@@ -121,19 +123,19 @@ fn written(path: &str, layout: Layout, content: Content) -> Written {
     }
 }
 
-fn check_arguments(path: &str, options: WriteOptions) -> Result<()> {
+fn check_arguments(path: &str, level: Option<i32>) -> Result<()> {
     if !is_data_path(path) {
         return Err(CkptError::Invalid(format!(
             "`{path}`: expected a plain path below `data/`"
         )));
     }
-    if path.ends_with(BLOCKS_SUFFIX) != options.level.is_some() {
+    if path.ends_with(BLOCKS_SUFFIX) != level.is_some() {
         return Err(CkptError::Invalid(format!(
             "`{path}`: compressed files, and no others, end with `{BLOCKS_SUFFIX}`"
         )));
     }
     let levels = zstd::compression_level_range();
-    match options.level {
+    match level {
         Some(level) if level == 0 || !levels.contains(&level) => Err(CkptError::Invalid(format!(
             "zstd has no level {level}; expected one from {} to {}, not 0",
             levels.start(),
@@ -218,9 +220,10 @@ fn fill(
 ) -> Result<Content> {
     match options.level {
         Some(level) => {
-            squeeze::write_local(path, file, layout, level, interrupted).map(Content::from)
+            squeeze::write_local(path, file, layout, level, options.background, interrupted)
+                .map(Content::from)
         }
-        None => fill_plain(path, file, layout, interrupted).map(Content::plain),
+        None => fill_plain(path, file, layout, options.background, interrupted).map(Content::plain),
     }
 }
 
@@ -228,6 +231,7 @@ fn fill_plain(
     path: &Path,
     file: &File,
     layout: &Layout,
+    background: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<u8>> {
     let data_start = layout.header.len() as u64;
@@ -247,7 +251,12 @@ fn fill_plain(
         MAX_WORKERS.min(cores * 2),
         pieces,
         interrupted,
-        Buffer::new,
+        || {
+            if background {
+                pace::give_way();
+            }
+            Buffer::new()
+        },
         |buffer, index| {
             let offset = (index * BUFFER_BYTES) as u64;
             let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64) as usize;

@@ -16,6 +16,7 @@ const MIB: usize = 1 << 20;
 const DURABLE: WriteOptions = WriteOptions {
     sync: true,
     level: None,
+    background: false,
 };
 
 fn never() -> bool {

@@ -94,7 +94,11 @@ fn write(place: &Place, root: &Path, number: usize, hours: &[u8]) -> Save {
             "safetensors"
         };
         let path = format!("data/{}-r{rank:05}-000.{suffix}", &id[..8]);
-        let options = WriteOptions { sync: false, level };
+        let options = WriteOptions {
+            sync: false,
+            level,
+            background: false,
+        };
         let written =
             hocket_ckpt::write_file(place, &path, vec![entry], &BTreeMap::new(), options, &never)
                 .unwrap();

@@ -114,7 +114,8 @@ fn entry(item: EntryItem) -> PyResult<Entry> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (uri, path, *, entries, metadata, sync = true, level = None))]
+#[pyo3(signature = (uri, path, *, entries, metadata, sync = true, level = None, background = false))]
+#[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
 fn ckpt_write_file<'py>(
     py: Python<'py>,
     uri: &str,
@@ -123,6 +124,7 @@ fn ckpt_write_file<'py>(
     metadata: HashMap<String, String>,
     sync: bool,
     level: Option<i32>,
+    background: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let entries = entries
         .into_iter()
@@ -135,7 +137,11 @@ fn ckpt_write_file<'py>(
             path,
             entries,
             &metadata,
-            WriteOptions { sync, level },
+            WriteOptions {
+                sync,
+                level,
+                background,
+            },
             interrupted,
         )
     })?;

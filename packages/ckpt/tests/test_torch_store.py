@@ -1,6 +1,10 @@
 """Saving and loading in one process: what comes back, what is refused, and with which words."""
 
+import copy
+import operator
+import os
 import re
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +20,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.native import _native
 
 
 def some(dtype, *shape):
@@ -90,6 +95,49 @@ def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
     assert store.num_plans == 1
     assert store._staging.num_allocations == 1
     store.close()
+
+
+def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    layouts = [
+        {"a": torch.randn(300, 200), "b": torch.arange(7)},
+        {"a": torch.randn(200, 300), "b": torch.arange(7)},  # as many bytes in another shape
+        {"a": torch.randn(200, 300).t().bfloat16(), "c": torch.tensor(2.5)},
+        {"note": "no tensors"},
+        {"a": torch.randn(300, 200), "b": torch.arange(7)},
+    ]
+    kept = [{name: copy.deepcopy(value) for name, value in state.items()} for state in layouts]
+    for step, state in enumerate(layouts):
+        handle = store.save(state, step=step, mode="async")
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+    handle.wait(60)
+    assert store._staging.num_allocations == 1
+    for step, (state, saved) in enumerate(zip(layouts, kept, strict=True)):
+        loaded = store.load(f"step-{step}", state).state
+        for name, value in saved.items():
+            assert (same_bytes if isinstance(value, torch.Tensor) else operator.eq)(loaded[name], value), name
+    store.close()
+
+
+def test_writing_that_gives_way_changes_no_byte_and_not_the_callers_priority(tmp_path):
+    memory = torch.randn(1 << 22)
+    priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    for level, name in ((None, "data/f.safetensors"), (1, "data/f.safetensors.blocks")):
+        files = [
+            _native.ckpt_write_file(
+                str(tmp_path / f"{level}-{background}"), name,
+                entries=[("w", "F32", tuple(memory.shape), memory.data_ptr(), memory.nbytes)],
+                metadata={}, level=level, background=background,
+            )
+            for background in (False, True)
+        ]  # fmt: skip
+        assert files[0] == files[1]
+        assert (tmp_path / f"{level}-False" / name).read_bytes() == (
+            tmp_path / f"{level}-True" / name
+        ).read_bytes()
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 
 
 def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):

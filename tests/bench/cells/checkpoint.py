@@ -8,9 +8,11 @@ a trainer that resumes; every 17th value is compared with what was saved.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,65 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-State = dict[str, torch.Tensor]
-WARM_UP_BYTES = 3 << 30
-
-
-def make_state(shape: str, fill: int = 1) -> State:
-    """Make a state: `model`, 164 bf16 tensors, 1.27 GB; `optimizer`, 384 fp32, 1.6 GB; `small`, 20,000."""
-    torch.manual_seed(fill)
-    if shape == "small":
-        return {f"layers.{i}.value": torch.randn(1024 + i % 64 * 128) for i in range(20_000)}
-    width, depth, dtype = (2048, 9, torch.bfloat16) if shape == "model" else (1024, 7, torch.float32)
-    state: State = {}
-    for layer in range(depth):
-        for name, size in [
-            ("q", (width, width)),
-            ("k", (width, width)),
-            ("v", (width, width)),
-            ("o", (width, width)),
-        ]:
-            state[f"layers.{layer}.attention.{name}"] = torch.empty(size, dtype=dtype)
-        for name, size in [
-            ("up", (4 * width, width)),
-            ("gate", (4 * width, width)),
-            ("down", (width, 4 * width)),
-        ]:
-            state[f"layers.{layer}.mlp.{name}"] = torch.empty(size, dtype=dtype)
-        for name in range(11):
-            state[f"layers.{layer}.norm.{name}"] = torch.empty(width, dtype=dtype)
-    state["embedding"] = torch.empty(12_000, width, dtype=dtype)
-    state["head"] = torch.empty(4_000, width, dtype=dtype)
-    if shape == "optimizer":
-        state = {
-            f"{name}.{slot}": torch.empty_like(value)
-            for name, value in state.items()
-            for slot in ("weight", "exp_avg", "exp_avg_sq")
-        }
-    for value in state.values():
-        value.view(torch.uint8).view(-1).random_(0, 100)
-    return state
-
-
-def warm_memory() -> None:
-    """Touch memory and give it back: the first touch of a fresh page costs more than the copy into it."""
-    torch.ones(WARM_UP_BYTES, dtype=torch.uint8)
-
-
-def peak_kib() -> int:
-    """The peak of this process's resident memory since it was last set back, mapped file pages included."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0])
-
-
-def sync(folder: Path) -> None:
-    """Make every file below durable."""
-    for path in [folder, *folder.rglob("*")]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
+from states import SHAPES, State, forget_peak, make_state, num_bytes, peak_kib, sync, warm_memory
 
 # --- saving; `sync` makes durable what is not so by itself ---------------------------------------
 
@@ -102,9 +46,22 @@ def save_safetensors(state: State, folder: Path) -> None:
 def save_dcp(state: State, folder: Path) -> None:
     from torch.distributed import checkpoint
 
-    checkpoint.save(
-        state, storage_writer=checkpoint.FileSystemWriter(folder / "dcp", thread_count=2), no_dist=True
-    )
+    writer = checkpoint.FileSystemWriter(folder / "dcp", thread_count=2)
+    checkpoint.save(state, storage_writer=writer, no_dist=_is_alone())
+
+
+def save_dcp_hf(state: State, folder: Path) -> None:
+    """DCP's writer of safetensors files, one a rank."""
+    from torch.distributed import checkpoint
+
+    writer = checkpoint.HuggingFaceStorageWriter(str(folder / "hf"), save_distributed=True, thread_count=2)
+    checkpoint.save(state, storage_writer=writer, no_dist=_is_alone())
+
+
+def save_torch_checkpointing(state: State, folder: Path) -> None:
+    with _torch_checkpointing() as manager:
+        manager.save(str(folder / "checkpoint"), {"state": state})
+    sync(folder)
 
 
 def save_torchsnapshot(state: State, folder: Path) -> None:
@@ -136,7 +93,7 @@ def save_s3torchconnector_s3(state: State, uri: str) -> None:
 
     config = S3ClientConfig(force_path_style=True)
     writer = S3StorageWriter("us-east-1", f"{uri}/dcp", s3client_config=config, thread_count=2)
-    checkpoint.save(state, storage_writer=writer, no_dist=True)
+    checkpoint.save(state, storage_writer=writer, no_dist=_is_alone())
 
 
 def load_s3torchconnector_s3(into: State, uri: str) -> None:
@@ -146,7 +103,22 @@ def load_s3torchconnector_s3(into: State, uri: str) -> None:
 
     config = S3ClientConfig(force_path_style=True)
     reader = S3StorageReader("us-east-1", f"{uri}/dcp", s3client_config=config)
-    checkpoint.load(into, storage_reader=reader, no_dist=True)
+    checkpoint.load(into, storage_reader=reader, no_dist=_is_alone())
+
+
+def save_runai_s3(state: State, uri: str) -> None:
+    """Put a safetensors file where the streamer, which only reads, finds it."""
+    import boto3
+    from safetensors.torch import save_file
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(state, Path(folder, "state.safetensors"))
+        boto3.client("s3").upload_file(f"{folder}/state.safetensors", bucket, f"{prefix}/state.safetensors")
+
+
+def load_runai_s3(into: State, uri: str) -> None:
+    _stream(f"{uri}/state.safetensors", into)
 
 
 def save_obstore_s3(state: State, uri: str) -> None:
@@ -187,7 +159,7 @@ def _bucket(uri: str) -> Any:
 def _pieces(state: State) -> list[tuple[str, memoryview]]:
     pieces = []
     for name, value in state.items():
-        memory = memoryview(value.view(torch.uint8).view(-1).numpy())
+        memory = memoryview(value.view(-1).view(torch.uint8).numpy())
         for start in range(0, len(memory), 32 << 20):
             pieces.append((f"{name}.{start}", memory[start : start + (32 << 20)]))
     return pieces
@@ -223,7 +195,47 @@ def load_safetensors(into: State, folder: Path) -> None:
 def load_dcp(into: State, folder: Path) -> None:
     from torch.distributed import checkpoint
 
-    checkpoint.load(into, storage_reader=checkpoint.FileSystemReader(folder / "dcp"), no_dist=True)
+    reader = checkpoint.FileSystemReader(folder / "dcp")
+    checkpoint.load(into, storage_reader=reader, no_dist=_is_alone())
+
+
+def load_dcp_hf(into: State, folder: Path) -> None:
+    from torch.distributed import checkpoint
+
+    reader = checkpoint.HuggingFaceStorageReader(str(folder / "hf"))
+    checkpoint.load(into, storage_reader=reader, no_dist=_is_alone())
+
+
+def load_torch_checkpointing(into: State, folder: Path) -> None:
+    with _torch_checkpointing() as manager:
+        loaded = manager.load(str(folder / "checkpoint"), into={"state": into})["state"]
+    if any(loaded[name] is not value for name, value in into.items()):
+        _copy(loaded, into)
+
+
+def _torch_checkpointing() -> Any:
+    from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.config import SyncCheckpointSaverConfig
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+    # Direct writes, its default, end with EINVAL on ext4.
+    storage = LocalFileSystemStorageConfig(use_direct_io=False)
+    config = CheckpointManager.Config(save=SyncCheckpointSaverConfig(), storage_config=storage)
+    return contextlib.closing(CheckpointManager(config))
+
+
+def load_runai(into: State, folder: Path) -> None:
+    """What safetensors saved."""
+    _stream(str(folder / "state.safetensors"), into)
+
+
+def _stream(path: str, into: State) -> None:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(path, owned=False)
+        for name, value in streamer.get_tensors():
+            into[name].copy_(value)
 
 
 def load_torchsnapshot(into: State, folder: Path) -> None:
@@ -242,6 +254,10 @@ def _copy(source: State, into: State) -> None:
         value.copy_(source[name])
 
 
+def _is_alone() -> bool:
+    return not torch.distributed.is_initialized()
+
+
 _source: State = {}
 
 
@@ -250,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("phase", choices=["save", "load"])
     parser.add_argument("system")
-    parser.add_argument("shape", choices=["model", "optimizer", "small"])
+    parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--uri", help="a prefix on an S3 server instead of the folder")
     parser.add_argument("--cold", action="store_true", help="drop the page cache first (needs root)")
@@ -259,7 +275,7 @@ def main() -> None:
     kind = "_s3" if options.uri else ""
     function: Callable[[State, Any], None] = globals()[f"{options.phase}_{options.system}{kind}"]
     state = make_state(options.shape)
-    num_bytes = sum(value.nbytes for value in state.values())
+    size = num_bytes(state)
     into = {name: torch.zeros_like(value) for name, value in state.items()}
     if options.uri:
         # A first, small save and load pay for imports and threads.
@@ -285,7 +301,7 @@ def main() -> None:
                 if path.is_file():
                     path.read_bytes()
     warm_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts anew
+    forget_peak()
     before = peak_kib()
     cpu, start = time.process_time(), time.perf_counter()
     function(state if options.phase == "save" else into, options.uri or options.folder)
@@ -295,7 +311,7 @@ def main() -> None:
         for name, value in state.items():
             if not torch.equal(value.view(-1)[::17], into[name].view(-1)[::17]):
                 raise SystemExit(f"{name} is not what was saved")
-    figures = {"seconds": seconds, "gb_s": num_bytes / seconds / 1e9, "cpu_s": cpu, "extra_mib": grown / 1024}
+    figures = {"seconds": seconds, "gb_s": size / seconds / 1e9, "cpu_s": cpu, "extra_mib": grown / 1024}
     print(json.dumps(figures), flush=True)
     os._exit(0)
 

@@ -683,6 +683,7 @@ def ckpt_write_file(
     metadata: Mapping[str, str],
     sync: bool = True,
     level: int | None = None,
+    background: bool = False,
 ) -> CkptWritten:
     """Writes one data file, a plain safetensors file or a compressed one, straight from memory.
 
@@ -700,6 +701,7 @@ def ckpt_write_file(
         sync: Flush file and folder to the disk before returning. Without it the caller must not commit.
         level: zstd's: `path` ends with `.blocks` then, and the file is the safetensors file as zstd frames,
             one for the header and one for each block.
+        background: Threads that write to a disk give way to whatever else wants the processor (on Linux).
 
     Returns:
         `path`, `size`, `data_start`; `header` (base64 of the XXH3-128 of the bytes before `data_start`);

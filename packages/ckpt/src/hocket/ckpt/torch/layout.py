@@ -113,7 +113,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
             placement is partial, or strided in another way than FSDP's over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    everywhere = ((world_size,), tuple(range(world_size)))
+    everywhere = Placing((world_size,), tuple(range(world_size)), (None,))
     first_with: dict[tuple[object, ...], str] = {}
     infos = []
     for name, leaf in tensors.items():
@@ -126,7 +126,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
                 meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
             placing = _placing(name, tensor, *meshes[id(mesh)])
         else:
-            placing = Placing(*everywhere, (None,))
+            placing = everywhere
         shape = tuple(map(int, tensor.shape))
         local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
         box = local_box(shape, placing, rank)

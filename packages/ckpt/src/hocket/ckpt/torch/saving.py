@@ -54,6 +54,8 @@ class SaveJob:
     """Take the place of the checkpoint that is there when the save begins."""
     level: int | None = None
     """zstd's, for compressed data files."""
+    background: bool = False
+    """The job trains meanwhile: writing gives way to it."""
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
@@ -100,6 +102,7 @@ class SaveJob:
                 ],
                 metadata=file_metadata(self.save_id),
                 level=self.level,
+                background=self.background,
             )
 
     def _look_at_destination(self) -> None:

@@ -172,6 +172,8 @@ class Staging:
         self.num_allocations = 0
         self._budget_bytes = budget_bytes
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._layout: list[tuple[torch.dtype, torch.Size]] = []
+        self._copies: list[torch.Tensor] = []
 
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone.
@@ -179,6 +181,24 @@ class Staging:
         Raises:
             CheckpointStateError: They are more than the budget.
         """
+        layout = [(view.dtype, view.shape) for view in views]
+        on_device = any(view.device.type != "cpu" for view in views)
+        if layout != self._layout or (on_device and not self._buffer.is_pinned()):
+            self._lay_out(views, layout, on_device=on_device)
+        if views:
+            torch._foreach_copy_(self._copies, list(views), non_blocking=True)
+        if on_device:
+            torch.accelerator.synchronize()
+        return list(self._copies)
+
+    def _lay_out(
+        self,
+        views: Sequence[torch.Tensor],
+        layout: list[tuple[torch.dtype, torch.Size]],
+        *,
+        on_device: bool,
+    ) -> None:
+        """Makes the copies' places, in a new buffer where the old one does not do."""
         offsets, total = [], 0
         for view in views:
             offsets.append(total)
@@ -188,18 +208,16 @@ class Staging:
                 f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
                 f"`staging_bytes` room; a synchronous save from host memory needs none."
             )
-        on_device = any(view.device.type != "cpu" for view in views)
+        self._layout, self._copies = [], []  # as long as they are there, so is the buffer
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
             self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_device)
             self.num_allocations += 1
-        copies = []
-        for view, offset in zip(views, offsets, strict=True):
-            copy = self._buffer[offset : offset + view.nbytes].view(view.dtype).view(view.shape)
-            copies.append(copy.copy_(view, non_blocking=True))
-        if on_device:
-            torch.accelerator.synchronize()
-        return copies
+        self._copies = [
+            self._buffer[offset : offset + view.nbytes].view(view.dtype).view(view.shape)
+            for view, offset in zip(views, offsets, strict=True)
+        ]
+        self._layout = layout
 
 
 def hold_still(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], list[torch.Tensor]]:

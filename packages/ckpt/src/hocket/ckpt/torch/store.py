@@ -164,6 +164,7 @@ class CheckpointStore:
             policy=per_rank_policy,
             overwrite=overwrite,
             level=self._level,
+            background=mode == "async",
         )
         try:
             self._await_turn(mode)

@@ -1,0 +1,51 @@
+"""The part `async` of `tests/bench/ckpt.py`: what a save costs the training that goes on beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness import Table, run_cell
+
+CELL = Path(__file__).parent / "cells" / "stalls.py"
+LIMIT = "memcpy"
+#: What each system's environment holds; None is this one. DCP has three ways to hold the state still.
+SYSTEMS: dict[str, list[str] | None] = {
+    LIMIT: None,
+    "hocket": None,
+    "dcp_thread": None,
+    "dcp_stager": None,
+    "dcp_process": None,
+    "torch_checkpointing": ["torch_checkpointing==0.1.1", "torch"],
+}
+
+
+def measure(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
+    """Measure asynchronous saves; each cell is the median of the saves behind its first."""
+    tables = {
+        "stall_s": Table(
+            "Asynchronous save: until the state may change", "seconds", [LIMIT], is_less_better=True
+        ),
+        "durable_s": Table("Asynchronous save: until durable", "seconds", is_less_better=True),
+        "slowdown": Table(
+            "Asynchronous save: a training step meanwhile", "times a quiet one", is_less_better=True
+        ),
+        "extra_mib": Table(
+            "Asynchronous save: memory", "MiB beyond the state, all processes", [LIMIT], is_less_better=True
+        ),
+    }
+    for _ in range(rounds):
+        for shape in shapes:
+            for system, needs in SYSTEMS.items():
+                try:
+                    figures = run_cell(CELL, needs, system, shape, str(folder / f"async-{system}"))
+                except RuntimeError as error:
+                    # Shared memory takes an open file for each tensor: 20,000 are more than some may have.
+                    if system == "hocket":
+                        raise
+                    print(f"{system}, {shape}: {str(error).splitlines()[-1]}", file=sys.stderr)
+                    continue
+                for name, table in tables.items():
+                    if name in figures:
+                        table.add(system, shape, figures[name])
+    return list(tables.values())

@@ -1,0 +1,40 @@
+"""The part `offline` of `tests/bench/ckpt.py`: checkpoints of two ranks rewritten and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import Table, run_cell
+
+CELLS = Path(__file__).parent / "cells"
+#: Work, and what its source was saved by; torch's own functions do the first two.
+WORKS = {"torch": "dcp", "safetensors": "dcp_hf", "reshard": "hocket", "verify": "hocket"}
+PEERS = {"torch": "dcp", "safetensors": "dcp"}
+
+
+def measure(
+    folder: Path, shapes: list[str], rounds: int, write_limit: Callable[[], float | None]
+) -> list[Table]:
+    """Measure all cells; a column is a work on a state."""
+    rate = Table("Rewrite until durable, or verify", "GB/s", ["fio"])
+    core = Table("Verify, warm", "GB/s a core")
+    memory = Table("Rewrite or verify", "MiB beyond the imports", is_less_better=True)
+    for shape in shapes:
+        for system in sorted(set(WORKS.values())):
+            place = str(folder / f"ranks-{shape}-{system}")
+            run_cell(CELLS / "ranks.py", None, "save", system, shape, place)
+    for _ in range(rounds):
+        for shape in shapes:
+            for work, writer in WORKS.items():
+                column = f"{work}, {shape}"
+                if work != "verify" and (limit := write_limit()) is not None:
+                    rate.add("fio", column, limit)
+                for system in ["hocket", *filter(None, [PEERS.get(work)])]:
+                    source, target = folder / f"ranks-{shape}-{writer}", folder / "rewritten"
+                    figures = run_cell(CELLS / "offline.py", None, work, system, str(source), str(target))
+                    rate.add(system, column, figures["gb_s"])
+                    memory.add(system, column, figures["extra_mib"])
+                    if work == "verify":
+                        core.add(system, column, figures["gb_cpu_s"])
+    return [rate, core, memory]

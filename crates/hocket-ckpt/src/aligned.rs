@@ -12,6 +12,9 @@ pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 /// A page-aligned buffer, which `O_DIRECT` asks for.
 pub(crate) struct Buffer(NonNull<u8>);
 
+// SAFETY: it owns its memory alone, as a box does.
+unsafe impl Send for Buffer {}
+
 impl Buffer {
     const ALLOCATION: Allocation =
         match Allocation::from_size_align(BUFFER_BYTES, ALIGNMENT as usize) {

@@ -11,6 +11,7 @@ mod aligned;
 mod block;
 mod commit;
 mod digest;
+mod direct;
 mod durable;
 mod error;
 mod finished;

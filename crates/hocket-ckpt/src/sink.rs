@@ -4,13 +4,14 @@
 //! compared with what comes: the one that an earlier run finished before it was killed is good as it is.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use hocket_store::Upload;
 
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
+use crate::direct::{Direct, Stream};
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::finished::Finished;
@@ -281,6 +282,7 @@ struct Staged {
     hidden: PathBuf,
     target: PathBuf,
     file: File,
+    stream: Option<Stream>,
 }
 
 impl Staged {
@@ -302,10 +304,13 @@ impl Staged {
             .open(&hidden)
             .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
         leftover::mark_alive(&file);
+        let direct = Direct::open(&hidden, &file, size)
+            .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {
             hidden,
             target: target.to_owned(),
             file,
+            stream: Some(Stream::new(direct)),
         };
         // A full disk is told before anything is written; not every file system can say.
         match rustix::fs::fallocate(
@@ -327,12 +332,16 @@ impl Staged {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file
-            .write_all(bytes)
-            .map_err(|error| CkptError::io(&self.hidden, "write", &error))
+        let outcome = match &mut self.stream {
+            Some(stream) => stream.write(bytes),
+            None => Ok(()),
+        };
+        outcome.map_err(|error| CkptError::io(&self.hidden, "write", &error))
     }
 
-    fn publish(self) -> Result<()> {
+    fn publish(mut self) -> Result<()> {
+        let written = self.stream.take().map_or(Ok(()), Stream::finish);
+        written.map_err(|error| CkptError::io(&self.hidden, "write", &error))?;
         self.file
             .sync_all()
             .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
@@ -348,6 +357,8 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
+        // Its threads first: what they write after that would be nobody's.
+        self.stream = None;
         // Gone already where it was published.
         let _ = std::fs::remove_file(&self.hidden);
     }

@@ -3,27 +3,24 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
+use crate::direct::Direct;
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
 use crate::place::{BLOCKS_SUFFIX, Kind, Place, is_data_path};
 use crate::remote;
-use crate::safetensors::{ALIGNMENT, Entry, Layout, lay_out};
+use crate::safetensors::{Entry, Layout, lay_out};
 use crate::squeeze::{self, Squeezed};
 
 /// Buffers in flight at once, one a thread: 32 MiB.
 const MAX_WORKERS: usize = 8;
-
-/// Smaller files go through the page cache: their flush costs more than their copy.
-const DIRECT_MIN_BYTES: u64 = 8 << 20;
 
 /// What to do about a data file that is there already.
 pub(crate) const NEVER_REPLACED: &str =
@@ -240,7 +237,8 @@ fn fill_plain(
         .map_err(|error| CkptError::io(path, &format!("reserve {size} bytes"), &error))?;
     file.write_all_at(&layout.header, 0)
         .map_err(|error| CkptError::io(path, "write the header", &error))?;
-    let sink = Sink::open(path, file, layout.data_bytes);
+    let sink = Direct::open(path, file, layout.data_bytes)
+        .map_err(|error| CkptError::io(path, "open the file again", &error))?;
     let digests = Mutex::new(vec![
         0_u8;
         num_blocks(layout.data_bytes) as usize * DIGEST_BYTES
@@ -302,53 +300,5 @@ fn preallocate(file: &File, size: u64) -> io::Result<()> {
             Ok(())
         }
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Where buffers go: past the page cache until the file system says no, then through it.
-struct Sink<'a> {
-    buffered: &'a File,
-    direct: Option<File>,
-    is_refused: AtomicBool,
-}
-
-impl<'a> Sink<'a> {
-    fn open(path: &Path, buffered: &'a File, data_bytes: u64) -> Self {
-        let open = || {
-            OpenOptions::new()
-                .write(true)
-                .custom_flags(libc::O_DIRECT)
-                .open(path)
-                .ok()
-        };
-        let direct = if data_bytes >= DIRECT_MIN_BYTES {
-            open()
-        } else {
-            None
-        };
-        Self {
-            buffered,
-            direct,
-            is_refused: AtomicBool::new(false),
-        }
-    }
-
-    fn write(&self, buffer: &mut Buffer, length: usize, offset: u64) -> io::Result<()> {
-        if let Some(direct) = self
-            .direct
-            .as_ref()
-            .filter(|_| !self.is_refused.load(Ordering::Relaxed))
-        {
-            let padded = length.next_multiple_of(ALIGNMENT as usize);
-            buffer.bytes_mut()[length..padded].fill(0);
-            match direct.write_all_at(&buffer.bytes()[..padded], offset) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                    self.is_refused.store(true, Ordering::Relaxed);
-                }
-                other => return other,
-            }
-        }
-        self.buffered
-            .write_all_at(&buffer.bytes()[..length], offset)
     }
 }

@@ -16,6 +16,7 @@ from hocket.ckpt.torch.layout import DTYPES, TensorInfo
 from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
 from hocket.ckpt.torch.saving import SaveJob
 from hocket.ckpt.torch.snapshot import Planner, Snapshot, Staging, hold_still
+from hocket.ckpt.torch.stages import Tree
 from hocket.native import _native
 from support.sampling import cases
 
@@ -91,7 +92,14 @@ def write(uri, fulls, placings, world_size, is_staged):
         first = first or snapshot
     assert len({report.layout for report in reports}) == 1
     manifest = build_manifest(
-        save_id=SAVE_ID, step=1, snapshot=first, inlined=inlined, reports=reports, user=None, policy="drop"
+        save_id=SAVE_ID,
+        step=1,
+        tree=Tree.of(first),
+        mesh=None,
+        inlined=inlined,
+        reports=reports,
+        user=None,
+        policy="drop",
     )
     commit(uri, manifest)
 

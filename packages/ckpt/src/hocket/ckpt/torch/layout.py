@@ -114,8 +114,9 @@ def describe(
 
     Raises:
         CheckpointStateError: A tensor cannot be saved or filled: sparse, without memory (`meta`), of a dtype
-            that safetensors has no name for, a tensor subclass that is not a DTensor, or a DTensor whose
-            placement is partial, or strided in another way than FSDP's over tensor parallelism.
+            that safetensors has no name for or packs (4 bits an item), a tensor subclass that is not a
+            DTensor, or a DTensor whose placement is partial, or strided in another way than FSDP's over
+            tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     everywhere = ((world_size,), tuple(range(world_size))) if peers is None else ((len(peers),), peers)
@@ -177,7 +178,10 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
             f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
         )
     if tensor.dtype not in DTYPES:
-        raise CheckpointStateError(f"`{name}` has dtype `{tensor.dtype}`, which safetensors has no name for.")
+        raise CheckpointStateError(
+            f"`{name}` has dtype `{tensor.dtype}`; expected one that safetensors has a name for and whose "
+            "items are whole bytes. Save its bytes: `.view(torch.uint8)`."
+        )
     if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "

@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 1200
 START_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 10
+IDLE_S = 0.05
 
 
 class ServerError(RuntimeError):
@@ -94,6 +96,20 @@ class Server:
     def stats(self) -> dict[str, Any]:
         """Requests by operation, answers by status, faults by kind, matches and hits by rule, bytes moved."""
         return self._call("GET", "stats")
+
+    def await_idle(self, timeout_s: float = 30) -> None:
+        """Wait until nothing is being worked on: requests of a killed client, too, have had their effect.
+
+        Raises:
+            TimeoutError: Something still is.
+        """
+        deadline = time.monotonic() + timeout_s
+        idle = 0
+        while idle < 2:  # a request that had only just arrived is seen the second time
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server is still at work after {timeout_s:g} s: {self.stats()}")
+            time.sleep(IDLE_S)
+            idle = 0 if self.stats()["in_flight"] else idle + 1
 
     def reset(self) -> None:
         """Set all counts to zero, those that decide which request a rule hits as well."""

@@ -17,6 +17,7 @@ use crate::pace::Interrupted;
 use crate::place::{Kind, Place, found, save_of};
 use crate::remote;
 use crate::remove::{delete_files, folder, remove};
+use crate::replace::save_of_probe;
 
 /// What kind of thing is collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +28,8 @@ pub enum Waste {
     Upload,
     /// A manifest on its way that never came to its name.
     Manifest,
+    /// A key on which a commit tried whether its store keeps writers apart.
+    Probe,
 }
 
 /// Something collected, or to be collected.
@@ -53,7 +56,7 @@ pub struct Collected {
     pub skipped: Vec<(String, String)>,
 }
 
-/// A file, a temporary manifest or an upload of a save.
+/// A file, a temporary manifest, an upload or a probe of a save.
 struct Found {
     path: String,
     waste: Waste,
@@ -67,8 +70,8 @@ struct Found {
 
 /// Removes what no checkpoint under a prefix needs and no running save can still want.
 ///
-/// Taken are data files that their folder's manifest does not name, temporary manifests, and unfinished uploads, if the
-/// youngest of their save is at least `min_age` old. Files that are not ours are never touched.
+/// Taken are data files that their folder's manifest does not name, temporary manifests, probes, and unfinished uploads,
+/// if the youngest of their save is at least `min_age` old. Files that are not ours are never touched.
 ///
 /// # Errors
 /// `NotFound` where there is no such prefix, and what the disk or the store says.
@@ -176,15 +179,21 @@ fn sweep(
     let root = match child.kind() {
         Kind::Local(root) => root,
         Kind::Remote(store) => {
-            let uploads: Vec<_> = waste
+            let others: Vec<_> = waste
                 .iter()
-                .filter_map(|(one, _)| Some((one.path.clone(), one.upload.clone()?)))
+                .filter(|(one, _)| matches!(one.waste, Waste::Upload | Waste::Probe))
+                .map(|(one, _)| (one.path.clone(), one.upload.clone()))
                 .collect();
-            let abort = |index: usize| {
-                let (store, (key, id)) = (store.clone(), uploads[index].clone());
-                async move { Ok(store.abort_upload(&key, &id).await?) }
+            let end = |index: usize| {
+                let (store, (key, upload)) = (store.clone(), others[index].clone());
+                async move {
+                    match upload {
+                        Some(id) => Ok(store.abort_upload(&key, &id).await?),
+                        None => Ok(store.delete(&key).await?),
+                    }
+                }
             };
-            return remote::gather(uploads.len(), abort, |_, ()| Ok(()), interrupted);
+            return remote::gather(others.len(), end, |_, ()| Ok(()), interrupted);
         }
     };
     for (one, _) in waste.iter().filter(|(one, _)| one.waste == Waste::Manifest) {
@@ -205,29 +214,44 @@ fn sweep(
     Ok(())
 }
 
-/// The data files and temporary manifests of a folder or prefix.
+/// The data files and temporary manifests of a folder, or the data files and probes of a prefix.
 fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
-    let data_file = |name: &str, bytes: u64, changed: SystemTime| {
-        Some(Found {
-            path: format!("data/{name}"),
-            waste: Waste::File,
-            save: save_of(name)?.to_owned(),
+    let found_at =
+        |path: String, waste: Waste, save: &str, bytes: u64, changed: SystemTime| Found {
+            path,
+            waste,
+            save: save.to_owned(),
             bytes,
             changed,
             upload: None,
-        })
+        };
+    let data_file = |name: &str, bytes: u64, changed: SystemTime| {
+        let path = format!("data/{name}");
+        Some(found_at(path, Waste::File, save_of(name)?, bytes, changed))
     };
     let root = match child.kind() {
         Kind::Local(root) => root,
         Kind::Remote(store) => {
             let store = store.clone();
-            let listing = remote::wait(
-                async move { Ok(store.list_dirs("data").await?) },
-                interrupted,
-            )?;
-            let found = listing.objects.iter().filter_map(|object| {
-                let name = object.key.strip_prefix("data/")?;
-                data_file(name, object.size, at_ms(object.modified_ms))
+            let look = async move {
+                let mut objects = store.list_dirs("").await?.objects;
+                objects.extend(store.list_dirs("data").await?.objects);
+                Ok(objects)
+            };
+            let objects = remote::wait(look, interrupted)?;
+            let found = objects.into_iter().filter_map(|object| {
+                let changed = at_ms(object.modified_ms);
+                if let Some(name) = object.key.strip_prefix("data/") {
+                    return data_file(name, object.size, changed);
+                }
+                let save = save_of_probe(&object.key)?.to_owned();
+                Some(found_at(
+                    object.key,
+                    Waste::Probe,
+                    &save,
+                    object.size,
+                    changed,
+                ))
             });
             return Ok(found.collect());
         }
@@ -248,14 +272,14 @@ fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
             if below == "data" {
                 all.extend(data_file(name, metadata.len(), changed));
             } else if let Some(save) = save_of_temporary(name) {
-                all.push(Found {
-                    path: name.to_owned(),
-                    waste: Waste::Manifest,
-                    save: save.to_owned(),
-                    bytes: metadata.len(),
+                let path = name.to_owned();
+                all.push(found_at(
+                    path,
+                    Waste::Manifest,
+                    save,
+                    metadata.len(),
                     changed,
-                    upload: None,
-                });
+                ));
             }
         }
     }

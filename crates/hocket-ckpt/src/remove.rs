@@ -11,7 +11,7 @@ use crate::manifest::MANIFEST_NAME;
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, is_data_path, is_plain_name};
 use crate::remote;
-use crate::replace::Lock;
+use crate::replace::{Lock, save_of_probe};
 
 /// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
 ///
@@ -43,7 +43,11 @@ fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
     let handle = store.clone();
     let begin = async move {
         handle.delete(MANIFEST_NAME).await?;
-        Ok(handle.list("data").await?)
+        let mut objects = handle.list("data").await?;
+        // Probes of commits that were cut short.
+        let beside = handle.list_dirs("").await?.objects.into_iter();
+        objects.extend(beside.filter(|object| save_of_probe(&object.key).is_some()));
+        Ok(objects)
     };
     let objects = remote::wait(begin, interrupted)?;
     let remove = |index: usize| {

@@ -119,6 +119,16 @@ fn is_of(place: &Place, manifest: &[u8], save_id: &str) -> bool {
 /// Endpoints and buckets that were seen to honour conditions, by this process or by the one it was forked from.
 static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
+/// What the key begins with on which a store is tried, below the checkpoint; the save's id follows.
+const PROBE_PREFIX: &str = ".hocket-probe-";
+
+/// The first digits of the id of the save that left a probe with this key, if it is one.
+pub(crate) fn save_of_probe(key: &str) -> Option<&str> {
+    let (id, pid) = key.strip_prefix(PROBE_PREFIX)?.split_once('-')?;
+    let is_hex = |digit: u8| digit.is_ascii_hexdigit();
+    (id.len() == 32 && id.bytes().all(is_hex) && pid.parse::<u32>().is_ok()).then(|| id.get(..8))?
+}
+
 /// An entity tag that no object has.
 const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 
@@ -138,7 +148,7 @@ pub(crate) fn probe(write: &Put<'_>, replaces: bool) -> Result<()> {
         return Ok(());
     }
     let store = write.store.clone();
-    let key = format!(".hocket-probe-{}-{}", write.save_id, std::process::id());
+    let key = format!("{PROBE_PREFIX}{}-{}", write.save_id, std::process::id());
     let second = if replaces {
         PutMode::Match(NO_TAG.to_owned())
     } else {

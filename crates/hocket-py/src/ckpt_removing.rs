@@ -63,6 +63,7 @@ fn garbage_to_dict(py: Python<'_>, garbage: Garbage) -> PyResult<Bound<'_, PyDic
         Waste::File => "file",
         Waste::Upload => "upload",
         Waste::Manifest => "manifest",
+        Waste::Probe => "probe",
     };
     let dict = PyDict::new(py);
     dict.set_item("name", garbage.name)?;

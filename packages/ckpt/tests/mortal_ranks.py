@@ -1,8 +1,9 @@
 """Ranks that save and may be killed meanwhile: forked from one process that has loaded torch, once.
 
-One request a line on standard input, JSON: `folder`, `step`, `mode`, `num_items` of the tensor, `victim`
-(a rank, or null) and `delay_s`, counted from where the victim begins to save. One answer a line: for each
-rank the error that it saw, null where it saw none, or `killed`; and the seconds that the save took.
+One request a line on standard input, JSON: `folder` (or URI), `env` of its store, `step`, `mode`, `num_items`
+of the tensor, `victim` (a rank, or null) and `delay_s`, counted from where the victim begins to save. One
+answer a line: for each rank the error that it saw, null where it saw none, or `killed`; and the seconds that
+the save took.
 """
 
 import json
@@ -38,14 +39,15 @@ def save(request, rank, nonce, ports, begun):
         port = int(os.read(ports[0], 16))
         shared = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
     rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
-    store = CheckpointStore(request["folder"], timeout_s=1.5, rendezvous=rendezvous)
+    timeout_s = 30 if request["victim"] is None else 1.5  # how long to wait for one that will not come
+    store = CheckpointStore(request["folder"], timeout_s=timeout_s, rendezvous=rendezvous)
     held = state(request["step"], request["num_items"])
     rendezvous.tick("ready")
     rendezvous.await_ticks("ready", WORLD_SIZE, timeout_s=30)
     os.write(begun, b"%d" % rank)
     began = time.monotonic()
     try:
-        store.save(held, step=request["step"], mode=request["mode"]).wait(30)
+        store.save(held, step=request["step"], mode=request["mode"]).wait(40)
     finally:
         if request["victim"] is None:  # else there is a rank less to say farewell to
             store.close()
@@ -54,6 +56,7 @@ def save(request, rank, nonce, ports, begun):
 
 def run_rank(request, rank, nonce, ports, begun, said):
     signal.alarm(DEADLINE_S)
+    os.environ.update(request["env"])
     heard, took_s = None, 0.0
     try:
         took_s = save(request, rank, nonce, ports, begun)

@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from safetensors.numpy import save_file
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
 from hocket.ckpt.formats.parts import Tensor
 from hocket.ckpt.formats.pickling import Global, New, dumps
 from hocket.ckpt.formats.targets import _size, _tensor_metadata
@@ -142,16 +145,19 @@ def test_compressed_files_are_written_found_and_refused_where_they_have_no_place
     assert "compression" in capsys.readouterr().err
 
 
-def packed_dcp(folder, array, name="w"):
+def packed_dcp(folder, array, name="w", order="C"):
     """A distributed checkpoint of one tensor in one item, compressed as torch's extension does it."""
     folder.mkdir()
     tensor = Tensor(source=name, name=name, path=(name,), dtype="F32", shape=array.shape)
-    [before, payload, *after] = _joined(torch_zip(tensor, [tensor]))
-    payload.crc = _native.crc32(array.ctypes.data, array.nbytes)
+    stored = np.ascontiguousarray(array if order == "C" else array.T)
+    strides = tuple(stride // 4 for stride in (stored if order == "C" else stored.T).strides)
+    with mock.patch("hocket.ckpt.formats.torch_save.c_strides", return_value=strides):
+        [before, payload, *after] = _joined(torch_zip(tensor, [tensor]))
+    payload.crc = _native.crc32(stored.ctypes.data, stored.nbytes)
     compressor = zstandard.ZstdCompressor(level=1)
     with (folder / "__0_0.distcp").open("wb") as file, compressor.stream_writer(file, closefd=False) as out:
         out.write(before)
-        out.write(memoryview(array).cast("B"))
+        out.write(memoryview(stored).cast("B"))
         for part in after:
             out.write(part if isinstance(part, bytes) else part.make())
     length = (folder / "__0_0.distcp").stat().st_size
@@ -179,9 +185,10 @@ def _joined(parts):
     return [b"".join(parts[:at]), *parts[at:]]
 
 
-def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tmp_path):
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tmp_path, order):
     array = np.random.default_rng(0).integers(0, 9, (300, 200, 30)).astype(np.float32)  # 7.2 MB
-    packed_dcp(tmp_path / "dcp", array)
+    packed_dcp(tmp_path / "dcp", array, order=order)
     checkpoint = hocket.ckpt.open(str(tmp_path / "dcp"))
     assert hocket.ckpt.verify(str(tmp_path / "dcp")).is_sound
     from hocket.ckpt.formats.boxes import Box
@@ -200,6 +207,23 @@ def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tm
     assert not hocket.ckpt.verify(str(tmp_path / "dcp")).is_sound
     with pytest.raises(CheckpointCorruptError, match="zstd"):
         hocket.ckpt.open(str(tmp_path / "dcp"))["w"]
+
+
+def test_what_cannot_be_unpacked_anywhere_says_so_and_nothing_is_left(tmp_path, monkeypatch):
+    packed_dcp(tmp_path / "dcp", np.arange(3_000_000, dtype=np.float32).reshape(3000, 1000), order="F")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="Set `TMPDIR`"):
+            convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
+    convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "out"]
 
 
 WORK = """
@@ -223,14 +247,14 @@ def work(source, target, **options):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("form", ["safetensors", "zstd", "dcp"])
+@pytest.mark.parametrize("form", ["safetensors", "zstd", "zstd-F", "dcp"])
 def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
     mib = cases(full=2560, sample=160)
     memory = max(mib // 10, 16) << 20
     array = np.arange(mib << 18, dtype=np.float32).reshape(mib << 8, 1024)
     source, target, whole = tmp_path / "source", tmp_path / "target", tmp_path / "whole"
-    if form == "zstd":
-        packed_dcp(source, array)
+    if form.startswith("zstd"):
+        packed_dcp(source, array, order="F" if form == "zstd-F" else "C")
     else:
         source.mkdir()
         save_file({"w": array}, source / "model.safetensors")

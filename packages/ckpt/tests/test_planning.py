@@ -100,3 +100,33 @@ def test_replicas_of_a_shard_share_it():
         [Box((100, 0), (100, 1000))],
         [Box((300, 0), (100, 1000))],
     ]
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(-1, 2), st.integers(1, 90), st.integers(0, 2)), min_size=1, max_size=9),
+    st.randoms(),
+)
+@settings(max_examples=150, deadline=None)
+def test_stages_that_know_their_own_items_alone_write_each_once(sizes, drawn, rng):
+    ends = list(itertools.accumulate(sizes))
+    stages = [tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    world_size, held = ends[-1], {stage: [] for stage in stages}
+    items = []
+    for number, (stage, rows, form) in enumerate(drawn):
+        # -1: on all ranks, whose stages have other items beside it.
+        ranks = tuple(range(world_size)) if stage < 0 else stages[stage % len(stages)]
+        mesh = (len(ranks),) if form < 2 else (1, len(ranks))
+        cuts = (None,) if form == 0 else (0,) if form == 1 else (0, None)
+        items.append(Item(f"t{number}", (rows, 1000), 4, Placing(mesh, ranks, cuts)))
+        for mine in stages if stage < 0 else [ranks]:
+            held[mine].append(items[-1])
+    for mine in held.values():
+        rng.shuffle(mine)
+    written = {item.name: [] for item in items}
+    for stage, mine in held.items():
+        plans = [plan_parts(mine, world_size, rank, stage) for rank in stage]
+        for part in itertools.chain.from_iterable(parts for parts, _ in plans):
+            written[part.name] += range(part.box.start[0], part.box.start[0] + part.box.size[0])
+    for item in items:
+        assert sorted(written[item.name]) == list(range(item.shape[0])), item

@@ -122,6 +122,23 @@ def test_gc_aborts_uploads_that_never_finished(server):
     client.close()
 
 
+def test_what_a_commit_tried_its_store_on_goes_too(server):
+    uri = server.uri(f"probes/{time.monotonic_ns()}")
+    write_demo(f"{uri}/one")
+    store = Store(uri)
+    for name in ("one", "two"):
+        store.put(f"{name}/.hocket-probe-{'0badc0de' * 4}-77", b"probe")
+    store.put("one/.hocket-probe-notes.txt", b"not ours")
+    assert collect_garbage(uri).garbage == ()
+    found = collect_garbage(uri, min_age_s=0).garbage
+    assert [(one.waste, one.name) for one in found] == [("probe", "one"), ("probe", "two")]
+    assert [key for key in keys(uri) if ".hocket" in key] == ["one/.hocket-probe-notes.txt"]
+    assert hocket.ckpt.verify(f"{uri}/one").is_sound
+    store.put(f"one/.hocket-probe-{'0badc0de' * 4}-77", b"probe")
+    remove(f"{uri}/one")
+    assert keys(uri) == {"one/.hocket-probe-notes.txt"}
+
+
 def test_only_data_files_are_deleted_by_path(tmp_path):
     with pytest.raises(ValueError, match="below `data/`"):
         _native.ckpt_delete_files(str(tmp_path), ["../data/x.safetensors"])

@@ -1,5 +1,7 @@
 """Killed at any point of a save, or out of room: what was committed stays, and the next save works."""
 
+import contextlib
+import functools
 import importlib.util
 import json
 import random
@@ -8,13 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import pytest
 import torch
+from botocore.config import Config
 
 import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointPartialError
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.removing import collect_garbage, remove
 from hocket.ckpt.torch import CheckpointStore
+from hocket.native import _native
 from support.sampling import cases, plan
 
 SCRIPT = Path(__file__).with_name("mortal_ranks.py")
@@ -35,9 +42,9 @@ class Ranks:
         self._process = process
         self.took_s = 0.0
 
-    def save(self, folder, *, step, mode="sync", num_items=NUM_ITEMS, victim=None, delay_s=0.0):
+    def save(self, folder, *, step, mode="sync", num_items=NUM_ITEMS, victim=None, delay_s=0.0, env=None):
         request = {"folder": str(folder), "step": step, "mode": mode, "num_items": num_items}
-        request |= {"victim": victim, "delay_s": delay_s}
+        request |= {"victim": victim, "delay_s": delay_s, "env": dict(env or {})}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -46,7 +53,7 @@ class Ranks:
         return heard
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks():
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -62,11 +69,11 @@ def ranks():
                 process.kill()
 
 
-def check(folder, step):
+def check(folder, step, num_items=NUM_ITEMS):
     """Loads a step, bit for bit."""
-    expected = script().state(step, NUM_ITEMS)
+    expected = script().state(step, num_items)
     store = CheckpointStore(str(folder))
-    into = {"w": torch.zeros(NUM_ITEMS), "small": torch.zeros(3, dtype=torch.int64), "step": 0}
+    into = {"w": torch.zeros(num_items), "small": torch.zeros(3, dtype=torch.int64), "step": 0}
     loaded = store.load(f"step-{step}", into)
     assert loaded.state["step"] == step
     assert torch.equal(loaded.state["w"], expected["w"])
@@ -126,6 +133,108 @@ def test_a_rank_killed_at_any_point_of_a_save_harms_nothing(tmp_path, ranks, cap
         shutil.rmtree(folder)
     if trials >= 100:
         assert {"committed", "partial"} <= seen
+
+
+# 12 MiB a rank, which is an upload of two parts; and 8 KiB, which is one request.
+LARGE, SMALL = 6 << 20, 4 << 10
+
+
+class Bucket:
+    """What the server holds under a prefix, as any other client sees it."""
+
+    def __init__(self, server, prefix):
+        self.uri = server.uri(prefix)
+        self._server, self._prefix = server, prefix
+        config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+        self._client = boto3.client("s3", endpoint_url=server.endpoint, config=config)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._client.close()
+
+    def objects(self):
+        """Keys and entity tags."""
+        found = self._client.list_objects_v2(Bucket=self._server.bucket, Prefix=f"{self._prefix}/")
+        return {one["Key"].removeprefix(f"{self._prefix}/"): one["ETag"] for one in found.get("Contents", [])}
+
+    def uploads(self):
+        """Keys of the uploads that nobody has finished."""
+        found = self._client.list_multipart_uploads(Bucket=self._server.bucket, Prefix=f"{self._prefix}/")
+        return [one["Key"] for one in found.get("Uploads", [])]
+
+    def committed(self):
+        """Those of the objects that committed checkpoints are made of."""
+        keys = set()
+        for listing in hocket.ckpt.list_checkpoints(self.uri):
+            if listing.status == "committed":
+                document = _native.ckpt_manifest_read(f"{self.uri}/{listing.name}")
+                paths = [file["path"] for file in Manifest.from_document(document).files]
+                keys |= {f"{listing.name}/{path}" for path in [*paths, "checkpoint.json.zst"]}
+        return {key: tag for key, tag in self.objects().items() if key in keys}
+
+
+def collect(bucket):
+    """Collects garbage at once; nothing but what is committed stays, and of that every byte."""
+    before = bucket.committed()
+    collect_garbage(bucket.uri, min_age_s=0)
+    assert bucket.committed() == before
+    assert bucket.objects() == before
+    assert bucket.uploads() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_rank_killed_at_any_point_of_a_save_to_a_store_harms_nothing(
+    s3d_faults, ranks, monkeypatch, capsys, mode
+):
+    trials = cases(full=100, sample=2)
+    rng = random.Random(plan().seed)
+    # So slow to answer that what needs an answer takes as long as what needs bytes.
+    server = s3d_faults(latency_ms=20)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.save(server.uri("first"), step=2, mode=mode, num_items=LARGE, env=server.env) == [None, None]
+    longest_s = 1.2 * ranks.took_s
+    seen = set()
+    with contextlib.ExitStack() as stack:
+        for trial in range(trials):
+            bucket = stack.enter_context(Bucket(server, f"trial-{trial}"))
+            save = functools.partial(ranks.save, bucket.uri, env=server.env)
+            assert save(step=1, num_items=SMALL) == [None, None]
+            begun = bucket.committed()
+            victim, delay_s = rng.randrange(2), rng.uniform(0, longest_s)
+            heard = save(step=2, mode=mode, num_items=LARGE, victim=victim, delay_s=delay_s)
+            context = f"rank {victim} killed after {delay_s} s: {heard}"
+            server.await_idle()
+            found = listed(bucket.uri, capsys)
+            status = found.pop("step-2", "nothing")
+            assert found == {"step-1": "committed"}, context
+            newest = hocket.ckpt.list_checkpoints(bucket.uri)[-1]
+            assert newest.step == (2 if status == "committed" else 1), context
+            check(bucket.uri, newest.step, LARGE if newest.step == 2 else SMALL)
+            if status == "partial":
+                with pytest.raises(CheckpointPartialError, match="step-2"):
+                    hocket.ckpt.open(f"{bucket.uri}/step-2")
+            if status != "committed":
+                assert None not in heard, context
+            seen |= {status, *(["upload"] if bucket.uploads() else [])}
+            if rng.random() < 0.5:
+                collect(bucket)
+            again = save(step=2, mode=mode, num_items=LARGE)
+            if status == "committed":
+                assert all(CheckpointExistsError.__name__ in said for said in again), context
+            else:
+                assert again == [None, None], context
+            collect(bucket)
+            check(bucket.uri, 2, LARGE)
+            assert begun.items() <= bucket.committed().items(), context
+            for name in ("step-1", "step-2"):
+                remove(f"{bucket.uri}/{name}")
+    if trials >= 100:
+        assert {"committed", "partial", "nothing", "upload"} <= seen
 
 
 @pytest.fixture

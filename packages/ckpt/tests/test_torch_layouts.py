@@ -16,6 +16,7 @@ from hocket.ckpt.torch.layout import DTYPES, TensorInfo
 from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
 from hocket.ckpt.torch.saving import SaveJob
 from hocket.ckpt.torch.snapshot import Planner, Snapshot, Staging, hold_still
+from hocket.ckpt.torch.stages import Tree
 from hocket.native import _native
 from support.sampling import cases
 
@@ -91,12 +92,20 @@ def write(uri, fulls, placings, world_size, is_staged):
         first = first or snapshot
     assert len({report.layout for report in reports}) == 1
     manifest = build_manifest(
-        save_id=SAVE_ID, step=1, snapshot=first, inlined=inlined, reports=reports, user=None, policy="drop"
+        save_id=SAVE_ID,
+        step=1,
+        tree=Tree.of(first),
+        mesh=None,
+        inlined=inlined,
+        reports=reports,
+        user=None,
+        policy="drop",
     )
     commit(uri, manifest)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @given(worlds(), st.booleans(), st.booleans(), st.integers(0, 2**31))
 @settings(max_examples=cases(full=3000, sample=40), deadline=None)
 def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_staged, is_strided, seed):
@@ -187,6 +196,8 @@ def test_what_is_replicated_is_written_once_and_evenly(world, num_large):
         Item(f"t{number}", shape, 4, placing)
         for number, (shape, placing) in enumerate(zip(shapes, saved, strict=True))
     ]
+    # They may lie on one rank, whatever the plan.
+    small_bytes = sum(math.prod(item.shape) * item.item_bytes for item in items)
     ranks = 8
     everywhere = Placing((2, 4), tuple(range(ranks)), (None, 0))
     items += [Item(f"large{number}", (4096, 64 + number), 4, everywhere) for number in range(num_large)]
@@ -197,7 +208,7 @@ def test_what_is_replicated_is_written_once_and_evenly(world, num_large):
     loads = parts[0][1]
     assert all(other == loads for _, other in parts)
     assert sum(loads) == sum(math.prod(item.shape) * item.item_bytes for item in items)
-    assert max(loads) <= 1.1 * sum(loads) / ranks + SPLIT_BYTES
+    assert max(loads) <= 1.1 * sum(loads) / ranks + small_bytes + SPLIT_BYTES
 
 
 def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypatch):

@@ -8,8 +8,12 @@ from hocket.ckpt.errors import CheckpointCorruptError, CheckpointExistsError, Ch
 from hocket.ckpt.torch import CheckpointStore
 from hocket.native import Store
 from support.ranks import run_ranks
+from support.sampling import cases
 
 FLAKY = ("kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
+FAULTY_TENTH = tuple(
+    f"kind={kind},rate=0.02" for kind in ("slowdown", "500", "reset", "lost_reply", "short_body")
+)
 
 
 def state(fill):
@@ -77,3 +81,46 @@ def test_two_ranks_save_through_faults_and_one_loads(s3d_faults, monkeypatch):
     loaded = CheckpointStore(uri).load("step-3", state(0))
     assert loaded.state["w"].eq(3).all()
     assert loaded.per_rank is None
+
+
+def tree(num_items):
+    return {"w": torch.zeros(num_items), "small": {f"b{number}": torch.zeros(500) for number in range(20)}}
+
+
+def save_and_load(uri, seed):
+    """Three saves, each in the place of the one before, and their loads: all and a part, bit for bit."""
+    torch.manual_seed(seed)
+    store = CheckpointStore(uri)
+    for step, mode in enumerate(("sync", "async", "sync")):
+        saved = tree(5 << 20)  # 20 MiB: an upload of three parts
+        for tensor in (saved["w"], *saved["small"].values()):
+            tensor.normal_()
+        store.save(saved, step=step, name="x", mode=mode, overwrite=step > 0).wait(120)
+        loaded = store.load("x", tree(5 << 20)).state
+        assert torch.equal(loaded["w"], saved["w"])
+        assert all(torch.equal(loaded["small"][name], tensor) for name, tensor in saved["small"].items())
+        part = store.load("x", {"small": tree(0)["small"]}, include=["small.b1*"]).state["small"]
+        assert torch.equal(part["b13"], saved["small"]["b13"])
+    assert [entry.step for entry in store.list()] == [2]
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_tenth_of_faulty_replies_costs_a_few_requests_and_no_storm(s3d_faults, monkeypatch):
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    save_and_load(server.uri("first"), 0)  # this process's first commit tries the store
+    server.reset()
+    save_and_load(server.uri("ideal"), 0)
+    ideal = sum(server.stats()["requests"].values())
+    for number in range(cases(full=30, sample=1)):
+        server.set_faults(*FAULTY_TENTH, seed=number)
+        server.reset()
+        save_and_load(server.uri(f"faulty-{number}"), number)
+        stats = server.stats()
+        asked, spoiled = sum(stats["requests"].values()), sum(stats["faults"].values())
+        assert spoiled > 0, stats
+        assert ideal < asked <= 2 * ideal, stats
+        server.set_faults()

@@ -313,6 +313,7 @@ def test_functions_save_and_load_by_uri(tmp_path):
         (torch.zeros(2, 2).to_sparse(), "layout `torch.sparse_coo`"),
         (torch.zeros(2, device="meta"), "`meta` device"),
         (torch.zeros(2, dtype=torch.complex128), "dtype `torch.complex128`"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "dtype `torch.float4_e2m1fn_x2`"),
     ],
 )
 def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):

@@ -53,7 +53,9 @@ pub struct Stats {
     pub rules: Vec<RuleStats>,
     /// Connections accepted.
     pub connections: u64,
-    /// The most requests that were being worked on at one time.
+    /// Requests that are being worked on now.
+    pub in_flight: u64,
+    /// The most of them at one time.
     pub most_in_flight: u64,
     /// Bytes from clients, requests' heads included.
     pub bytes_received: u64,
@@ -200,6 +202,7 @@ impl Faults {
             faults: state.faults.clone(),
             rules: state.rules.iter().map(|(_, stats)| stats.clone()).collect(),
             connections: self.connections.load(Ordering::Relaxed),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
             most_in_flight: self.most_in_flight.load(Ordering::Relaxed),
             bytes_received: self.bytes_received.load(Ordering::Relaxed),
             bytes_sent: self.bytes_sent.load(Ordering::Relaxed),

@@ -89,10 +89,11 @@ def convert(
 ) -> Conversion:
     """Writes a checkpoint in another format; the source's is recognised.
 
-    Tensors pass through in pieces, several at a time; none is ever whole in memory (but for one whose items
-    the source compressed in another order than C's). What tells readers that the destination is complete is
-    written last. On an error nothing stays of what was written. After a kill, the same call goes on: a file
-    that stands there is compared with what it would become, byte by byte, and not written again.
+    Tensors pass through in pieces, several at a time; none is ever whole in memory. (An item that the source
+    compressed in another order than C's is unpacked to a temporary file, where `TMPDIR` says.) What tells
+    readers that the destination is complete is written last. On an error nothing stays of what was written.
+    After a kill, the same call goes on: a file that stands there is compared with what it would become, byte
+    by byte, and not written again.
 
     Args:
         source: What `open` takes.

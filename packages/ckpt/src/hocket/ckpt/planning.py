@@ -8,7 +8,7 @@ rows, so that the bytes that the ranks write are as even as they can be.
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -113,7 +113,9 @@ def boxes(shape: tuple[int, ...], placing: Placing) -> tuple[Holding, ...]:
     return tuple(Holding(box, tuple(sorted(ranks))) for box, ranks in sorted(holders.items()))
 
 
-def plan_parts(items: Sequence[Item], world_size: int, rank: int) -> tuple[list[Part], list[int]]:
+def plan_parts(
+    items: Sequence[Item], world_size: int, rank: int, peers: Collection[int] | None = None
+) -> tuple[list[Part], list[int]]:
     """What a rank writes, and the bytes that every rank writes.
 
     Boxes that one rank holds are its own. The others are dealt out group by group (a group: the ranks that
@@ -122,10 +124,14 @@ def plan_parts(items: Sequence[Item], world_size: int, rank: int) -> tuple[list[
     half of that, or by half a row where rows are larger. Cost: one pass over the items, and one over each
     group's boxes.
 
+    What a rank holds together with others than its `peers` is dealt first, as if nothing else were written:
+    that much all of its holders know.
+
     Args:
-        items: The same on every rank, in the same order.
+        items: The same on every rank, in the same order; with `peers`, on each of these.
         world_size: How many ranks.
         rank: Whose parts are wanted.
+        peers: The ranks with these items, where others have other items.
 
     Returns:
         The rank's parts in the order of the items, and bytes by rank.
@@ -145,9 +151,14 @@ def plan_parts(items: Sequence[Item], world_size: int, rank: int) -> tuple[list[
             loads[ranks[0]] += box.num_items * item.item_bytes
             if ranks[0] == rank:
                 mine.setdefault(position, []).append(Part(item.name, box))
-    for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks)):
+    everyone = range(world_size) if peers is None else frozenset(peers)
+    known = {ranks: all(holder in everyone for holder in ranks) for ranks in groups}
+    nothing = [0] * world_size
+    for ranks in sorted(groups, key=lambda ranks: (known[ranks], len(ranks), ranks)):
         strip = [(position, box, items[position].item_bytes) for position, box in groups[ranks]]
-        for owner, position, box in _deal(strip, ranks, loads):
+        if not known[ranks]:
+            strip.sort(key=lambda one: items[one[0]].name)  # their holders' trees may have other orders
+        for owner, position, box in _deal(strip, ranks, loads if known[ranks] else nothing):
             loads[owner] += box.num_items * items[position].item_bytes
             if owner == rank:
                 mine.setdefault(position, []).append(Part(items[position].name, box))

@@ -34,8 +34,9 @@ class Garbage:
     """The checkpoint's name below the prefix."""
     path: str
     """The file inside it."""
-    waste: Literal["file", "upload", "manifest"]
-    """A data file that no manifest names, an upload never finished, a manifest that never got its name."""
+    waste: Literal["file", "upload", "manifest", "probe"]
+    """A data file that no manifest names, an upload never finished, a manifest that never got its name, a
+    key on which a commit tried its store."""
     num_bytes: int
     """0 for an upload: stores do not tell."""
     age_s: float

@@ -648,7 +648,7 @@ class CkptGarbage(TypedDict):
 
     name: str
     path: str
-    waste: Literal["file", "upload", "manifest"]
+    waste: Literal["file", "upload", "manifest", "probe"]
     bytes: int
     age_s: float
 

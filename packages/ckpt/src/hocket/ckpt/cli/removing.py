@@ -15,6 +15,7 @@ _WHAT = {
     "file": "no manifest names it",
     "upload": "never finished",
     "manifest": "never got its name",
+    "probe": "a commit was cut short",
 }
 
 

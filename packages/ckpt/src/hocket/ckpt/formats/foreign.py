@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import Box, Filling, index_of
+from hocket.ckpt.formats.boxes import Box, Filling
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk
+from hocket.ckpt.formats.spilling import Spilled
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.native import _native
@@ -133,7 +134,7 @@ class Foreign(Checkpoint):
                 item = (chunk.offset, chunk.length, record.dtype, chunk.size)
                 self._unpacking = (
                     key,
-                    _Unpacking(_native.ForeignUnpacker(self._contents.root, path, item), chunk, target.dtype),
+                    _Unpacking(_native.ForeignUnpacker(self._contents.root, path, item), chunk),
                 )
             self._unpacking[1].copy(target, box)
 
@@ -141,37 +142,16 @@ class Foreign(Checkpoint):
 class _Unpacking:
     """A compressed item of which parts are wanted, one after the other."""
 
-    def __init__(
-        self, unpacker: "_native.ForeignUnpacker", chunk: ForeignChunk, dtype: np.dtype[Any]
-    ) -> None:
-        self._unpacker = unpacker
-        self._chunk = replace(chunk, offset=0, wrapped=None)
-        self._held: npt.NDArray[Any] | None = None
-        if unpacker.strides is not None:
-            # Its parts are all over it: one pass, and it is held whole.
-            data = np.empty(unpacker.num_bytes, np.uint8)
-            unpacker.read([(0, data.nbytes, data.ctypes.data)])
-            in_bytes = [stride * dtype.itemsize for stride in unpacker.strides]
-            self._held = np.ndarray(chunk.size, dtype, data, strides=in_bytes)
+    def __init__(self, unpacker: "_native.ForeignUnpacker", chunk: ForeignChunk) -> None:
+        strides = unpacker.strides
+        self._chunk = replace(
+            chunk, offset=0, wrapped=None, strides=None if strides is None else tuple(strides)
+        )
+        # Where it is not in C order its parts are all over it, and read in no order.
+        self._source = unpacker if strides is None else Spilled(unpacker)
 
     def copy(self, target: npt.NDArray[Any], box: Box) -> None:
-        if self._held is not None:
-            _copy_part(target, box, self._chunk, self._held)
-            return
         filling = Filling()
         filling.add(target, box, [self._chunk])
-        self._unpacker.read([(offset, count, address) for _, offset, count, address in filling.reads])
+        self._source.read([(offset, count, address) for _, offset, count, address in filling.reads])
         filling.finish()
-
-
-def _copy_part(target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, held: npt.NDArray[Any]) -> None:
-    """Copies what a chunk, all of it in memory, has of a box."""
-    start = tuple(map(max, box.start, chunk.start))
-    ends = (
-        min(a + n, b + m) for a, n, b, m in zip(box.start, box.size, chunk.start, chunk.size, strict=True)
-    )
-    size = [end - low for low, end in zip(start, ends, strict=True)]
-    if all(extent > 0 for extent in size):
-        of_target = index_of((low - a for low, a in zip(start, box.start, strict=True)), size)
-        of_chunk = index_of((low - b for low, b in zip(start, chunk.start, strict=True)), size)
-        target[of_target] = held[of_chunk]

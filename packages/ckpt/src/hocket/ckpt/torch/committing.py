@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError
-from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
+from hocket.ckpt.manifest import Chunk, Manifest, PerRank, ValueRecord
 from hocket.ckpt.torch.failures import Failure
 from hocket.ckpt.torch.snapshot import Snapshot
+from hocket.ckpt.torch.stages import Tree
 from hocket.ckpt.values import from_canonical
 from hocket.native import _native
 
@@ -37,7 +38,15 @@ class Report:
     """Tensor, index in `files`, offset in that file's data, bytes, start, size."""
     per_rank: str | None = None
     """Canonical JSON."""
+    peers: Sequence[int] | None = None
+    """The ranks of its stage, where not all hold the same tree."""
+    tree: Mapping[str, Any] | None = None
+    """What its stage holds; told by the stage's first rank, and not by the coordinator."""
     failure: Failure | None = None
+
+    def is_like(self, other: Report) -> bool:
+        """Whether both ranks hold the same tree."""
+        return (self.layout, self.values) == (other.layout, other.values)
 
     def to_bytes(self) -> bytes:
         """The report as JSON."""
@@ -67,24 +76,26 @@ def explain(snapshot: Snapshot) -> bytes:
     return json.dumps({"tensor": tensors, "value": values}, separators=(",", ":")).encode()
 
 
-def describe_difference(explanations: Mapping[int, bytes]) -> str:
-    """Names what differs between rank 0's state and another's."""
+def describe_difference(explanations: Mapping[int, bytes], leads: Sequence[int]) -> str:
+    """Names what differs between a rank's state and its lead's: rank 0's, where there are no stages."""
     told = {rank: json.loads(text) for rank, text in sorted(explanations.items())}
     lines = []
     for rank, theirs in told.items():
+        lead = leads[rank]
         for kind in ("tensor", "value"):
-            ours = told[0][kind]
+            ours = told[lead][kind]
             for name in dict.fromkeys((*ours, *theirs[kind])):
                 here, there = ours.get(name, "not there"), theirs[kind].get(name, "not there")
                 if here != there:
-                    lines.append(f"{kind} `{name}` is {here} on rank 0 and {there} on rank {rank}")
+                    lines.append(f"{kind} `{name}` is {here} on rank {lead} and {there} on rank {rank}")
     if not lines:
         return "the ranks' trees have the same leaves in another order. Build it in one order on all."
     more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
     return (
         "; ".join(lines[:5])
         + more
-        + ". State must be the same on all ranks; what is a rank's own belongs into `per_rank`."
+        + ". State must be the same on all ranks, or on all that `peers` names; what is a rank's own belongs "
+        "into `per_rank`."
     )
 
 
@@ -115,17 +126,20 @@ def build_manifest(
     *,
     save_id: str,
     step: int,
-    snapshot: Snapshot,
+    tree: Tree,
+    mesh: Mapping[str, int] | None,
     inlined: Mapping[str, bytes],
     reports: Sequence[Report],
     user: object,
     policy: Literal["reseed", "require", "drop"],
 ) -> Manifest:
-    """Puts the ranks' reports together, in rank order."""
+    """Puts the ranks' reports together, in rank order. What was written twice is in the manifest once."""
     files: list[CkptFile] = []
     chunks: dict[str, list[Chunk]] = {}
-    for report in reports:
+    for rank, report in enumerate(reports):
         for name, file, offset, length, start, size in report.chunks:
+            if rank not in tree.tensors[name].ranks:
+                continue
             chunks.setdefault(name, []).append(
                 Chunk(
                     file=len(files) + file, offset=offset, length=length, start=tuple(start), size=tuple(size)
@@ -133,19 +147,15 @@ def build_manifest(
             )
         files.extend(report.files)
     tensors = {
-        info.name: TensorRecord(
-            dtype=info.dtype,
-            shape=info.shape,
-            path=info.path,
-            same_as=info.same_as,
-            chunks=tuple(sorted(chunks.get(info.name, ()), key=lambda chunk: chunk.start)),
-            data=inlined.get(info.name),
+        name: replace(
+            held.record,
+            chunks=tuple(sorted(chunks.get(name, ()), key=lambda chunk: chunk.start)),
+            data=inlined.get(name),
         )
-        for info in snapshot.infos
+        for name, held in tree.tensors.items()
     }
     values = {
-        name: ValueRecord(path=path, value=from_canonical(snapshot.value_texts[name]))
-        for name, path in snapshot.value_paths.items()
+        name: ValueRecord(path=path, value=from_canonical(text)) for name, (path, text) in tree.values.items()
     }
     own = [
         None if report.per_rank is None else from_canonical(report.per_rank.encode()) for report in reports
@@ -157,7 +167,7 @@ def build_manifest(
         version=_native.__version__,
         writer="hocket.ckpt.torch",
         world_size=len(reports),
-        mesh=snapshot.mesh,
+        mesh=mesh,
         files=tuple(files),
         tensors=tensors,
         values=values,

@@ -1,7 +1,9 @@
 """Saving and loading without keeping a store: for scripts, and what the trainer finds by its entry point."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
@@ -9,6 +11,9 @@ from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch.background import SaveHandle
 from hocket.ckpt.torch.loading import Loaded
 from hocket.ckpt.torch.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["load", "provide", "save"]
 
@@ -37,6 +42,7 @@ def save(
     user: object = None,
     mode: Literal["sync", "async"] = "sync",
     overwrite: bool = False,
+    peers: Sequence[int] | DeviceMesh | None = None,
 ) -> SaveHandle:
     """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
@@ -49,7 +55,14 @@ def save(
     """
     store, name = _store_of(destination)
     return store.save(
-        state, step=step, name=name, per_rank=per_rank, user=user, mode=mode, overwrite=overwrite
+        state,
+        step=step,
+        name=name,
+        per_rank=per_rank,
+        user=user,
+        mode=mode,
+        overwrite=overwrite,
+        peers=peers,
     )
 
 
@@ -62,11 +75,19 @@ def load(
     include: Sequence[str] | None = None,
     check: bool = True,
     read_once: bool = False,
+    peers: Sequence[int] | DeviceMesh | None = None,
 ) -> Loaded:
     """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
     store, _ = _store_of(source)
     return store.load(
-        source, into, strict=strict, cast=cast, include=include, check=check, read_once=read_once
+        source,
+        into,
+        strict=strict,
+        cast=cast,
+        include=include,
+        check=check,
+        read_once=read_once,
+        peers=peers,
     )
 
 

@@ -63,6 +63,8 @@ class TensorInfo:
     """That part's memory, detached."""
     same_as: str | None
     """The first tensor of the tree that is a view of the same memory in the same way."""
+    is_plain: bool = False
+    """No DTensor: on every rank that holds it, it is the same."""
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -102,18 +104,23 @@ def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
 
 
 @torch.no_grad()  # without gradients `to_local` is the memory itself, not a node of the graph
-def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list[TensorInfo]:
+def describe(
+    tensors: Mapping[str, Leaf], *, rank: int, world_size: int, peers: tuple[int, ...] | None = None
+) -> list[TensorInfo]:
     """Describes each tensor of a tree, in its order.
 
-    A plain tensor is taken to be held alike by every rank of the job.
+    A plain tensor is taken to be held alike by every rank of the job, or by `peers`, where others hold other
+    trees.
 
     Raises:
         CheckpointStateError: A tensor cannot be saved or filled: sparse, without memory (`meta`), of a dtype
-            that safetensors has no name for, a tensor subclass that is not a DTensor, or a DTensor whose
-            placement is partial, or strided in another way than FSDP's over tensor parallelism.
+            that safetensors has no name for or packs (4 bits an item), a tensor subclass that is not a
+            DTensor, or a DTensor whose placement is partial, or strided in another way than FSDP's over
+            tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    everywhere = Placing((world_size,), tuple(range(world_size)), (None,))
+    held_by = tuple(range(world_size)) if peers is None else peers
+    everywhere = Placing((len(held_by),), held_by, (None,))
     first_with: dict[tuple[object, ...], str] = {}
     infos = []
     for name, leaf in tensors.items():
@@ -130,6 +137,8 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
         shape = tuple(map(int, tensor.shape))
         local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
         box = local_box(shape, placing, rank)
+        if box is not None and not box.num_items and not local.numel():
+            local = local.reshape(box.size)  # nothing: torch and we may call it by different shapes
         if box is not None and tuple(local.shape) != box.size:
             raise CheckpointStateError(
                 f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
@@ -148,6 +157,7 @@ def describe(tensors: Mapping[str, Leaf], *, rank: int, world_size: int) -> list
                 box=box,
                 local=local,
                 same_as=None if same_as == name else same_as,
+                is_plain=not is_dtensor(tensor),
             )
         )
     return infos
@@ -169,7 +179,10 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
             f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
         )
     if tensor.dtype not in DTYPES:
-        raise CheckpointStateError(f"`{name}` has dtype `{tensor.dtype}`, which safetensors has no name for.")
+        raise CheckpointStateError(
+            f"`{name}` has dtype `{tensor.dtype}`; expected one that safetensors has a name for and whose "
+            "items are whole bytes. Save its bytes: `.view(torch.uint8)`."
+        )
     if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "

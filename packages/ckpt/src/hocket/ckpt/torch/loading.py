@@ -40,10 +40,19 @@ class Selection:
 
     state: Any = None
     fills: list[Fill] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What only the checkpoint has."""
 
 
 def select(
-    manifest: Manifest, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None, source: str
+    manifest: Manifest,
+    into: object,
+    *,
+    strict: bool,
+    cast: bool,
+    include: Sequence[str] | None,
+    source: str,
+    is_part: bool = False,
 ) -> Selection:
     """Matches a tree with a checkpoint by name; nothing is read yet, and no tensor is changed.
 
@@ -57,14 +66,18 @@ def select(
         cast: Convert where dtypes differ.
         include: Globs over names; the rest of the tree stays as it is.
         source: The checkpoint's URI, for messages.
+        is_part: The tree is one of several: what only the checkpoint has is left for the others.
 
     Raises:
         CheckpointIncompatibleError: Keys, shapes or dtypes differ; all of them are listed.
     """
     matcher = _Matcher(manifest, cast=cast, include=include)
     state = matcher.take(into, matcher.root, ())
+    left = list(matcher.unexpected)
+    if is_part:
+        matcher.unexpected.clear()
     matcher.refuse(source, strict=strict)
-    return Selection(state, matcher.fills)
+    return Selection(state, matcher.fills, left)
 
 
 class _Stored(str):

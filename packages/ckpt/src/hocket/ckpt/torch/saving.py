@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from hocket.ckpt.torch.committing import Report
 from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
 from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.snapshot import Entry, Snapshot
+from hocket.ckpt.torch.stages import Tree, leads_of, merge_trees
 from hocket.ckpt.values import from_canonical
 from hocket.native import _native
 
@@ -141,15 +143,17 @@ class SaveJob:
             failure = merge([report.failure for report in reports if report.failure is not None])
             if failure is not None:
                 raise unpack_error(failure, self._what)
-            if len({(report.layout, report.values) for report in reports}) > 1:
+            leads = leads_of(reports)
+            if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
                 self._post("outcome", {"explain": True})
                 key = "verdict"
-                raise CheckpointStateError(self._differences())
+                raise CheckpointStateError(self._differences(leads))
             committing.check_files(self.uri, reports)
             manifest = committing.build_manifest(
                 save_id=self.save_id,
                 step=self.step,
-                snapshot=self.snapshot,
+                tree=self._union(reports, leads),
+                mesh=self.snapshot.mesh,
                 inlined=self.inlined,
                 reports=reports,
                 user=from_canonical(self.user),
@@ -177,13 +181,21 @@ class SaveJob:
         )
         return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
 
-    def _differences(self) -> str:
+    def _union(self, reports: Sequence[Report], leads: Sequence[int]) -> Tree:
+        assert self.snapshot is not None
+        others = sorted({*leads} - {0})
+        told = {lead: reports[lead].tree for lead in others}
+        return merge_trees(
+            {0: Tree.of(self.snapshot), **{lead: Tree.from_json(tree) for lead, tree in told.items() if tree}}
+        )
+
+    def _differences(self, leads: Sequence[int]) -> str:
         assert self.snapshot is not None
         others = range(1, self.rendezvous.world_size)
         found = self.rendezvous.collect(
             f"{self.save_id}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
         )
-        return committing.describe_difference({0: committing.explain(self.snapshot), **found})
+        return committing.describe_difference({0: committing.explain(self.snapshot), **found}, leads)
 
     def _post(self, key: str, outcome: dict[str, Any]) -> None:
         self.rendezvous.post(f"{self.save_id}/{key}", json.dumps(outcome).encode())
@@ -247,6 +259,8 @@ class SaveJob:
         if self.error is not None or self.snapshot is None:
             assert self.error is not None
             return Report(failure=pack_error(self.error, ranks=[self.rendezvous.rank]))
+        peers = self.snapshot.peers
+        is_lead = peers is not None and peers[0] == self.rendezvous.rank
         files, chunks = [], []
         if self.written is not None:
             shapes = {info.name: info.shape for info in self.snapshot.infos}
@@ -261,6 +275,8 @@ class SaveJob:
             files=files,  # type: ignore[arg-type]
             chunks=chunks,
             per_rank=None if self.per_rank is None else self.per_rank.decode(),
+            peers=peers,
+            tree=Tree.of(self.snapshot).to_json() if is_lead and not self.rendezvous.is_coordinator else None,
         )
 
     def _remove_files(self) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from hocket.ckpt.errors import CheckpointStateError
 from hocket.ckpt.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
 from hocket.ckpt.planning import Box, Item, Part, plan_parts
 from hocket.ckpt.torch.layout import TensorInfo, describe, is_tensor, mesh_axes
+from hocket.ckpt.torch.stages import digests_of
 from hocket.ckpt.tree import Path, flatten
 from hocket.ckpt.values import canonical, canonical_leaves
 from hocket.native._native import xxh3_128
@@ -56,6 +57,10 @@ class Snapshot:
     value_texts: Mapping[str, bytes]
     """Each value's canonical JSON: what the caller does to its lists after the save is no longer seen."""
     mesh: Mapping[str, int] | None
+    peers: tuple[int, ...] | None = None
+    """The ranks that hold this tree, where not all do."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of what other trees may hold, too; on the first of the peers alone."""
 
     @property
     def values_digest(self) -> str:
@@ -77,29 +82,40 @@ class Planner:
         self.num_plans = 0
         self._plan: Plan | None = None
 
-    def snapshot(self, state: object) -> Snapshot:
+    def snapshot(self, state: object, peers: tuple[int, ...] | None = None) -> Snapshot:
         """Takes a tree apart and plans it, or finds that the last plan still holds.
+
+        Args:
+            state: The tree.
+            peers: The ranks that hold it, where not all do.
 
         Raises:
             CheckpointStateError: There is something in the tree that cannot be saved.
         """
         flat = flatten(state, is_tensor=is_tensor)
-        infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size)
-        paths = {name: leaf.path for name, leaf in flat.values.items()}
+        infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size, peers=peers)
         return Snapshot(
-            infos, self.plan(infos), paths, canonical_leaves(flat.values), mesh_axes(flat.tensors)
+            infos,
+            self.plan(infos, peers),
+            {name: leaf.path for name, leaf in flat.values.items()},
+            canonical_leaves(flat.values),
+            mesh_axes(flat.tensors),
+            peers,
+            digests_of(infos) if peers is not None and self.rank == peers[0] else {},
         )
 
-    def plan(self, infos: Sequence[TensorInfo]) -> Plan:
+    def plan(self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None = None) -> Plan:
         """Who writes what of these tensors: the last plan, if they are laid out as they were then."""
-        signature = tuple(info.signature for info in infos)
+        signature = (peers, *(info.signature for info in infos))
         if self._plan is None or self._plan.signature != signature:
-            self._plan = self._make(infos, signature)
+            self._plan = self._make(infos, peers, signature)
             self.num_plans += 1
         return self._plan
 
-    def _make(self, infos: Sequence[TensorInfo], signature: tuple[object, ...]) -> Plan:
-        inlined = _inlined(infos)
+    def _make(
+        self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None, signature: tuple[object, ...]
+    ) -> Plan:
+        inlined = _inlined(infos, peers)
         items = [
             Item(
                 info.name,
@@ -111,8 +127,8 @@ class Planner:
             for info in infos
             if info.same_as is None
         ]
-        parts, rank_bytes = plan_parts(items, self.world_size, self.rank)
-        text = json.dumps([_plain(entry) for entry in signature], separators=(",", ":"))
+        parts, rank_bytes = plan_parts(items, self.world_size, self.rank, peers)
+        text = json.dumps([_plain(info.signature) for info in infos], separators=(",", ":"))
         return Plan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
 
 
@@ -121,13 +137,17 @@ def _plain(entry: Any) -> Any:
     return [name, path, dtype, shape, placing.mesh_shape, placing.ranks, placing.cuts, placing.late, same_as]
 
 
-def _inlined(infos: Sequence[TensorInfo]) -> frozenset[str]:
-    """The small tensors that the coordinator holds whole, as far as the manifest has room."""
+def _inlined(infos: Sequence[TensorInfo], peers: tuple[int, ...] | None) -> frozenset[str]:
+    """The small tensors that the coordinator holds whole, as far as the manifest has room.
+
+    None that ranks with another tree hold: they see another room.
+    """
     inlined, room = set(), INLINE_TOTAL_BYTES
     for info in infos:
         num_bytes = math.prod(info.shape) * info.item_bytes
         is_whole = 0 in info.placing.ranks and (len(info.placing.ranks) == 1 or not _is_cut(info))
-        if info.same_as is None and 0 < num_bytes <= min(INLINE_BYTES, room) and is_whole:
+        is_known = peers is None or set(info.placing.ranks) <= set(peers)
+        if info.same_as is None and 0 < num_bytes <= min(INLINE_BYTES, room) and is_whole and is_known:
             inlined.add(info.name)
             room -= num_bytes
     return frozenset(inlined)

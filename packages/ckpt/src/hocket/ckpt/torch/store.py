@@ -1,11 +1,13 @@
 """The checkpoints of a run: saved, listed, loaded and deleted under one folder or prefix."""
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.datafiles import compression_level
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
@@ -19,14 +21,18 @@ from hocket.ckpt.torch.background import (
     release_sigterm,
 )
 from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import Fill, fill
+from hocket.ckpt.torch.filling import fill
 from hocket.ckpt.torch.loading import Loaded, select
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.torch.saving import SaveJob, new_save_id
 from hocket.ckpt.torch.sharing import fill_sharing
 from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
+from hocket.ckpt.torch.stages import agree_on_rest, as_peers
 from hocket.ckpt.values import canonical
 from hocket.native import _native
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["CheckpointStore", "Entry"]
 
@@ -124,6 +130,7 @@ class CheckpointStore:
         user: object = None,
         mode: Literal["sync", "async"] = "sync",
         overwrite: bool = False,
+        peers: Sequence[int] | DeviceMesh | None = None,
     ) -> SaveHandle:
         """Saves a state tree; collective.
 
@@ -144,6 +151,10 @@ class CheckpointStore:
             mode: `sync` or `async`.
             overwrite: Take the place of a checkpoint of that name. It stays whole until the new one is,
                 changes to it in one step, and its files go afterwards.
+            peers: Where not all ranks hold the same tree (pipeline stages): the ranks that hold this one, as
+                a list or a mesh; given on every rank. The checkpoint holds the union of the trees. What
+                several of them have under one name is the same in all: a value, a DTensor on a mesh of all
+                its ranks, or a plain tensor of at most 1 MiB.
 
         Raises:
             CheckpointExistsError: There is a checkpoint of that name; with `overwrite`, one that came while
@@ -170,7 +181,8 @@ class CheckpointStore:
             self._await_turn(mode)
             job.per_rank = checked_per_rank(per_rank)
             job.user = canonical(user, "user")
-            job.snapshot = self._planner.snapshot(state)
+            ranks = as_peers(peers, rank=job.rendezvous.rank, world_size=job.rendezvous.world_size)
+            job.snapshot = self._planner.snapshot(state, ranks)
             is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
             job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
@@ -232,6 +244,7 @@ class CheckpointStore:
         include: Sequence[str] | None = None,
         check: bool = True,
         read_once: bool = False,
+        peers: Sequence[int] | DeviceMesh | None = None,
     ) -> Loaded:
         """Loads a checkpoint into a state tree; collective.
 
@@ -251,6 +264,8 @@ class CheckpointStore:
             read_once: Have one rank read each part that several hold (HSDP, DDP, plain tensors) and send it
                 to the others over the job's process group: for a store that is slower than the network. All
                 ranks then load the same tree.
+            peers: Where not all ranks load the same tree (pipeline stages): the ranks that load this one, as
+                a list or a mesh; given on every rank. `strict` then means: refuse what no rank takes.
 
         Raises:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
@@ -261,50 +276,54 @@ class CheckpointStore:
         """
         uri = source.rstrip("/") if "/" in source else self._uri_of(source)
         self._num_loads += 1
-        loaded, failed = None, None
+        key, what = f"load-{self._num_loads}", f"The load of `{uri}`"
+        rendezvous, timeout_s = self._rendezvous, self.timeout_s
+        rank, world_size = rendezvous.rank, rendezvous.world_size
+        is_shared = read_once and world_size > 1
+        failed: BaseException | None = None
         try:
-            loaded, fills, manifest = self._match(uri, into, strict=strict, cast=cast, include=include)
-            if not (read_once and self._rendezvous.world_size > 1):
-                rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
-                fill(uri, manifest, fills, rank=rank, world_size=world_size, check=check)
+            stage = as_peers(peers, rank=rank, world_size=world_size)
+            manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+            selection = select(
+                manifest,
+                into,
+                strict=strict,
+                cast=cast,
+                include=include,
+                source=uri,
+                is_part=stage is not None,
+            )
+            per_rank = _own_values(manifest, uri, rank, world_size)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             failed = error
-        agree(
-            self._rendezvous,
-            f"load-{self._num_loads}",
-            failed,
-            timeout_s=self.timeout_s,
-            what=f"The load of `{uri}`",
-        )
-        assert loaded is not None
-        if read_once and self._rendezvous.world_size > 1:
+        if peers is not None:
+            # Before a byte of a tensor changes.
+            agree(rendezvous, f"{key}/match", failed, timeout_s=timeout_s, what=what)
+            left = selection.left if stage and rank == stage[0] else None
+            agree_on_rest(rendezvous, f"{key}/rest", left if strict else [], timeout_s=timeout_s, what=what)
+        try:
+            if failed is None and not is_shared:
+                fill(uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
+        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+            failed = error
+        agree(rendezvous, key, failed, timeout_s=timeout_s, what=what)
+        if is_shared:
             fill_sharing(
                 uri,
                 manifest,
-                fills,
-                rendezvous=self._rendezvous,
-                key=f"load-{self._num_loads}",
-                timeout_s=self.timeout_s,
+                selection.fills,
+                rendezvous=rendezvous,
+                key=key,
+                timeout_s=timeout_s,
                 check=check,
             )
-        return loaded
-
-    def _match(
-        self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None
-    ) -> tuple[Loaded, Sequence[Fill], Manifest]:
-        """What the load will return, and the tensors that are to be filled for it."""
-        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
-        rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
-        selection = select(manifest, into, strict=strict, cast=cast, include=include, source=uri)
-        per_rank = _own_values(manifest, uri, rank, world_size)
-        loaded = Loaded(
+        return Loaded(
             name=uri.rpartition("/")[2],
             step=manifest.step,
             state=selection.state,
             user=manifest.user,
             per_rank=per_rank,
         )
-        return loaded, selection.fills, manifest
 
     def list(self) -> list[Entry]:
         """What stands under the prefix: the uncommitted first, then by step and creation, the newest last."""

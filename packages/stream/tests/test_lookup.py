@@ -163,9 +163,7 @@ def test_an_object_replaced_between_offsets_and_samples_is_told(
             asked.result(timeout=60)
 
 
-def test_a_shard_of_another_size_than_the_index_has_is_corrupt(
-    s3d: Any, remote: str, tmp_path: Path
-) -> None:
+def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote: str, tmp_path: Path) -> None:
     mine = write(s3d.uri(tmp_path.name))
     replace(mine, tmp_path, extra=b"x")
     dataset = StreamingDataset(remote=mine, local=tmp_path / "cache", batch_size=1)

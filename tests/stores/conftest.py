@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.proxy import Proxy, forwarding
+from support.proxy import Authority, Proxy, forwarding
 from support.s3d import Server
 from support.servers import Remote
 
@@ -18,6 +18,15 @@ SERVICES = ["s3d", "gcs", *(pytest.param(name, marks=pytest.mark.stores) for nam
 boto3 = pytest.importorskip(
     "boto3", reason="`boto3` is in the dependency group `test`: `uv sync --group test`"
 )
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """One that signed the certificates of these tests' servers, and that no system knows."""
+    try:
+        return Authority(tmp_path_factory.mktemp("authority"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def connect(server: Server | Remote, **options: Any) -> Any:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.identity import ACCOUNT, ROLE, TOKEN, Identity, identities
+from support.identity import ACCOUNT, RELATIVE, ROLE, TOKEN, Identity, identities
+from support.proxy import Authority
 from support.s3d import Server
 
 LIFE_S = 1.5
@@ -110,8 +111,14 @@ def assumed_role(identity: Identity, home: Path) -> dict[str, str]:
     return {"AWS_PROFILE": "job", "AWS_ENDPOINT_URL_STS": identity.address}
 
 
+def relative(identity: Identity, home: Path) -> dict[str, str]:
+    """The address is one of a container's own network: a proxy leads there."""
+    proxies = {"HTTP_PROXY": identity.address, "NO_PROXY": "127.0.0.1"}
+    return {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": RELATIVE, **proxies}
+
+
 def web_identity(identity: Identity, home: Path) -> dict[str, str]:
-    """By a profile: without one the client below asks, and that by TLS alone."""
+    """By a profile, which boto3 reads."""
     (home / "token").write_text(TOKEN)
     profile = f"role_arn = {ARN}\nweb_identity_token_file = {home / 'token'}\n"
     (home / ".aws/config").write_text(f"[profile pod]\n{profile}")
@@ -125,6 +132,7 @@ def web_identity(identity: Identity, home: Path) -> dict[str, str]:
         (instance, "instance"),
         (container, "container"),
         (container_with_a_file, "container"),
+        (relative, "relative"),
         (sso, "sso"),
         (assumed_role, "AssumeRole"),
         (web_identity, "AssumeRoleWithWebIdentity"),
@@ -140,6 +148,21 @@ def test_reading_goes_on_over_the_end_of_the_keys(
     run_until_renewed(READER, server, identity, home, source(identity, home))
     assert set(identity.given) == {way}
     assert identity.refused == []
+
+
+@pytest.mark.slow
+def test_reading_goes_on_with_a_web_identity_of_bare_variables(
+    server: Server, home: Path, authority: Authority
+) -> None:
+    """The client below asks by itself, and that by TLS alone: of an authority that it is told of."""
+    with identities(LIFE_S, authority=authority) as identity:
+        (home / "token").write_text(TOKEN)
+        variables = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(home / "token"), "AWS_ROLE_ARN": ARN}
+        address = identity.address.replace("http://", "https://")
+        variables |= {"AWS_ENDPOINT_URL_STS": address, "AWS_CA_BUNDLE": str(authority.bundle)}
+        run_until_renewed(READER, server, identity, home, variables)
+        assert set(identity.given) == {"AssumeRoleWithWebIdentity"}
+        assert identity.refused == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from hocket.ckpt.demo import write_demo
 from hocket.compat.streaming import MDSWriter, Stream, StreamingDataset
 from hocket.native import Store, errors
 from hocket.stream.errors import ShardCorruptError
-from support.proxy import forwarding
+from support.proxy import Authority, forwarding
 from support.s3d import Server
 from support.servers import AZURITE_ACCOUNT, AZURITE_KEY, BUCKET, MINIO_DOMAIN, Remote
 
@@ -46,6 +46,32 @@ def test_every_request_says_who_pays(s3d: Server, monkeypatch: pytest.MonkeyPatc
         remove(f"{prefix}/checkpoints/one")
         assert {headers.get("x-amz-request-payer") for _, headers in proxy.seen} == {"requester"}
         assert any("uploads" in url for url, _ in proxy.seen)
+
+
+@pytest.mark.parametrize(("variable", "port"), [("AWS_CA_BUNDLE", 444), ("SSL_CERT_FILE", 445)])
+def test_a_store_behind_tls_and_a_proxy_with_an_authority_of_ones_own(
+    s3d: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    authority: Authority,
+    variable: str,
+    port: int,
+) -> None:
+    with forwarding(s3d.endpoint, authority=authority) as front, forwarding(front.address) as proxy:
+        use(monkeypatch, s3d, HTTPS_PROXY=proxy.address, NO_PROXY="", AWS_ENDPOINT_URL="")
+        monkeypatch.setenv(variable, str(authority.bundle))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"https://store.invalid:{port}")
+        prefix = s3d.uri(uuid.uuid4().hex)
+        fill(prefix)
+        read = StreamingDataset(remote=prefix, local=str(tmp_path / "cache"), batch_size=4)
+        assert len(list(read)) == 40
+        assert set(proxy.tunnels) == {f"store.invalid:{port}"}
+        assert {headers["host"] for _, headers in front.seen} == {f"store.invalid:{port}"}
+        assert proxy.seen == []
+        monkeypatch.delenv(variable)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://store.invalid:446")
+        with pytest.raises(errors.StoreTransientError, match="certificate"):
+            Store(prefix, deadline_s=1).get("index.json")
 
 
 @pytest.mark.stores

@@ -15,11 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from support.proxy import serving
+from support.proxy import Authority, serving
 
 ROLE = "trainer"
 ACCOUNT = "123456789012"
 TOKEN = "a token of these tests alone"
+#: Where a container's keys are by a relative address, which nobody has to prove anything for.
+CONTAINERS, RELATIVE = "169.254.170.2", "/v2/credentials/of-this-task"
 METADATA = "/latest/meta-data/iam/security-credentials/"
 
 
@@ -64,6 +66,8 @@ class _Answer(BaseHTTPRequestHandler):
             self._metadata(url.path.removeprefix(METADATA))
         elif url.path == "/container":
             self._container()
+        elif url.path == RELATIVE and urlsplit(self.path).netloc == CONTAINERS:
+            self._say(200, _document(self.server.keys("relative")))
         elif url.path == "/federation/credentials":
             self._sso(parse_qs(url.query))
         else:
@@ -72,7 +76,9 @@ class _Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """The token service: a role for who has keys, or a token of somebody else's."""
         length = int(self.headers.get("content-length", 0))
-        form = {name: values[0] for name, values in parse_qs(self.rfile.read(length).decode()).items()}
+        # The service takes its arguments from the body and from the address.
+        text = f"{self.rfile.read(length).decode()}&{urlsplit(self.path).query}"
+        form = {name: values[0] for name, values in parse_qs(text).items()}
         action = form.get("Action", "")
         is_signed = "Credential=base-key/" in self.headers.get("authorization", "")
         is_good = {
@@ -152,8 +158,10 @@ def _moment(keys: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def identities(life_s: float) -> Iterator[Identity]:
-    """A running server of keys."""
+def identities(life_s: float, *, authority: Authority | None = None) -> Iterator[Identity]:
+    """A running server of keys, spoken to by TLS if there is an `authority`."""
     server = Identity(life_s)
+    if authority is not None:
+        authority.secure(server)
     with serving(server):
         yield server

@@ -1,12 +1,22 @@
-"""A forward proxy on loopback: it sees what clients ask for, and loses on the way what it is told to."""
+"""A forward proxy on loopback: it sees what clients ask for, and loses on the way what it is told to.
+
+Beside it, what else stands before a server: TLS, with an authority that only these tests know.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import selectors
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +30,8 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, target: str):
         self.target = urlsplit(target).netloc
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.tunnels: list[str] = []
+        """Hosts and ports to which bytes went unseen, by CONNECT: to the server itself, whoever they name."""
         self.lost: list[str] = []
         self.fate: Callable[[str, str], Fate] = lambda method, url: "pass"
         """Decides on a request by its method and its URL without percent signs; one call at a time."""
@@ -28,8 +40,13 @@ class Proxy(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What `HTTP_PROXY` is set to."""
+        """What `HTTP_PROXY` is set to; without TLS."""
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client may hang up, and need not trust the certificate; the rest is told."""
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -74,10 +91,78 @@ class _Forward(BaseHTTPRequestHandler):
         finally:
             onward.close()
 
+    def do_CONNECT(self) -> None:
+        with self.server.lock:
+            self.server.tunnels.append(self.path)
+        host, _, port = self.server.target.partition(":")
+        self.close_connection = True
+        with socket.create_connection((host, int(port)), timeout=30) as onward:
+            self.send_response_only(200)
+            self.end_headers()
+            _relay(self.connection, onward)
+
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 
     def log_message(self, format: str, *values: object) -> None:  # noqa: A002
         pass
+
+
+def _relay(one: socket.socket, other: socket.socket) -> None:
+    """Hand bytes from each to the other until one of them ends."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(one, selectors.EVENT_READ, other)
+        selector.register(other, selectors.EVENT_READ, one)
+        while True:
+            for key, _ in selector.select():
+                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                if not data:
+                    return
+                key.data.sendall(data)
+
+
+class Authority:
+    """A certificate authority in a folder, and one certificate of it for `127.0.0.1` and `store.invalid`.
+
+    Raises:
+        FileNotFoundError: There is no `openssl`.
+    """
+
+    def __init__(self, folder: Path):
+        self.bundle = folder / "ca.pem"
+        """What a client must know."""
+        self._key, self._certificate = folder / "key.pem", folder / "certificate.pem"
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            raise FileNotFoundError("`openssl` was not found; install it to make certificates")
+
+        def run(*arguments: str) -> None:
+            subprocess.run(
+                [openssl, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=60
+            )
+
+        new = [
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "30",
+        ]
+        run(*new, "-subj", "/CN=These tests", "-keyout", "ca-key.pem", "-out", "ca.pem")
+        names = "subjectAltName=IP:127.0.0.1,DNS:store.invalid"
+        uses = ["-addext", "basicConstraints=critical,CA:FALSE", "-addext", names]
+        signer = ["-CA", "ca.pem", "-CAkey", "ca-key.pem"]
+        run(*new, *signer, *uses, "-subj", "/CN=server", "-keyout", "key.pem", "-out", "certificate.pem")
+
+    def secure(self, server: ThreadingHTTPServer) -> None:
+        """Let a server that does not run yet speak TLS."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._certificate, self._key)
+        # The handshake is the connection's own thread's work, and not the listener's.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 
 
 @contextlib.contextmanager
@@ -94,8 +179,10 @@ def serving(server: ThreadingHTTPServer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forwarding(target: str) -> Iterator[Proxy]:
-    """A running proxy before the server at `target`."""
+def forwarding(target: str, *, authority: Authority | None = None) -> Iterator[Proxy]:
+    """A running proxy before the server at `target`, spoken to by TLS if there is an `authority`."""
     proxy = Proxy(target)
+    if authority is not None:
+        authority.secure(proxy)
     with serving(proxy):
         yield proxy

@@ -16,10 +16,13 @@ use crate::uri::{Bucket, Service};
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{Certificate, ClientOptions, ObjectStore, RetryConfig};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// AWS's variable for authorities that the system does not know.
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 
 /// A store that is spoken to in requests: a service, or memory standing for one.
 pub(crate) struct Remote {
@@ -136,12 +139,20 @@ impl ClientKey {
             .map(|endpoint| endpoint.trim_end_matches('/'))
     }
 
-    fn client_options(&self, endpoint: Option<&str>) -> ClientOptions {
-        ClientOptions::new()
+    /// # Errors
+    /// `Config` for certificates that cannot be read.
+    fn client_options(&self, endpoint: Option<&str>) -> Result<ClientOptions> {
+        let options = ClientOptions::new()
             .with_timeout_disabled() // each attempt has its own limit
             .with_connect_timeout(self.connect_timeout)
             .with_pool_idle_timeout(Duration::from_secs(30))
-            .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")))
+            .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
+        let certificates = match self.env.get(CA_BUNDLE) {
+            Some(path) => read_certificates(path)?,
+            None => Vec::new(),
+        };
+        let with = ClientOptions::with_root_certificate;
+        Ok(certificates.into_iter().fold(options, with))
     }
 
     fn refused(&self, variables: &str, error: &object_store::Error) -> StoreError {
@@ -149,6 +160,22 @@ impl ClientKey {
             "`{}` cannot be set up from the options and `{variables}` variables: {error}",
             self.bucket.uri()
         ))
+    }
+}
+
+/// The certificates in a PEM file, which count beside the system's own.
+fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
+    let bad = |reason: &dyn std::fmt::Display| {
+        StoreError::config(format!(
+            "`{CA_BUNDLE}` is `{path}`: expected a file of certificates in PEM form, and {reason}; correct the \
+             path, or unset it to trust those of the system"
+        ))
+    };
+    let text = std::fs::read(path).map_err(|error| bad(&error))?;
+    match Certificate::from_pem_bundle(&text) {
+        Ok(certificates) if certificates.is_empty() => Err(bad(&"it has none")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(bad(&error)),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::{Result, StoreError};
 use crate::meta::{Listing, ObjectMeta, PutMode};
+use crate::object::Pin;
 use crate::staged::{HIDDEN, Staged};
 use crate::store::Store;
 use bytes::Bytes;
@@ -37,9 +38,9 @@ pub(crate) async fn head(store: Store, key: String) -> Result<ObjectMeta> {
 }
 
 /// See [`Store::get`].
-pub(crate) async fn get(store: Store, key: String) -> Result<Bytes> {
+pub(crate) async fn get(store: Store, key: String, pin: Pin) -> Result<Bytes> {
     blocking(move || {
-        let reader = Reader::open(&store, &key)?;
+        let reader = Reader::open(&store, &key, &pin)?;
         let data = reader.read(0..reader.meta.size)?;
         reader.check_unchanged()?;
         Ok(data)
@@ -51,10 +52,11 @@ pub(crate) async fn get(store: Store, key: String) -> Result<Bytes> {
 pub(crate) async fn get_ranges(
     store: Store,
     key: String,
+    pin: Pin,
     ranges: Vec<Range<u64>>,
 ) -> Result<Vec<Bytes>> {
     blocking(move || {
-        let reader = Reader::open(&store, &key)?;
+        let reader = Reader::open(&store, &key, &pin)?;
         let pieces = ranges
             .into_iter()
             .map(|range| reader.read(range))
@@ -66,9 +68,14 @@ pub(crate) async fn get_ranges(
 }
 
 /// See [`Store::download`].
-pub(crate) async fn download(store: Store, key: String, to: PathBuf) -> Result<ObjectMeta> {
+pub(crate) async fn download(
+    store: Store,
+    key: String,
+    pin: Pin,
+    to: PathBuf,
+) -> Result<ObjectMeta> {
     blocking(move || {
-        let mut reader = Reader::open(&store, &key)?;
+        let mut reader = Reader::open(&store, &key, &pin)?;
         let name = to.to_string_lossy().into_owned();
         let mut target = File::create(&to).map_err(|error| write_error(&name, "create", &error))?;
         let copied = io::copy(&mut reader.file, &mut target)
@@ -190,11 +197,12 @@ struct Reader {
 }
 
 impl Reader {
-    fn open(store: &Store, key: &str) -> Result<Self> {
+    fn open(store: &Store, key: &str, pin: &Pin) -> Result<Self> {
         let (path, uri) = locate(store, key);
         let failed = |error: io::Error| StoreError::from_io(&uri, "open", &error);
         let file = File::open(&path).map_err(failed)?;
         let meta = describe(key, &uri, &file.metadata().map_err(failed)?)?;
+        pin.check(uri.clone(), &meta)?;
         Ok(Self { file, uri, meta })
     }
 

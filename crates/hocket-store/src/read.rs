@@ -5,6 +5,7 @@ use crate::error::{Result, StoreError};
 use crate::local::blocking;
 use crate::memory::prefer_huge_pages;
 use crate::meta::ObjectMeta;
+use crate::object::Pin;
 use crate::process;
 use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
 use crate::retry::{Fault, Load, Tries};
@@ -16,28 +17,28 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// An object being read. Clones share the ETag that the first answer brought.
+/// An object being read. Clones share the pin, and with it the ETag that the first answer brought.
 #[derive(Clone)]
 pub(crate) struct Source {
     store: Store,
     key: String,
     path: ObjectPath,
     remote: Arc<Remote>,
-    seen: Arc<OnceLock<ObjectMeta>>,
+    pin: Pin,
 }
 
 impl Source {
-    pub(crate) fn new(store: &Store, key: &str, remote: Arc<Remote>) -> Result<Self> {
+    pub(crate) fn new(store: &Store, key: &str, remote: Arc<Remote>, pin: Pin) -> Result<Self> {
         let path = store.path(key)?;
         Ok(Self {
             store: store.clone(),
             key: key.to_owned(),
             path,
             remote,
-            seen: Arc::default(),
+            pin,
         })
     }
 
@@ -92,7 +93,9 @@ impl Source {
         let cover = coalesce(ranges, COALESCE_GAP_BYTES);
         if cover.is_empty() {
             // Nothing to fetch, but whether the object is there and long enough is still an answer.
-            let size = self.store.head(&self.key).await?.size;
+            let meta = self.store.head(&self.key).await?;
+            self.pin.check(self.uri(), &meta)?;
+            let size = meta.size;
             let beyond = ranges.iter().find(|range| range.end > size);
             return beyond.map_or_else(
                 || Ok(vec![Bytes::new(); ranges.len()]),
@@ -115,7 +118,7 @@ impl Source {
         }
         // A part beyond the end is spoken of as the range that was asked for.
         let beyond = |error| {
-            let size = self.seen.get().map_or(u64::MAX, |meta| meta.size);
+            let size = self.pin.seen().map_or(u64::MAX, |seen| seen.size);
             let range = ranges.iter().find(|range| range.end > size);
             range.map_or(error, |range| self.beyond(range, size))
         };
@@ -123,7 +126,7 @@ impl Source {
             wholes[index][part] = data;
         }
         let wholes: Vec<Bytes> = wholes.into_iter().map(join).collect();
-        let size = self.seen.get().map_or(u64::MAX, |meta| meta.size);
+        let size = self.pin.seen().map_or(u64::MAX, |seen| seen.size);
         let cut = |range: &Range<u64>| match covering(&cover, range) {
             Some(index) if !range.is_empty() => {
                 let start = (range.start - cover[index].start) as usize;
@@ -200,13 +203,14 @@ impl Source {
                 .await
             {
                 Ok(meta) => {
-                    let meta = self.pin(meta)?;
+                    let meta = self.check(meta)?;
                     return Ok((data, meta));
                 }
                 // An empty object has no first byte to ask for.
                 Err(Fault::Range(_)) => {
                     let meta = self.store.head(&self.key).await?;
                     if meta.size == 0 {
+                        self.pin.check(self.uri(), &meta)?;
                         return Ok((BytesMut::new(), meta));
                     }
                     tries
@@ -216,6 +220,7 @@ impl Source {
                         })
                         .await?;
                 }
+                Err(Fault::Precondition) => return Err(self.changed().await),
                 Err(fault) => tries.pause(fault).await?,
             }
         }
@@ -240,21 +245,18 @@ impl Source {
                 .await
             {
                 Ok(meta) => {
-                    let meta = self.pin(meta)?;
+                    let meta = self.check(meta)?;
                     if data.len() as u64 == size {
                         return Ok(bytes);
                     }
                     return Err(self.beyond(&range, meta.size));
                 }
-                Err(Fault::Precondition) => {
-                    let expected = self.pinned().unwrap_or_default();
-                    return Err(self.store.changed(&self.key, expected).await);
-                }
+                Err(Fault::Precondition) => return Err(self.changed().await),
                 Err(Fault::Range(_)) => {
                     // Refused without being told the size; the message should have it.
                     let meta = self.store.head(&self.key).await?;
-                    let seen = self.seen.get_or_init(|| meta);
-                    return Err(self.beyond(&range, seen.size));
+                    self.pin.check(self.uri(), &meta)?;
+                    return Err(self.beyond(&range, meta.size));
                 }
                 Err(fault) => tries.pause(fault).await?,
             }
@@ -302,29 +304,21 @@ impl Source {
         }
     }
 
-    /// Takes the first answer's ETag as the object's, and refuses an answer with another one.
-    fn pin(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
-        let ours = self.store.meta(&self.key, &meta);
-        let seen = self.seen.get_or_init(|| ours.clone());
-        // Plain HTTP servers need not have ETags; their times are better than nothing.
-        let is_same_time = ours.etag.is_some() || seen.modified_ms == ours.modified_ms;
-        if seen.etag == ours.etag && seen.size == ours.size && is_same_time {
-            return Ok(ours);
-        }
-        let text = |meta: &ObjectMeta| {
-            meta.etag
-                .clone()
-                .unwrap_or_else(|| format!("({} bytes)", meta.size))
-        };
-        Err(StoreError::Changed {
-            uri: self.uri(),
-            expected: text(seen),
-            actual: text(&ours),
-        })
+    /// The client's description of an answer as ours, unless it is of another version than the pinned one.
+    fn check(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
+        let meta = self.store.meta(&self.key, &meta);
+        self.pin.check(self.uri(), &meta)?;
+        Ok(meta)
     }
 
     fn pinned(&self) -> Option<String> {
-        self.seen.get()?.etag.clone()
+        self.pin.seen()?.etag.clone()
+    }
+
+    /// The error of a broken condition.
+    async fn changed(&self) -> StoreError {
+        let expected = self.pinned().unwrap_or_default();
+        self.store.changed(&self.key, expected).await
     }
 
     fn part_bytes(&self) -> u64 {

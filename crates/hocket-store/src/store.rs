@@ -5,11 +5,12 @@ use crate::counters::{Counters, Counts};
 use crate::env::Env;
 use crate::error::{Result, StoreError};
 use crate::meta::{ObjectMeta, PutMode};
+use crate::object::Object;
 use crate::options::StoreOptions;
 use crate::retry::{Fault, Load, Tries};
 use crate::upload::Upload;
 use crate::uri::{Location, check_key};
-use crate::{local, process, read};
+use crate::{local, process};
 use bytes::Bytes;
 use object_store::path::Path as ObjectPath;
 use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
@@ -129,6 +130,11 @@ impl Store {
         }
     }
 
+    /// The object `key`, to be read several times and always of one version. Makes no request.
+    pub fn object(&self, key: &str) -> Object {
+        Object::new(self, key)
+    }
+
     /// A whole object. A larger one comes by parallel ranged GETs, all of the same ETag.
     ///
     /// # Errors
@@ -137,11 +143,7 @@ impl Store {
     /// # Cancel safety
     /// Dropping the future stops the requests.
     pub async fn get(&self, key: &str) -> Result<Bytes> {
-        check_key(self.uri(), key)?;
-        match self.backend().await? {
-            Backend::Local => local::get(self.clone(), key.to_owned()).await,
-            Backend::Remote(remote) => read::Source::new(self, key, remote)?.get().await,
-        }
+        self.object(key).get().await
     }
 
     /// The bytes `range` (end exclusive) of an object.
@@ -158,24 +160,7 @@ impl Store {
     /// # Errors
     /// As [`get_range`](Self::get_range).
     pub async fn get_ranges(&self, key: &str, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        check_key(self.uri(), key)?;
-        if let Some(range) = ranges.iter().find(|range| range.start > range.end) {
-            let (start, end) = (range.start, range.end);
-            return Err(StoreError::config(format!(
-                "range {start}..{end} of `{}` ends before it starts",
-                self.object_uri(key)
-            )));
-        }
-        match self.backend().await? {
-            Backend::Local => {
-                local::get_ranges(self.clone(), key.to_owned(), ranges.to_vec()).await
-            }
-            Backend::Remote(remote) => {
-                read::Source::new(self, key, remote)?
-                    .get_ranges(ranges)
-                    .await
-            }
-        }
+        self.object(key).get_ranges(ranges).await
     }
 
     /// Writes an object into the local file `path` (made or truncated), part by part in place. Not durable and
@@ -185,15 +170,7 @@ impl Store {
     /// # Errors
     /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`.
     pub async fn download(&self, key: &str, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
-        check_key(self.uri(), key)?;
-        match self.backend().await? {
-            Backend::Local => local::download(self.clone(), key.to_owned(), path.to_owned()).await,
-            Backend::Remote(remote) => {
-                read::Source::new(self, key, remote)?
-                    .download(path, size)
-                    .await
-            }
-        }
+        self.object(key).download(path, size).await
     }
 
     /// Writes a whole object and returns its ETag. Readers see the old object or the new one, never a mixture;

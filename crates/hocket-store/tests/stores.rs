@@ -114,6 +114,45 @@ fn a_refused_write_leaves_no_hidden_file() {
 }
 
 #[test]
+fn an_object_is_read_of_the_version_that_was_seen_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    let root = dir.path().join("root");
+    for uri in ["memory://versions", root.to_str().unwrap()] {
+        let (store, to) = (open(uri), to.clone());
+        wait(async move {
+            let object = store.object("k");
+            assert!(matches!(
+                object.get().await,
+                Err(StoreError::NotFound { .. })
+            ));
+            assert_eq!(object.size(), None);
+            store.put("k", "one".into(), PutMode::Overwrite).await?;
+            assert_eq!(object.get_ranges(&[0..1, 2..3]).await?, ["o", "e"]);
+            assert_eq!(object.size(), Some(3));
+            assert_eq!(object.clone().get().await?, "one");
+            object.download(&to, Some(3)).await?;
+            store.put("k", "two".into(), PutMode::Overwrite).await?;
+            let changed = [
+                object.get().await.map(drop),
+                object.get_ranges(&[0..1]).await.map(drop),
+                object.get_ranges(&[3..3]).await.map(drop),
+                object.download(&to, Some(3)).await.map(drop),
+            ];
+            for outcome in changed {
+                assert!(
+                    matches!(outcome, Err(StoreError::Changed { .. })),
+                    "{outcome:?}"
+                );
+            }
+            assert_eq!(store.object("k").get().await?, "two");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn of_racing_conditional_writers_each_round_has_one_winner() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path().to_str().unwrap());

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use hocket_store::{Store, StoreError, StoreOptions, runtime};
+use hocket_store::{Object, Store, StoreError, StoreOptions, runtime};
 
 use crate::error::{Result, StreamError};
 
@@ -26,51 +26,50 @@ impl Remote {
         })
     }
 
-    /// The full URI of one of its objects.
-    pub fn object_uri(&self, key: &str) -> String {
-        self.store.object_uri(key)
+    /// One of its objects; reads of it are all of one version. No request is made.
+    pub fn object(&self, key: &str) -> Object {
+        self.store.object(key)
     }
+}
 
-    /// An object's bytes, or `None` where there is none. Blocks.
-    ///
-    /// # Errors
-    /// The store's errors; [`StreamError::Closed`] once `interrupted` says so.
-    pub fn get(&self, key: &str, interrupted: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
-        let (store, key) = (self.store.clone(), key.to_owned());
-        let answer = runtime::wait(async move { store.get(&key).await }, interrupted);
-        Ok(settle(answer)?.map(|data| data.to_vec()))
-    }
+/// An object's bytes, or `None` where there is none. Blocks.
+///
+/// # Errors
+/// The store's errors; [`StreamError::Closed`] once `interrupted` says so.
+pub fn get(object: &Object, interrupted: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
+    let object = object.clone();
+    let answer = runtime::wait(async move { object.get().await }, interrupted);
+    Ok(settle(answer)?.map(|data| data.to_vec()))
+}
 
-    /// Ranges of an object, near ones in one request, or `None` where there is none. Blocks.
-    ///
-    /// # Errors
-    /// As [`get`](Self::get).
-    pub fn get_ranges(
-        &self,
-        key: &str,
-        ranges: &[Range<u64>],
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Bytes>>> {
-        let (store, key, ranges) = (self.store.clone(), key.to_owned(), ranges.to_owned());
-        let answer = async move { store.get_ranges(&key, &ranges).await };
-        settle(runtime::wait(answer, interrupted))
-    }
+/// Ranges of an object, near ones in one request, or `None` where there is none. Blocks.
+///
+/// # Errors
+/// As [`get`].
+pub fn get_ranges(
+    object: &Object,
+    ranges: &[Range<u64>],
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Vec<Bytes>>> {
+    let (object, ranges) = (object.clone(), ranges.to_owned());
+    let answer = async move { object.get_ranges(&ranges).await };
+    settle(runtime::wait(answer, interrupted))
+}
 
-    /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
-    ///
-    /// # Errors
-    /// As [`get`](Self::get); [`StreamError::Io`] where the disk refuses.
-    pub fn download(&self, key: &str, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
-        let (store, key, target) = (self.store.clone(), key.to_owned(), into.to_owned());
-        let download = async move { store.download(&key, &target, Some(bytes)).await };
-        let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
-        match settle(answer) {
-            // The disk's refusal and not the store's.
-            Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
-                Err(StreamError::Io { path: uri, reason })
-            }
-            other => Ok(other?.is_some()),
+/// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
+///
+/// # Errors
+/// As [`get`]; [`StreamError::Io`] where the disk refuses.
+pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
+    let (object, target) = (object.clone(), into.to_owned());
+    let download = async move { object.download(&target, Some(bytes)).await };
+    let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
+    match settle(answer) {
+        // The disk's refusal and not the store's.
+        Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
+            Err(StreamError::Io { path: uri, reason })
         }
+        other => Ok(other?.is_some()),
     }
 }
 

@@ -146,7 +146,10 @@ def test_states_by_number_of_samples(folder: str) -> None:
     [
         ({"cache_limit": "1gigs"}, "`cache_limit` is '1gigs'"),
         ({"stream_name": "mine"}, "`stream_name` is 'mine'"),
-        ({"batching_method": "stratified"}, "`batching_method` is 'stratified'"),
+        (
+            {"batching_method": "device_per_stream"},
+            "`batching_method` is 'device_per_stream', which comes later",
+        ),
         ({"predownload": 8, "batch_size": None}, "`predownload` is 8 and `batch_size` None"),
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b'"),
     ],

@@ -21,14 +21,19 @@ def make(case: dict[str, Any]) -> Any:
     return streaming.StreamingDataset(streams=streams, batch_size=case["batch_size"], **case["options"])
 
 
-def plan(case: dict[str, Any]) -> list[list[list[int]]]:
-    """Each rank's batches, in the order in which a DataLoader takes them from the workers."""
+def plan(case: dict[str, Any]) -> list[list[list[int]]] | None:
+    """Each rank's batches, in the order in which a DataLoader takes them; None where it is refused."""
     dataset = make(case)
     state = case["state"]
     dataset.num_canonical_nodes = state["num_canonical_nodes"]
     dataset.initial_physical_nodes = state["initial_physical_nodes"]
     world = World(case["nodes"], case["ranks"], case["workers"], 0)
-    work = generate_work("random", dataset, world, state["epoch"], state["sample_in_epoch"])
+    try:
+        work = generate_work(
+            dataset.batching_method, dataset, world, state["epoch"], state["sample_in_epoch"]
+        )
+    except ValueError:
+        return None
     work = work.transpose(0, 1, 3, 2, 4).reshape(case["nodes"] * case["ranks"], -1, case["batch_size"])
     return [[[i for i in batch if i >= 0] for batch in rank] for rank in work.tolist()]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.native import Store, counters
-from hocket.native.errors import StoreTransientError
+from hocket.native.errors import StoreChangedError, StoreTransientError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.errors import ShardCorruptError, StreamIOError
 from support.s3d import Server
@@ -95,6 +95,23 @@ def test_shards_replaced_in_the_middle_of_an_epoch_are_not_mixed_in(
     assert seen == list(range(len(seen)))
     assert 8 <= len(seen) < COUNT
     assert read_ids(remote=remote, local=cache) == list(range(first, first + COUNT))
+
+
+@pytest.mark.parametrize("limit", [3 * SHARD, 8 << 10], ids=["evicted", "held in memory"])
+def test_without_digests_a_shard_that_comes_again_is_of_the_version_seen_first(
+    server: Server, tmp_path: Path, limit: int
+) -> None:
+    remote = write(server.uri("bare"), hashes=None)
+    options: dict[str, Any] = {"remote": remote, "local": tmp_path / "cache", "cache_limit": limit}
+    dataset = StreamingDataset(batch_size=8, prefetch_next_epoch=False, **options)
+    assert [int(k) for batch in dataset.batches() for k in batch["id"]] == list(range(COUNT))
+    Store(remote).put("shard.00000.mds", Store(remote).get("shard.00000.mds"))
+    assert [int(k) for batch in dataset.batches() for k in batch["id"]] == list(range(COUNT))
+    other = write(server.uri("other"), first=1000, hashes=None)
+    Store(remote).put("shard.00000.mds", Store(other).get("shard.00000.mds"))
+    with pytest.raises(StoreChangedError, match=rf"{remote}/shard\.00000\.mds.*expected ETag"):
+        next(dataset.batches())
+    assert read_ids(**options)[0] == 1000
 
 
 def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Server, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,20 @@ import numpy as np
 import pytest
 
 from hocket.native import Store
+from hocket.native.errors import StoreChangedError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.errors import ShardCorruptError, ShardNotFoundError
+from support.s3d import Server
 
 PER_SHARD = 500
 COUNT = 3 * PER_SHARD
 SAMPLE = 4096
 
 
-def write(out: str, **options: Any) -> str:
+def write(out: str, *, first: int = 0, **options: Any) -> str:
     columns = {"id": "int", "text": "str", "tokens": f"ndarray:uint8:{SAMPLE}"}
     with MDSWriter(columns=columns, out=out, **{"size_limit": PER_SHARD * 4140} | options) as writer:
-        for number in range(COUNT):
+        for number in range(first, first + COUNT):
             tokens = np.full(SAMPLE, number % 251, np.uint8)
             writer.write({"id": number, "text": f"{number:>010}", "tokens": tokens})
     return out
@@ -42,6 +46,13 @@ def remote(s3d: Any, data: str, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     s3d.reset()
     return data
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def check(samples: list[dict[str, Any]], numbers: list[int]) -> None:
@@ -104,6 +115,60 @@ def test_compressed_shards_come_whole(s3d: Any, remote: str, tmp_path: Path) -> 
     check(dataset[[1, 1499]], [1, 1499])
     names = {path.name for path in (tmp_path / "cache").iterdir()}
     assert names == {"index.json", "shard.00000.mds", "shard.00002.mds"}
+
+
+def replace(remote: str, tmp_path: Path, *, extra: bytes = b"", **options: Any) -> None:
+    """Put samples of 100,000 more than before in the place of the first two shards, in the same layout."""
+    other = tmp_path / "other"
+    write(str(other), first=100_000, **options)
+    for name in ("shard.00000.mds", "shard.00001.mds"):
+        Store(remote).put(name, (other / name).read_bytes() + extra)
+
+
+@pytest.mark.parametrize("is_listing", [False, True], ids=["ranges", "then whole"])
+@pytest.mark.parametrize("hashes", [None, ["xxh3_64"]])
+def test_samples_of_one_shard_are_of_one_version_of_it(
+    s3d: Any, remote: str, tmp_path: Path, hashes: list[str] | None, is_listing: bool
+) -> None:
+    mine = write(s3d.uri(tmp_path.name), hashes=hashes)
+    options: dict[str, Any] = {"remote": mine, "local": tmp_path / "cache", "batch_size": 1}
+    dataset = StreamingDataset(**options)
+    check([dataset[3]], [3])
+    replace(mine, tmp_path, hashes=hashes)
+    # By ranges, then as a whole: a digest, where there is one, says the same as the version.
+    wrong = ShardCorruptError if is_listing and hashes else StoreChangedError
+    with pytest.raises(wrong, match=rf"{mine}/shard\.00000\.mds"):
+        dataset[0:300] if is_listing else dataset[3]
+    check([dataset[1400]], [1400])
+    assert dataset[600]["id"] == 100_600, "of this shard nothing was seen before"
+    assert StreamingDataset(**options)[3]["id"] == 100_003
+
+
+def test_an_object_replaced_between_offsets_and_samples_is_told(
+    s3d_faults: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    remote = write(server.uri("data"))
+    dataset = StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=1)
+    # The offsets come; the samples do not until another object is there.
+    server.set_faults("kind=slowdown,op=GetObject,after=1")
+    with ThreadPoolExecutor(1, thread_name_prefix="hocket-test") as pool:
+        asked = pool.submit(dataset.__getitem__, 3)
+        wait_until(lambda: server.stats()["faults"])
+        replace(remote, tmp_path)
+        server.set_faults()
+        with pytest.raises(StoreChangedError, match=rf"{remote}/shard\.00000\.mds.*expected ETag"):
+            asked.result(timeout=60)
+
+
+def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote: str, tmp_path: Path) -> None:
+    mine = write(s3d.uri(tmp_path.name))
+    replace(mine, tmp_path, extra=b"x")
+    dataset = StreamingDataset(remote=mine, local=tmp_path / "cache", batch_size=1)
+    with pytest.raises(ShardCorruptError, match=r"shard\.00000\.mds` has \d+ bytes, expected \d+ bytes"):
+        dataset[3]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.stream import Stream, StreamingDataLoader, StreamingDataset
+from hocket.stream import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.mosaic.partitions import partition
 from hocket.stream.mosaic.sampling import draw
@@ -237,13 +238,81 @@ def test_workers_and_mixed_streams(write: Callable[..., str]) -> None:
     assert [StreamingDataset(**options).sample_ids(0, epoch=1)] == [plain.sample_ids(0, epoch=1)]
 
 
+#: Batches of epoch 1 after the first, rank by rank, of 13 samples and one and a half times 9 more in shards
+#: of five, with 2 canonical nodes and blocks of 12: what mosaicml-streaming gave, by method, shuffle, ranks.
+STREAM_GOLDENS: dict[tuple[str, bool, int], list[list[int]]] = {
+    ("stratified", False, 1): [[1, 7, 14, 16], [2, 8, 15, 17], [3, 9, 16, 19], [4, 10, 17, 20],
+                               [5, 11, 18, 21], [5, 12, 18, 20]],
+    ("stratified", False, 4): [[1, 7, 14, 16], [2, 8, 15, 17], [3, 9, 16, 19], [4, 10, 17, 20],
+                               [5, 11, 18, 21], [5, 12, 18, 20]],
+    ("stratified", True, 1): [[9, 1, 14, 14], [10, 3, 16, 16], [8, 2, 19, 15], [7, 11, 21, 20],
+                              [12, 0, 20, 13], [12, 5, 20, 18]],
+    ("stratified", True, 4): [[9, 1, 14, 14], [10, 3, 16, 16], [8, 2, 19, 15], [7, 11, 21, 20],
+                              [12, 0, 20, 13], [12, 5, 20, 18]],
+    ("per_stream", False, 1): [[2, 8, 3, 9], [13, 14, 14, 16], [15, 17, 16, 19], [4, 10, 5, 11],
+                               [17, 20, 18, 21]],
+    ("per_stream", False, 4): [[2, 3, 8, 9], [13, 14, 14, 16], [15, 16, 17, 19], [17, 18, 20, 21],
+                               [4, 5, 10, 11], [5, 5, 12, 11], [18, 18, 20, 21]],
+    ("per_stream", True, 1): [[16, 16, 19, 15], [6, 4, 9, 1], [10, 3, 8, 2], [21, 20, 20, 13],
+                              [7, 11, 12, 0]],
+    ("per_stream", True, 4): [[6, 9, 4, 1], [16, 19, 16, 15], [10, 8, 3, 2], [21, 20, 20, 13],
+                              [7, 12, 11, 0], [20, 20, 18, 13], [12, 12, 5, 0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "shuffle", "ranks"), STREAM_GOLDENS)
+def test_batches_of_streams_one_by_one_are_the_golden_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, shuffle: bool, ranks: int
+) -> None:
+    for name, numbers in (("a", range(13)), ("b", range(13, 22))):
+        with MDSWriter(columns={"id": "int"}, out=tmp_path / name, size_limit=240) as writer:
+            for number in numbers:
+                writer.write({"id": number})
+    streams = [Stream(local=tmp_path / "a"), Stream(local=tmp_path / "b", repeat=1.5)]
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(min(ranks, 2)))
+    options: Any = {"streams": streams, "shuffle": shuffle, "order": "mosaic", "batching_method": method}
+    options |= {"batch_size": 4 // ranks, "shuffle_block_size": 12, "num_canonical_nodes": 2}
+    found = []
+    for rank in range(ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        dataset = StreamingDataset(**options)
+        state = dataset.state_dict() | {"epoch": 1, "sample_in_epoch": 4}
+        dataset.load_state_dict(state)
+        found.append([batch["id"].tolist() for batch in dataset.batches()])
+        assert dataset.num_batches == 1 + len(found[0])
+        # A batch that was only begun is given again, as there.
+        dataset.load_state_dict(state | {"sample_in_epoch": 6})
+        begun = dataset.batches()
+        assert next(begun)["id"].tolist() == found[rank][0]
+        assert dataset.state_dict()["sample_in_epoch"] == 6 + 4
+        assert [batch["id"].tolist() for batch in begun] == found[rank][1:]
+    assert [flat(parts) for parts in zip(*found, strict=True)] == STREAM_GOLDENS[method, shuffle, ranks]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("stratified", {"batch_size": 4}, "stream 1 has a share of 0.0196 .* 0 of a batch's 4 samples"),
+        ("per_stream", {"batch_size": 4}, "stream 1 has 1 samples in the epoch: expected at least the 4"),
+        ("stratified", {"batch_size": 60}, "does not fill its part"),
+        ("stratified", {"batch_size": 50, "shuffle_block_size": 60}, "of which stream 1 has 1 samples"),
+    ],
+)
+def test_streams_too_small_for_batches_of_their_own_are_named(
+    write: Callable[..., str], method: str, options: dict[str, Any], message: str
+) -> None:
+    streams = [Stream(local=write(50, "a")), Stream(local=write(30, "b"), choose=1)]
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(streams=streams, shuffle=True, order="mosaic", batching_method=method, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b': expected one of"),
         ({"order": "native", "partition_algo": "orig"}, "beside `order='native'`"),
         ({"order": "mosaic", "tail": "pad"}, "`tail` is 'pad' beside `order='mosaic'`"),
-        ({"order": "mosaic", "batching_method": "stratified"}, "`batching_method` is 'stratified' beside"),
         ({"order": "mosaic", "batching_method": "device_per_stream"}, "comes later"),
         ({"order": "mosaic", "rank": 0, "world_size": 3, "global_batch_size": 16}, "expected a multiple"),
         ({"order": "mosaic", "shuffle_block_size": 1}, "expected at least 2"),

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hocket.stream import Stream, StreamingDataset
+from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic.shuffles import ALGORITHMS
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
@@ -80,7 +81,8 @@ def draw_case(rng: random.Random, folders: dict[str, int]) -> dict[str, Any]:
     first = rng.choice([nodes, 1, 2])
     if nodes * size % first:
         first = nodes
-    names = rng.sample(sorted(folders), rng.choice([1, 1, 2]))
+    method = rng.choice(["random", "stratified", "per_stream"])
+    names = rng.sample(sorted(folders), rng.choice([1, 1, 2] if method == "random" else [1, 2, 2, 3]))
     weights: Callable[[], dict[str, Any]] = rng.choice(
         [
             dict,
@@ -95,11 +97,14 @@ def draw_case(rng: random.Random, folders: dict[str, int]) -> dict[str, Any]:
         "shuffle_algo": rng.choice(sorted(ALGORITHMS)),
         "partition_algo": "relaxed" if nodes != first else rng.choice(["orig", "relaxed"]),
         "shuffle_seed": rng.randrange(1 << 20),
-        "shuffle_block_size": rng.choice([8, 30, 100]),
+        "shuffle_block_size": rng.choice([30, 100]) if method != "random" else rng.choice([8, 30, 100]),
+        "batching_method": method,
         "sampling_method": rng.choice(["balanced", "fixed"]),
         "sampling_granularity": rng.choice([1, 4]),
     }
     done = rng.choice([0, 1, 2]) * size * nodes * ranks
+    if method != "random":
+        done += rng.choice([0, 0, 1])
     return {
         "streams": [{"local": name} | weights() for name in names],
         "batch_size": size,
@@ -122,15 +127,28 @@ def test_order_and_resume_are_theirs(
 ) -> None:
     folders = {write(count, f"d{count}"): count for count in (61, 128, 203)}
     rng = random.Random(11)
-    cases = [draw_case(rng, folders) for _ in range(75)]
+    cases = [draw_case(rng, folders) for _ in range(150)]
+    num_refused = 0
     for case, theirs in zip(cases, ask(cases, tmp_path), strict=True):
+        if theirs is None:
+            num_refused += 1
+            with pytest.raises(ConfigError):
+                plan(case, monkeypatch)
+            continue
         # They number samples over all streams, and plan empty batches to give each worker as many.
         ids = list(
             itertools.chain.from_iterable(range(folders[stream["local"]]) for stream in case["streams"])
         )
-        length = max(number + 1 for rank in theirs for number, batch in enumerate(rank) if batch)
+        filled = (number + 1 for rank in theirs for number, batch in enumerate(rank) if batch)
+        length = max(filled, default=0)
+        if not length and case["state"]["sample_in_epoch"] < case["batch_size"] * len(theirs):
+            num_refused += 1
+            with pytest.raises(ConfigError, match="expected at least one batch"):
+                plan(case, monkeypatch)
+            continue
         expected = [[[ids[number] for number in batch] for batch in rank[:length]] for rank in theirs]
         assert plan(case, monkeypatch) == expected, case
+    assert 0 < num_refused < 30
 
 
 def test_a_run_that_begins_there_is_finished_here(write: Callable[..., str], tmp_path: Path) -> None:

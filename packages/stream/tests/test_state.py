@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
@@ -139,6 +140,62 @@ def test_real_processes_resume_on_another_number(folder: str) -> None:
     second = run_ranks(train, 1, folder, first[1][1], 4, 0)
     assert join(first) + join(second) == uninterrupted
     assert second[0][1] == last
+
+
+def read_by_workers(
+    folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """So many steps from a state by loaders of each rank with so many processes, and the state after them."""
+    parts = []
+    for rank in range(world_size):
+        loader = StreamingDataLoader(
+            open_rank(folder, rank, world_size), num_workers=workers, timeout_s=120 if workers else 0
+        )
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        read: list[list[int]] = []
+        while len(read) < steps:
+            for batch in itertools.islice(loader, steps - len(read)):
+                read.append(batch["id"][: loader.batch_share()[0]].tolist())
+        parts.append((read, loader.state_dict()))
+    assert all(after == parts[0][1] for _, after in parts)
+    return join(parts), parts[0][1]
+
+
+def read_rest(folder: str, world_size: int, workers: int, state: dict[str, Any]) -> list[list[int]]:
+    """The rest of an epoch by torch's own loader over the data set."""
+    parts = []
+    for rank in range(world_size):
+        dataset = open_rank(folder, rank, world_size)
+        dataset.load_state_dict(state)
+        loader = DataLoader(
+            dataset,
+            batch_size=BATCH // world_size,
+            num_workers=workers,
+            collate_fn=lambda samples: [sample["id"] for sample in samples],
+            timeout=120 if workers else 0,
+        )
+        parts.append(list(loader))
+    return [list(chain.from_iterable(step)) for step in itertools.zip_longest(*parts, fillvalue=[])]
+
+
+TOPOLOGIES = list(itertools.product([2, 4], [1, 2, 4]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create 4 worker processes"
+)  # on a machine with fewer CPUs
+@pytest.mark.parametrize("after", TOPOLOGIES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("before", TOPOLOGIES, ids="{0[0]}x{0[1]}".format)
+def test_real_workers_resume_on_any_other_number(
+    folder: str, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    uninterrupted, _ = run_job(folder, 1, None, 12)
+    first, state = read_by_workers(folder, *before, None, 4)
+    second, state = read_by_workers(folder, *after, state, 4)
+    assert (state["epoch"], state["batch"]) == (1, 2)
+    assert first + second + read_rest(folder, *before, state) == uninterrupted
 
 
 def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder: str) -> None:

@@ -53,7 +53,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
         )));
     }
     let mut builder = MicrosoftAzureBuilder::new()
-        .with_client_options(key.client_options(find(AzureConfigKey::Endpoint)))
+        .with_client_options(key.client_options(find(AzureConfigKey::Endpoint))?)
         .with_retry(once())
         .with_http_connector(Connector::default());
     for (name, value) in settings {

@@ -23,7 +23,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     });
     let endpoint = key.endpoint(&[]).or(emulator.as_deref());
     let mut builder = GoogleCloudStorageBuilder::new()
-        .with_client_options(key.client_options(endpoint))
+        .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
         .with_http_connector(Connector::default());
     for (name, value) in key.env.iter() {
@@ -54,7 +54,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
             bucket_url: bucket_url(key, address.as_deref().unwrap_or(ADDRESS))?,
         },
         client: Connector::default()
-            .connect(&key.client_options(endpoint))
+            .connect(&key.client_options(endpoint)?)
             .map_err(refused)?,
     };
     Ok(Remote {

@@ -88,7 +88,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     };
     let endpoint = given.or(oracle.as_deref());
     let mut builder = AmazonS3Builder::new()
-        .with_client_options(key.client_options(endpoint))
+        .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
         .with_http_connector(Connector::default())
         // One DELETE for one key: the bulk form is not known everywhere.
@@ -141,7 +141,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
             requester_pays: is_paid_by_requester(key),
         },
         client: Connector::default()
-            .connect(&key.client_options(endpoint))
+            .connect(&key.client_options(endpoint)?)
             .map_err(refused)?,
     };
     Ok(Remote {
@@ -230,6 +230,28 @@ mod tests {
             .ok()
             .unwrap();
         assert_eq!(remote.objects.to_string(), "AmazonS3(b)");
+    }
+
+    #[test]
+    fn a_bundle_without_certificates_is_told_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        let connect = || {
+            let bundle = [("AWS_CA_BUNDLE", path.to_str().unwrap())];
+            connected(key("s3://b", &[&KEYS[..], &bundle].concat(), None))
+        };
+        for content in [
+            None,
+            Some("nothing of the kind"),
+            Some("-----BEGIN CERTIFICATE-----"),
+        ] {
+            if let Some(content) = content {
+                std::fs::write(&path, content).unwrap();
+            }
+            let error = connect().err().unwrap();
+            assert!(matches!(&error, StoreError::Config { .. }), "{error}");
+            assert!(error.to_string().contains("ca.pem"), "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let origin = key.bucket.uri();
     let store = HttpBuilder::new()
         .with_url(&origin)
-        .with_client_options(key.client_options(Some(&origin)))
+        .with_client_options(key.client_options(Some(&origin))?)
         .with_retry(once())
         .with_http_connector(Connector::default())
         .build()

@@ -10,7 +10,8 @@ use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
 use crate::index::{FileInfo, ShardInfo, StoredFile};
-use crate::remote::Remote;
+use crate::remote::{self, Remote};
+use hocket_store::Object;
 
 impl Cache {
     /// Makes a raw file, or waits for the process that does. Where there is no room for it, it stays in memory.
@@ -68,9 +69,10 @@ impl Cache {
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
                 return self.unpacked(shard, file, zip, compression, stop);
             }
-            let (origin, bytes) = self.get(&file.raw, stop)?;
-            self.check_raw(shard, file, &origin, &bytes)?;
-            Ok(bytes)
+            self.get(&file.raw, stop, |origin, bytes| {
+                self.check_raw(shard, file, origin, &bytes)?;
+                Ok(bytes)
+            })
         })?;
         Ok(Mapped::memory(raw))
     }
@@ -107,9 +109,9 @@ impl Cache {
             return fs::write(part.path(), &raw)
                 .map_err(|e| StreamError::io(part.path(), "write", &e));
         }
-        let origin = self.download(&file.raw, part.path(), stop)?;
-        let bytes = map(part.path())?;
-        self.check_raw(shard, file, &origin, bytes.as_ref().map_or(&[], |b| b))
+        self.download(&file.raw, part.path(), stop, |origin, bytes| {
+            self.check_raw(shard, file, origin, bytes)
+        })
     }
 
     /// One attempt at a raw file out of its compressed one, which stays in the cache if the options say so.
@@ -145,18 +147,14 @@ impl Cache {
         }
         // Under a limit, a file that is not to stay takes no room for the time of its unpacking either.
         if self.limit.is_some() && !self.options.keep_zip {
-            let (origin, bytes) = self.get(zip, stop)?;
-            return unpack(&origin, &bytes);
+            return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         }
         let packed = Part::lock(&path, stop)?;
         if !self.has_room(stop)? {
             drop(packed);
-            let (origin, bytes) = self.get(zip, stop)?;
-            return unpack(&origin, &bytes);
+            return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         }
-        let origin = self.download(zip, packed.path(), stop)?;
-        let bytes = map(packed.path())?;
-        let raw = unpack(&origin, bytes.as_ref().map_or(&[], |b| b))?;
+        let raw = self.download(zip, packed.path(), stop, unpack)?;
         if self.options.keep_zip {
             self.commit(packed, stop)?;
         }
@@ -179,26 +177,45 @@ impl Cache {
         part.commit()
     }
 
-    /// A file's bytes from the remote, and where they are from.
-    fn get(&self, file: &FileInfo, stop: &AtomicBool) -> Result<(String, Vec<u8>)> {
-        let remote = self.remote_of(file)?;
-        let uri = remote.object_uri(&file.basename);
-        let bytes = remote.get(&file.basename, &|| stop.load(Ordering::Relaxed))?;
-        let Some(bytes) = bytes else {
-            return Err(missing(file, uri));
-        };
-        self.counters.fetched(file.bytes);
-        Ok((uri, bytes))
+    /// What `take` makes of a file's bytes from the remote, told where they are from.
+    fn get<T>(
+        &self,
+        file: &FileInfo,
+        stop: &AtomicBool,
+        take: impl FnOnce(&str, Vec<u8>) -> Result<T>,
+    ) -> Result<T> {
+        self.fetch(file, |object| {
+            let interrupted = || stop.load(Ordering::Relaxed);
+            let bytes = remote::get(object, &interrupted)?;
+            let bytes = bytes.ok_or_else(|| missing(file, object.uri()))?;
+            self.counters.fetched(file.bytes);
+            take(&object.uri(), bytes)
+        })
     }
 
-    fn download(&self, file: &FileInfo, into: &Path, stop: &AtomicBool) -> Result<String> {
-        let remote = self.remote_of(file)?;
-        let uri = remote.object_uri(&file.basename);
-        if !remote.download(&file.basename, file.bytes, into, stop)? {
-            return Err(missing(file, uri));
-        }
-        self.counters.fetched(file.bytes);
-        Ok(uri)
+    /// As [`get`](Self::get), by way of the file `into`, where the bytes stay.
+    fn download<T>(
+        &self,
+        file: &FileInfo,
+        into: &Path,
+        stop: &AtomicBool,
+        take: impl FnOnce(&str, &[u8]) -> Result<T>,
+    ) -> Result<T> {
+        self.fetch(file, |object| {
+            if !remote::download(object, file.bytes, into, stop)? {
+                return Err(missing(file, object.uri()));
+            }
+            self.counters.fetched(file.bytes);
+            let bytes = map(into)?;
+            take(&object.uri(), bytes.as_ref().map_or(&[], |bytes| bytes))
+        })
+    }
+
+    /// Reads a whole file of the remote, of the version that it had before unless it has a digest.
+    fn fetch<T>(&self, file: &FileInfo, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
+        let is_checked = self.digest(file).is_some();
+        self.versions
+            .read(self.remote_of(file)?, file, is_checked, read)
     }
 
     fn remote_of(&self, file: &FileInfo) -> Result<&Remote> {

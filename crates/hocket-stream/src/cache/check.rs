@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::error::{Result, StreamError};
-use crate::hash::NAMES;
+use crate::hash::{Algorithm, NAMES};
 use crate::index::{FileInfo, ShardInfo, StoredFile};
 use crate::shard::check_table;
 
@@ -36,15 +36,7 @@ impl Cache {
                 format!("{} bytes", bytes.len()),
             ));
         }
-        let wanted = self.options.validate_hash.as_deref();
-        let choice = NAMES
-            .iter()
-            .filter(|(name, _)| wanted.is_none_or(|wanted| wanted == *name))
-            .find_map(|(name, algorithm)| {
-                let (_, digest) = file.hashes.iter().find(|(known, _)| known == name)?;
-                Some((name, algorithm, digest))
-            });
-        let Some((name, algorithm, digest)) = choice else {
+        let Some((name, algorithm, digest)) = self.digest(file) else {
             return Ok(());
         };
         let actual = algorithm.hex(bytes);
@@ -56,5 +48,20 @@ impl Cache {
                 format!("{name} {actual}"),
             ))
         }
+    }
+
+    /// The digest by which a file is checked, if it has one.
+    pub(super) fn digest<'a>(
+        &self,
+        file: &'a FileInfo,
+    ) -> Option<(&'static str, Algorithm, &'a str)> {
+        let wanted = self.options.validate_hash.as_deref();
+        let mut names = NAMES
+            .iter()
+            .filter(|(name, _)| wanted.is_none_or(|wanted| wanted == *name));
+        names.find_map(|&(name, algorithm)| {
+            let (_, digest) = file.hashes.iter().find(|(known, _)| known == name)?;
+            Some((name, algorithm, digest.as_str()))
+        })
     }
 }

@@ -8,6 +8,7 @@ mod mapped;
 mod pick;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,11 +21,12 @@ pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
 use self::mapped::{Mapped, hold, map};
+use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::write_whole;
 use crate::hash::Algorithm;
 use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
-use crate::remote::Remote;
+use crate::remote::{self, Remote};
 use crate::shard::{Shard, ShardBytes};
 
 /// How a cache behaves.
@@ -53,6 +55,7 @@ pub struct Cache {
     checked: Mutex<HashSet<u32>>,
     /// How often samples of a shard that is not here were picked out of it.
     picked: Mutex<HashMap<u32, u32>>,
+    versions: Versions,
     notices: Mutex<Vec<String>>,
 }
 
@@ -78,10 +81,9 @@ pub fn load_index(
         });
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
-    let uri = remote.object_uri(INDEX_NAME);
-    let data = remote
-        .get(INDEX_NAME, interrupted)?
-        .ok_or(StreamError::IndexNotFound { uri })?;
+    let object = remote.object(INDEX_NAME);
+    let data = remote::get(&object, interrupted)?
+        .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
     if held.ok().as_deref() != Some(&data[..]) {
         write_whole(&path, &data)?;
     }
@@ -121,6 +123,7 @@ impl Cache {
             counters: Counters::default(),
             checked: Mutex::default(),
             picked: Mutex::default(),
+            versions: Versions::default(),
             notices: Mutex::default(),
         })
     }

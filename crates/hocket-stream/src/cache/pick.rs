@@ -3,9 +3,12 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
+use hocket_store::Object;
+
 use super::Cache;
 use crate::error::{Result, StreamError};
 use crate::index::ShardInfo;
+use crate::remote;
 use crate::schema::Format;
 use crate::shard::Shard;
 
@@ -20,8 +23,8 @@ const MOST_TIMES: u32 = 8;
 
 impl Cache {
     /// A shard of which only samples `numbers` (ascending, each once) are there: read by their ranges out of
-    /// the remote, near ones together. The digest of the whole has no part in it; that sizes and offsets fit
-    /// is checked.
+    /// the remote, near ones together and all of one version of the object. The digest of the whole has no part
+    /// in it; that sizes and offsets fit is checked.
     ///
     /// `None` where the shard is better had whole: it is no raw MDS shard of a remote, it is small, much of it is
     /// asked for, or it was asked for often. Whether it is here is not looked at.
@@ -44,37 +47,10 @@ impl Cache {
         if !is_raw || is_much || shard.data.raw.bytes < LEAST_BYTES || self.is_wanted(number) {
             return Ok(None);
         }
-        let name = &shard.data.raw.basename;
-        let get = |ranges: &[Range<u64>]| {
-            remote
-                .get_ranges(name, ranges, interrupted)?
-                .ok_or_else(|| StreamError::ShardNotFound {
-                    shard: name.clone(),
-                    uri: remote.object_uri(name),
-                })
-        };
-        let pairs: Vec<Range<u64>> = numbers
-            .iter()
-            .map(|&number| 4 * u64::from(number) + 4..4 * u64::from(number) + 12)
-            .collect();
-        let words = get(&pairs)?;
-        let extents = extents(&shard, numbers, &words).map_err(|(expected, actual)| {
-            StreamError::ShardCorrupt {
-                shard: name.clone(),
-                object: remote.object_uri(name),
-                expected,
-                actual,
-            }
-        })?;
-        let samples = get(&extents)?;
-        let bytes = join(&samples);
-        self.counters.fetched(bytes.len() as u64);
-        let alone = ShardInfo {
-            samples: samples.len() as u32,
-            ..shard.clone()
-        };
-        let opened = Shard::open(&alone, &remote.object_uri(name), Box::new(bytes), None)?;
-        Ok(Some(opened.only(numbers)))
+        let pick = |object: &Object| take(&shard, numbers, object, interrupted);
+        let (bytes, shard) = self.versions.read(remote, &shard.data.raw, false, pick)?;
+        self.counters.fetched(bytes);
+        Ok(Some(shard))
     }
 
     /// Counts one more request for a shard, and says whether there were so many that it should come whole.
@@ -84,6 +60,51 @@ impl Cache {
         *times = times.saturating_add(1);
         *times > MOST_TIMES
     }
+}
+
+/// The samples `numbers` as a shard, and how many bytes it has: their offsets, then all of them together, out of
+/// one version of the object.
+fn take(
+    shard: &ShardInfo,
+    numbers: &[u32],
+    object: &Object,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<(u64, Shard)> {
+    let name = &shard.data.raw.basename;
+    let get = |ranges: &[Range<u64>]| {
+        remote::get_ranges(object, ranges, interrupted)?.ok_or_else(|| StreamError::ShardNotFound {
+            shard: name.clone(),
+            uri: object.uri(),
+        })
+    };
+    let pairs: Vec<Range<u64>> = numbers
+        .iter()
+        .map(|&number| 4 * u64::from(number) + 4..4 * u64::from(number) + 12)
+        .collect();
+    let corrupt = |(expected, actual)| StreamError::ShardCorrupt {
+        shard: name.clone(),
+        object: object.uri(),
+        expected,
+        actual,
+    };
+    let words = get(&pairs);
+    let bytes = shard.data.raw.bytes;
+    if let Some(other) = object.size().filter(|&size| size != bytes) {
+        return Err(corrupt((
+            format!("{bytes} bytes"),
+            format!("{other} bytes"),
+        )));
+    }
+    let extents = extents(shard, numbers, &words?).map_err(corrupt)?;
+    let samples = get(&extents)?;
+    let bytes = join(&samples);
+    let num_bytes = bytes.len() as u64;
+    let alone = ShardInfo {
+        samples: samples.len() as u32,
+        ..shard.clone()
+    };
+    let opened = Shard::open(&alone, &object.uri(), Box::new(bytes), None)?;
+    Ok((num_bytes, opened.only(numbers)))
 }
 
 /// Where the samples lie, by the offsets before and after each; or what was expected, and what was found.

@@ -89,7 +89,8 @@ class Store:
     - Azure: `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN`,
       `AZURE_STORAGE_CONNECTION_STRING`, a service principal's or workload's `AZURE_*`, the machine's
       identity.
-    - All: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`.
+    - All: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`. Authorities beside the system's: S3 and OCI,
+      `AWS_CA_BUNDLE`, a file of certificates in PEM form; instead of them, for all, `SSL_CERT_FILE`.
 
     Every verb raises, of `hocket.native.errors`: `StoreConfigError` for a key or setting that cannot work,
     `StorePermissionError` when credentials are refused or missing, `StoreTransientError` when the store stays

@@ -171,11 +171,11 @@ class StreamingDataset:
             allow_unsafe_types=allow_unsafe_types,
             on_bad_sample=on_bad_sample,
         )
-        chosen = choose_streams(streams, remote, local, split)
+        self._streams = choose_streams(streams, remote, local, split)
         self._engine = Engine(
-            resolve_sources(chosen, fetching),
+            resolve_sources(self._streams, fetching),
             reading,
-            weigh=lambda sizes: self._options.counts(chosen, sizes),
+            weigh=lambda sizes: self._options.counts(self._streams, sizes),
         )
         self._plan: Plan | None = None
         self._global_batch_size: int | None = None
@@ -224,7 +224,11 @@ class StreamingDataset:
             )
         if self._plan is None:
             self._plan = self._options.plan(
-                self._engine, self.data_parallel, global_batch_size=size, num_nodes=self._num_nodes
+                self._engine,
+                self._streams,
+                self.data_parallel,
+                global_batch_size=size,
+                num_nodes=self._num_nodes,
             )
         self._global_batch_size = size
 

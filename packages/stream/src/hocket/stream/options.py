@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicPlan, MosaicSettings
@@ -71,12 +73,11 @@ class OrderOptions:
             )
 
     def _check_mosaic(self) -> None:
-        for name, only in [("batching_method", "random"), ("tail", "short")]:
-            if getattr(self, name) != only:
-                raise ConfigError(
-                    f"`{name}` is {getattr(self, name)!r} beside `order='mosaic'`, which has {only!r} only: "
-                    "leave it out, or use the native order"
-                )
+        if self.tail != "short":
+            raise ConfigError(
+                f"`tail` is {self.tail!r} beside `order='mosaic'`, which has 'short' only: leave it out, or "
+                "use the native order"
+            )
         if self.shuffle_block_size == 1:
             raise ConfigError("`shuffle_block_size` is 1: expected at least 2 with `order='mosaic'`")
 
@@ -99,16 +100,30 @@ class OrderOptions:
             )
         return resolve_counts(streams, sizes, epoch_size=epoch_size)
 
+    def _shares(self, streams: Sequence[Stream], engine: Engine) -> tuple[float, ...]:
+        """Each stream's part of an epoch, to the bit what mosaicml-streaming takes it for."""
+        epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
+        shares = mosaic_sampling.resolve_shares(streams, engine.sizes, epoch_size=epoch_size)
+        if shares is None:
+            shares = np.array(engine.counts) / sum(engine.counts)
+        return tuple(shares.tolist())
+
     def plan(
-        self, engine: Engine, data_parallel: tuple[int, int], *, global_batch_size: int, num_nodes: int
+        self,
+        engine: Engine,
+        streams: Sequence[Stream],
+        data_parallel: tuple[int, int],
+        *,
+        global_batch_size: int,
+        num_nodes: int,
     ) -> Plan:
-        """Return the order of `engine`'s samples for this rank.
+        """Return the order of the samples of `engine`, which reads `streams`, for this rank.
 
         Raises:
             ConfigError: There is none with such batches, ranks or machines.
         """
         if self.is_mosaic:
-            return self._mosaic_plan(engine, data_parallel, global_batch_size, num_nodes)
+            return self._mosaic_plan(engine, streams, data_parallel, global_batch_size, num_nodes)
         lanes = self.num_canonical_nodes
         if lanes is None:
             lanes = math.gcd(global_batch_size, _MOST_LANES) if self.shuffle else 1
@@ -129,7 +144,12 @@ class OrderOptions:
         return NativePlan(engine, settings, data_parallel)
 
     def _mosaic_plan(
-        self, engine: Engine, data_parallel: tuple[int, int], global_batch_size: int, num_nodes: int
+        self,
+        engine: Engine,
+        streams: Sequence[Stream],
+        data_parallel: tuple[int, int],
+        global_batch_size: int,
+        num_nodes: int,
     ) -> Plan:
         world_size = data_parallel[1]
         if global_batch_size % world_size:
@@ -144,6 +164,8 @@ class OrderOptions:
             shuffle_block_size=self.shuffle_block_size,
             partition_algo=self.partition_algo or "relaxed",
             num_canonical_nodes=self.num_canonical_nodes,
+            batching_method=self.batching_method,
+            shares=self._shares(streams, engine),
             sampling_method=self.sampling_method,
             sampling_granularity=self.sampling_granularity,
             batch_size=global_batch_size // world_size,

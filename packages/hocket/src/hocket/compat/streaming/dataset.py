@@ -27,7 +27,7 @@ class StreamingDataset(_StreamingDataset):
 
     Args:
         predownload: Samples ahead, rounded up to whole batches of `batch_size`, which it needs.
-        batching_method: `random`; the others are refused.
+        batching_method: `random`, `stratified` or `per_stream`; `device_per_stream` comes later.
         stream_name: `stream`: there is no registry of other classes.
         stream_config: Arguments of the one `Stream`, beside `remote`, `local` and `split`.
 

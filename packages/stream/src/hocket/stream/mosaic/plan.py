@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.mosaic.batching import Batches, portions, stratify, take_turns
 from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
-from hocket.stream.mosaic.shuffles import Shuffle
+from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
 from hocket.stream.plan import Pass
 from hocket.stream.position import Cursor
 
@@ -46,6 +48,12 @@ class MosaicSettings:
     num_canonical_nodes: int | None
     """Parts that are shuffled each within itself; None is 64 a machine for `py1s` and `py2s`, else 1."""
 
+    batching_method: str
+    """How streams come together: `random`, `stratified` or `per_stream`."""
+
+    shares: tuple[float, ...]
+    """Of each stream in an epoch; they add up to 1."""
+
     sampling_method: str
     """Whether a part of a stream is drawn anew in each epoch: `balanced` or `fixed`."""
 
@@ -61,10 +69,12 @@ class MosaicPlan:
 
     A pass from the middle of an epoch is planned as a run that resumes there is: what is done with is left
     out, and the rest is dealt out to the ranks of today. The global batches stay the same sets of samples, up
-    to the last one, on any number of ranks that divides the global batch.
+    to the last one, on any number of ranks that divides the global batch. Where batches are made of the
+    streams one by one, all of them are full, and one that was begun is given again.
 
     Raises:
-        ConfigError: The machines and the canonical nodes do not divide each other.
+        ConfigError: The machines and the canonical nodes do not divide each other, or a stream has no part in
+            the batches.
     """
 
     def __init__(
@@ -84,13 +94,20 @@ class MosaicPlan:
 
     def _begin(self, origin: _Origin) -> None:
         self._origin, self._cached = origin, None
+        self._blocks()
         self._whole = self._extent(0)
+        if not self._whole[0]:
+            raise ConfigError(
+                f"the global batch is {self._global_batch} samples, and with "
+                f"`batching_method={self.settings.batching_method!r}` some stream does not fill its part of "
+                "one: expected at least one batch; make it smaller or the stream's share larger"
+            )
         self._rest = self._extent(origin.sample) if origin.sample else self._whole
 
     def num_batches(self, epoch: int) -> int:
         """Return the batches of an epoch; what lies before a resume counts as batches of today's size."""
         if epoch == self._origin.epoch:
-            return self._origin.batch(self._global_batch) + self._rest[0]
+            return self._done() + self._rest[0]
         return self._whole[0]
 
     def num_local_samples(self, epoch: int) -> int:
@@ -99,7 +116,7 @@ class MosaicPlan:
 
     def passes(self, epoch: int, start: int) -> Pass:
         """Return the way on from batch `start`; the order is of this rank alone."""
-        places = self._places(self._sample(epoch, start))
+        places = self._places(epoch, self._sample(epoch, start))
         is_there = places != _VOID
         shares = np.stack([is_there[self._rank].sum(axis=1), is_there.sum(axis=(0, 2))], axis=1)
         mine = places[self._rank].copy()
@@ -116,17 +133,19 @@ class MosaicPlan:
             raise IndexError(
                 f"batch {batch} of epoch {epoch}: expected a number from 0 to below {self.num_batches(epoch)}"
             )
-        places = self._places(self._sample(epoch, batch))[:, 0]
+        places = self._places(epoch, self._sample(epoch, batch))[:, 0]
         found: list[int] = self._ids(epoch)[places[places != _VOID]].tolist()
         return found
 
     def notices(self) -> list[tuple[int, str]]:
-        """Return how many samples an epoch has twice, so that its batches come out even."""
-        twice = self._whole[2] - self._num_samples
-        how = (
-            f"`order='mosaic'`, {self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
-        )
-        return [(logging.WARNING, f"{twice} samples come twice in each epoch ({how})")] if twice else []
+        """Return how many samples an epoch has twice or leaves out, so that its batches come out even."""
+        method = self.settings.batching_method
+        how = "`order='mosaic'`, " + (f"`batching_method={method!r}`, " if method != "random" else "")
+        how += f"{self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
+        more = self._whole[2] - self._num_samples
+        if more > 0:
+            return [(logging.WARNING, f"{more} samples come twice in each epoch ({how})")]
+        return [(logging.WARNING, f"each epoch leaves {-more} samples out ({how})")] if more else []
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """Return where `cursor` is, as mosaicml-streaming's own state."""
@@ -167,47 +186,110 @@ class MosaicPlan:
             epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
         )
         self._begin(origin)
-        cursor.go(origin.epoch, origin.batch(self._global_batch))
+        cursor.go(origin.epoch, self._done())
 
     @property
     def _num_samples(self) -> int:
         return sum(self._engine.counts)
 
+    def _done(self) -> int:
+        """How many of today's batches the samples before the origin count as."""
+        batches, begun = divmod(self._origin.sample, self._global_batch)
+        return batches + (begun > 0 and self.settings.batching_method == "random")
+
     def _sample(self, epoch: int, batch: int) -> int:
         """How many samples of an epoch lie before a batch."""
-        done = self._origin.batch(self._global_batch)
+        done = self._done()
         if epoch != self._origin.epoch or batch < done:
             return batch * self._global_batch
         return self._origin.sample + (batch - done) * self._global_batch
 
-    def _places(self, drop_first: int) -> Places:
+    def _places(self, epoch: int, drop_first: int) -> Places:
+        """Each rank's batches, `(ranks, batches, batch_size)`, as places in `_ids`; -1 is none."""
+        if self.settings.batching_method == "random":
+            return self._partition(self._num_samples, drop_first=drop_first)
+        batches = self._stream_batches(epoch)[drop_first // self._global_batch :]
+        ranks = batches.reshape(len(batches), self._world_size, self.settings.batch_size)
+        return ranks.transpose(1, 0, 2)
+
+    def _stream_batches(self, epoch: int) -> Batches:
+        """The epoch's global batches where streams do not mix."""
+        settings, counts = self.settings, self._engine.counts
+        parts = None
+        if settings.batching_method == "stratified":
+            parts = portions(settings.shares, self._global_batch)
+        streams = []
+        for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
+            # Stratified, a stream is dealt out sample by sample, as to one machine.
+            ranks = self._partition(count, is_single=parts is not None)
+            places = ranks.transpose(1, 0, 2).reshape(-1)
+            streams.append(first + places[places != _VOID] if count else places[:0])
+        if parts is not None:
+            return stratify(streams, parts)
+        return take_turns(streams, self._global_batch, seed=settings.shuffle_seed + self._drift(epoch))
+
+    def _partition(self, num_samples: int, *, drop_first: int = 0, is_single: bool = False) -> Places:
         return partition(
             self.settings.partition_algo,
-            self._num_samples,
+            num_samples,
             num_canonical_nodes=self._origin.num_canonical_nodes,
-            num_nodes=self._num_nodes,
+            num_nodes=1 if is_single else self._num_nodes,
             ranks_per_node=self._world_size // self._num_nodes,
-            batch_size=self.settings.batch_size,
+            batch_size=1 if is_single else self.settings.batch_size,
             drop_first=drop_first,
             initial_nodes=self._origin.initial_nodes,
         )
 
     def _extent(self, drop_first: int) -> tuple[int, int, int]:
         """Batches, samples on this rank and samples over all ranks of what is left of an epoch."""
-        is_there = self._places(drop_first) != _VOID
+        is_there = self._places(0, drop_first) != _VOID
         return is_there.shape[1], int(is_there[self._rank].sum()), int(is_there.sum())
+
+    def _drift(self, epoch: int) -> int:
+        """What an epoch adds to the run's seed for the streams' turns."""
+        is_new = self.settings.shuffle and self.settings.sampling_method == "balanced"
+        return epoch if is_new else 0
 
     def _ids(self, epoch: int) -> Ids:
         """The samples of an epoch by place."""
         if self._cached is None or self._cached[0] != epoch:
-            self._cached = (epoch, self._draw(epoch))
+            self._cached = (epoch, self._draw_all(epoch))
         return self._cached[1]
 
-    def _draw(self, epoch: int) -> Ids:
+    def _draw_all(self, epoch: int) -> Ids:
+        sizes, counts, blocks = self._shard_sizes, self._engine.counts, self._blocks()
+        if self.settings.batching_method == "random":
+            return self._draw(epoch, sizes, counts, blocks[0])
+        # Each stream is drawn and shuffled as if it were alone.
+        parts = []
+        first = 0
+        for stream, count, block in zip(sizes, counts, blocks, strict=True):
+            parts.append(first + self._draw(epoch, [stream], [count], block))
+            first += sum(stream)
+        return np.concatenate(parts)
+
+    def _blocks(self) -> list[int]:
+        """Samples of a shuffle's block: for all, or of each stream where they are shuffled alone."""
+        settings = self.settings
+        block = settings.shuffle_block_size
+        if block is None:
+            block = max(_SHARED_BLOCK // self._origin.num_canonical_nodes, _LEAST_BLOCK)
+        if settings.batching_method == "random":
+            return [block]
+        blocks = [int(block * share) for share in settings.shares]
+        if settings.shuffle and settings.shuffle_algo in BLOCK_ALGORITHMS and min(blocks) < 2:
+            raise ConfigError(
+                f"`shuffle_block_size` is {block}, of which stream {blocks.index(min(blocks))} has "
+                f"{min(blocks)} samples by its share: expected at least 2 with "
+                f"`batching_method={settings.batching_method!r}`; make it larger"
+            )
+        return blocks
+
+    def _draw(self, epoch: int, sizes: Sequence[Sequence[int]], counts: Sequence[int], block: int) -> Ids:
         settings = self.settings
         units, ids = draw(
-            self._shard_sizes,
-            self._engine.counts,
+            sizes,
+            counts,
             seed=settings.shuffle_seed,
             epoch=epoch,
             shuffle=settings.shuffle,
@@ -216,11 +298,9 @@ class MosaicPlan:
         )
         if not settings.shuffle:
             return ids
-        nodes = self._origin.num_canonical_nodes
-        block = settings.shuffle_block_size or max(_SHARED_BLOCK // nodes, _LEAST_BLOCK)
         given = Shuffle(
             unit_sizes=units,
-            num_canonical_nodes=nodes,
+            num_canonical_nodes=self._origin.num_canonical_nodes,
             seed=settings.shuffle_seed,
             epoch=epoch,
             block_size=block,
@@ -240,10 +320,6 @@ class _Origin:
     initial_nodes: int
     epoch: int = 0
     sample: int = 0
-
-    def batch(self, global_batch: int) -> int:
-        """How many of today's batches the samples before it count as."""
-        return -(-self.sample // global_batch)
 
 
 def _parse(state: Mapping[str, Any]) -> list[int]:

@@ -14,19 +14,15 @@ from hocket.stream.weights import Weighted
 Ids = NDArray[np.int64]
 
 
-def resolve_counts(
-    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None, seed: int
-) -> list[int]:
-    """Return how many samples of each stream an epoch has.
-
-    With proportions, or without weights and with an `epoch_size`, each stream has its share rounded down, and
-    streams drawn by `seed` have one more, until the epoch is full.
+def resolve_shares(
+    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None
+) -> NDArray[np.float64] | None:
+    """Return which part of an epoch each stream is to have, or None where they give their numbers of samples.
 
     Args:
         weights: Of the streams.
         sizes: Their samples.
         epoch_size: Of all streams together.
-        seed: Of the run.
 
     Raises:
         ConfigError: Some streams have a proportion and others none, all proportions are 0, or `epoch_size`
@@ -36,7 +32,7 @@ def resolve_counts(
     is_absolute = any(weight.repeat is not None or weight.choose is not None for weight in weights)
     if all(share is None for share in shares):
         if epoch_size is None:
-            return [_count(weight, size) for weight, size in zip(weights, sizes, strict=True)]
+            return None
         shares = [float(size) for size in sizes]
     if is_absolute and epoch_size is not None:
         raise ConfigError(
@@ -48,8 +44,26 @@ def resolve_counts(
     parts = np.array(shares, np.float64)
     if not parts.sum() > 0:
         raise ConfigError("the streams' shares add up to 0: expected at least one above 0")
+    result: NDArray[np.float64] = parts / parts.sum()
+    return result
+
+
+def resolve_counts(
+    weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None, seed: int
+) -> list[int]:
+    """Return how many samples of each stream an epoch has.
+
+    With proportions, or without weights and with an `epoch_size`, each stream has its share rounded down, and
+    streams drawn by `seed`, the run's, have one more, until the epoch is full.
+
+    Raises:
+        ConfigError: See `resolve_shares`.
+    """
+    shares = resolve_shares(weights, sizes, epoch_size=epoch_size)
+    if shares is None:
+        return [_count(weight, size) for weight, size in zip(weights, sizes, strict=True)]
     total = sum(sizes) if epoch_size is None else epoch_size
-    counts = np.floor(total * (parts / parts.sum())).astype(np.int64)
+    counts = np.floor(total * shares).astype(np.int64)
     missing = total - int(counts.sum())
     counts[np.random.default_rng(seed).choice(len(counts), missing, replace=False)] += 1
     return [int(count) for count in counts]

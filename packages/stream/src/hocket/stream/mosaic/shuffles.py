@@ -135,6 +135,8 @@ ALGORITHMS: dict[str, Callable[[Shuffle], Ids]] = {
     "py1br": _py1br,
     "py1e": _py1e,
 }
+#: Those of them that know blocks.
+BLOCK_ALGORITHMS = ("py1br", "py1e")
 
 
 def _shuffled_spans(given: Shuffle) -> tuple[Nodes, np.random.Generator]:

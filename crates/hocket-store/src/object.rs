@@ -1,0 +1,142 @@
+//! One object, read as often as one likes and always of one version.
+
+use crate::error::{Result, StoreError};
+use crate::meta::ObjectMeta;
+use crate::store::{Backend, Store};
+use crate::uri::check_key;
+use crate::{local, read};
+use bytes::Bytes;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// An object of a store. The first answer says which version it has; every read of it and of its clones that
+/// meets another one fails with [`StoreError::Changed`]. Made by [`Store::object`], without a request.
+#[derive(Debug, Clone)]
+pub struct Object {
+    store: Store,
+    key: String,
+    pin: Pin,
+}
+
+impl Object {
+    pub(crate) fn new(store: &Store, key: &str) -> Self {
+        Self {
+            store: store.clone(),
+            key: key.to_owned(),
+            pin: Pin::default(),
+        }
+    }
+
+    /// Its full URI.
+    pub fn uri(&self) -> String {
+        self.store.object_uri(&self.key)
+    }
+
+    /// Bytes of its version, once a read has met it.
+    pub fn size(&self) -> Option<u64> {
+        self.pin.seen().map(|seen| seen.size)
+    }
+
+    /// As [`Store::get`].
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the requests; so it is with the other reads.
+    pub async fn get(&self) -> Result<Bytes> {
+        check_key(self.store.uri(), &self.key)?;
+        let (store, key, pin) = self.parts();
+        match store.backend().await? {
+            Backend::Local => local::get(store, key, pin).await,
+            Backend::Remote(remote) => read::Source::new(&store, &key, remote, pin)?.get().await,
+        }
+    }
+
+    /// As [`Store::get_ranges`].
+    ///
+    /// # Errors
+    /// As [`Store::get_ranges`].
+    pub async fn get_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        check_key(self.store.uri(), &self.key)?;
+        if let Some(range) = ranges.iter().find(|range| range.start > range.end) {
+            let (start, end) = (range.start, range.end);
+            return Err(StoreError::config(format!(
+                "range {start}..{end} of `{}` ends before it starts",
+                self.uri()
+            )));
+        }
+        let (store, key, pin) = self.parts();
+        match store.backend().await? {
+            Backend::Local => local::get_ranges(store, key, pin, ranges.to_vec()).await,
+            Backend::Remote(remote) => {
+                read::Source::new(&store, &key, remote, pin)?
+                    .get_ranges(ranges)
+                    .await
+            }
+        }
+    }
+
+    /// As [`Store::download`].
+    ///
+    /// # Errors
+    /// As [`Store::download`].
+    pub async fn download(&self, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
+        check_key(self.store.uri(), &self.key)?;
+        let (store, key, pin) = self.parts();
+        match store.backend().await? {
+            Backend::Local => local::download(store, key, pin, path.to_owned()).await,
+            Backend::Remote(remote) => {
+                read::Source::new(&store, &key, remote, pin)?
+                    .download(path, size)
+                    .await
+            }
+        }
+    }
+
+    fn parts(&self) -> (Store, String, Pin) {
+        (self.store.clone(), self.key.clone(), self.pin.clone())
+    }
+}
+
+/// The version that the first answer told of. Clones are one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pin(Arc<OnceLock<Seen>>);
+
+/// What tells one version from another.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) etag: Option<String>,
+    pub(crate) size: u64,
+    modified_ms: i64,
+}
+
+impl Pin {
+    pub(crate) fn seen(&self) -> Option<&Seen> {
+        self.0.get()
+    }
+
+    /// Takes the first answer's version as the object's, and refuses an answer of another one.
+    pub(crate) fn check(&self, uri: String, meta: &ObjectMeta) -> Result<()> {
+        let seen = self.0.get_or_init(|| Seen {
+            etag: meta.etag.clone(),
+            size: meta.size,
+            modified_ms: meta.modified_ms,
+        });
+        // Plain HTTP servers need not have ETags; their times are better than nothing.
+        let is_same_time = meta.etag.is_some() || seen.modified_ms == meta.modified_ms;
+        if seen.etag == meta.etag && seen.size == meta.size && is_same_time {
+            return Ok(());
+        }
+        let text = |etag: &Option<String>, size| {
+            let size = || format!("({size} bytes)");
+            etag.clone().unwrap_or_else(size)
+        };
+        Err(StoreError::Changed {
+            uri,
+            expected: text(&seen.etag, seen.size),
+            actual: text(&meta.etag, meta.size),
+        })
+    }
+}

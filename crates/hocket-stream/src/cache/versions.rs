@@ -1,0 +1,53 @@
+//! Which version of each object of the remote this data set is read from.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use hocket_store::Object;
+
+use crate::error::{Result, StreamError};
+use crate::index::FileInfo;
+use crate::remote::Remote;
+
+/// The objects that were read, each of which stays with the version that was seen first.
+#[derive(Default)]
+pub(super) struct Versions(Mutex<HashMap<String, Object>>);
+
+impl Versions {
+    /// Reads `file`, of the version that earlier reads were of.
+    ///
+    /// Where the digest of the whole `is_checked`, that says more: the object may be written again with the
+    /// same bytes, and what was read is then the version for reads of its parts.
+    ///
+    /// # Errors
+    /// Those of `read`; of these, [`StreamError::ShardCorrupt`] leaves a version open that none was right of.
+    pub(super) fn read<T>(
+        &self,
+        remote: &Remote,
+        file: &FileInfo,
+        is_checked: bool,
+        read: impl FnOnce(&Object) -> Result<T>,
+    ) -> Result<T> {
+        let fresh = || remote.object(&file.basename);
+        if is_checked {
+            let object = fresh();
+            let outcome = read(&object)?;
+            self.with(|objects| objects.insert(file.basename.clone(), object));
+            return Ok(outcome);
+        }
+        let object = self.with(|objects| {
+            let object = objects.entry(file.basename.clone()).or_insert_with(fresh);
+            object.clone()
+        });
+        let was_seen = object.size().is_some();
+        let outcome = read(&object);
+        if !was_seen && matches!(outcome, Err(StreamError::ShardCorrupt { .. })) {
+            self.with(|objects| objects.remove(&file.basename));
+        }
+        outcome
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut HashMap<String, Object>) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.stream.beginnings import Beginnings
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
@@ -79,7 +80,7 @@ class StreamingDataset:
             `replace` it by the next good one of its stream in storage order, the same on any topology.
         download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
         download_retry: Fetches of a shard before wrong bytes are final.
-        prefetch_bytes: Bytes of shards fetched ahead of their first use.
+        prefetch_bytes: Bytes of shards fetched ahead of their first use, such as `256mb`.
         prefetch_batches: Finished batches that may wait.
         prefetch_next_epoch: Go on with the next epoch's first shards while the last batches of this one are
             taken, within the same bytes; not with `order="mosaic"`, whose plans are costly, nor where shards
@@ -129,7 +130,7 @@ class StreamingDataset:
         on_bad_sample: str = "raise",
         download_timeout: float = 120.0,
         download_retry: int = 3,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | str = 256 << 20,
         prefetch_batches: int = 4,
         prefetch_next_epoch: bool = True,
         fetch_threads: int = 16,
@@ -155,6 +156,7 @@ class StreamingDataset:
         self._num_nodes = resolve_num_nodes(
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
+        self._beginnings = Beginnings()
         self._is_tail_reported = False
         fetching = SourceSettings(
             validate_hash=validate_hash,
@@ -325,7 +327,16 @@ class StreamingDataset:
         last sample was yielded, and before it until then.
         """
         self.begin_pass()
-        return SampleIterator(self.read_batches, self.samples, self.cursor, resolve_worker())
+        worker = resolve_worker()
+        # Worker 0 speaks for all; without shuffling one epoch is like the other.
+        is_seen = worker is not None and worker[0] == 0 and self._options.shuffle
+        if is_seen and self._beginnings.is_again(self.cursor.epoch):
+            logger.warning(
+                "epoch %d is given once more, from its beginning, as a DataLoader's workers do not hear of "
+                "the one before; call `set_epoch` before each epoch, or use `StreamingDataLoader`",
+                self.cursor.epoch,
+            )
+        return SampleIterator(self.read_batches, self.samples, self.cursor, worker)
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
@@ -338,6 +349,7 @@ class StreamingDataset:
 
         Raises:
             IndexError: There is no such sample.
+            TypeError: `at` is no integer, slice, list of integers or array of them, as a mask is not.
             ShardNotFoundError: And the others of `read_batches`.
         """
         found = find_samples(self._engine, at)
@@ -383,11 +395,12 @@ class StreamingDataset:
         the epoch, and this object hears nothing of it.
 
         Raises:
-            ConfigError: `epoch` is below 0.
+            ConfigError: `epoch` is no integer from 0.
         """
         if epoch < 0:
             raise ConfigError(f"`epoch` is {epoch}: expected 0 or more")
         self.cursor.go(epoch, 0)
+        self._beginnings.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batch just yielded: JSON, below 1 KB, of no topology.
@@ -404,6 +417,7 @@ class StreamingDataset:
             ConfigError: It is no state of this kind.
         """
         self.plan.load(state, self.cursor)
+        self._beginnings.forget()
 
     def begin_pass(self) -> None:
         """Get ready for an iteration, which `batches`, `__iter__` and the loader do by themselves.

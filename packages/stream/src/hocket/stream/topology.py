@@ -77,14 +77,14 @@ def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | Non
     return world_size // int(text)
 
 
-def resolve_worker() -> tuple[int, int]:
-    """Return this process's number among a torch DataLoader's workers, and theirs; outside of one (0, 1).
+def resolve_worker() -> tuple[int, int] | None:
+    """Return this process's number among a torch DataLoader's workers, and theirs; None outside of one.
 
     Loads no torch: a worker has it.
     """
     torch_data: Any = sys.modules.get("torch.utils.data")
     info = None if torch_data is None else torch_data.get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
+    return None if info is None else (info.id, info.num_workers)
 
 
 def offer_to_torch(kind: type) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.stream.arguments import whole
 from hocket.stream.beginnings import Beginnings
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
@@ -213,8 +214,11 @@ class StreamingDataset:
                 f"`batch_size` is {batch_size} and `global_batch_size` {global_batch_size}: "
                 "expected one of them"
             )
-        size = global_batch_size if batch_size is None else batch_size * world_size
-        if size is None or size < max(world_size, 1):
+        if batch_size is not None:
+            size = whole("batch_size", batch_size) * world_size
+        else:
+            size = whole("global_batch_size", global_batch_size)
+        if size < max(world_size, 1):
             raise ConfigError(
                 f"the global batch is {size} samples for {world_size} data-parallel ranks: expected at least "
                 "one for each; make it larger or use fewer ranks"
@@ -397,9 +401,7 @@ class StreamingDataset:
         Raises:
             ConfigError: `epoch` is no integer from 0.
         """
-        if epoch < 0:
-            raise ConfigError(f"`epoch` is {epoch}: expected 0 or more")
-        self.cursor.go(epoch, 0)
+        self.cursor.go(whole("epoch", epoch), 0)
         self._beginnings.forget()
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hocket.native import _native
+from hocket.stream.arguments import seconds, switch, whole
 from hocket.stream.columns import ColumnSet
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
@@ -42,8 +43,13 @@ class SourceSettings:
     """Fetches of a shard before wrong bytes are final."""
 
     def __post_init__(self) -> None:
-        if self.download_retry < 1:
-            raise ConfigError(f"`download_retry` is {self.download_retry}: expected at least 1")
+        settled = {
+            "keep_zip": switch("keep_zip", self.keep_zip),
+            "download_timeout": seconds("download_timeout", self.download_timeout),
+            "download_retry": whole("download_retry", self.download_retry, least=1),
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +64,8 @@ class Source:
 class ReadSettings:
     """How far ahead of their use batches are made, and of what."""
 
-    prefetch_bytes: int = 256 << 20
-    """Bytes of shards that may be fetched ahead of their first use."""
+    prefetch_bytes: int | str = 256 << 20
+    """Bytes of shards that may be fetched ahead of their first use, such as `256mb`."""
 
     prefetch_batches: int = 4
     """Finished batches that may wait."""
@@ -80,9 +86,18 @@ class ReadSettings:
     """What becomes of a sample that cannot be decoded: `raise` or `replace`."""
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_batches", "fetch_threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"`{name}` is {getattr(self, name)}: expected at least 1")
+        settled: dict[str, object] = {
+            name: whole(name, getattr(self, name), least=1) for name in ("prefetch_batches", "fetch_threads")
+        }
+        settled |= {
+            name: switch(name, getattr(self, name)) for name in ("prefetch_next_epoch", "allow_unsafe_types")
+        }
+        for name in ("prefetch_bytes", "cache_limit"):
+            value = getattr(self, name)
+            if value is not None:
+                settled[name] = parse_bytes(name, value)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
         if self.on_bad_sample not in ("raise", "replace"):
             reason = ", which would leave ranks with batches of different sizes"
             raise ConfigError(
@@ -264,7 +279,7 @@ class Engine:
             world_size=world_size,
             first=first,
             stride=stride,
-            prefetch_bytes=self.settings.prefetch_bytes,
+            prefetch_bytes=parse_bytes("prefetch_bytes", self.settings.prefetch_bytes),
             prefetch_batches=self.settings.prefetch_batches,
             fetch_threads=self.settings.fetch_threads,
         )

@@ -14,10 +14,10 @@ try:
 except ImportError as error:
     raise ImportError("StreamingDataLoader needs torch: pip install 'hocket-stream[torch]'") from error
 
+from hocket.stream.arguments import whole
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
 from hocket.stream.engine import RankBatch
-from hocket.stream.errors import ConfigError
 
 #: What makes a batch of a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
@@ -63,8 +63,7 @@ class StreamingDataLoader:
         multiprocessing_context: str | BaseContext | None = None,
         timeout_s: float = 0,
     ) -> None:
-        if num_workers < 0:
-            raise ConfigError(f"`num_workers` is {num_workers}: expected 0 or more")
+        num_workers = whole("num_workers", num_workers)
         if batch_size is not None:
             dataset.set_batch_size(batch_size)
         dataset.plan  # noqa: B018 - without a batch size it is refused here, and not when the first batch is due

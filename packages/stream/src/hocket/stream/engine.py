@@ -161,6 +161,7 @@ class Engine:
             mixed,
             origin=f"{origin.rstrip('/')}/index.json",
             allow_unsafe_types=unsafe,
+            loads_images=self.settings.on_bad_sample == "replace",
         )
         self.encodings = self._columns.encodings
         self._own()

@@ -205,12 +205,17 @@ class OpenShard:
         finally:
             reader.close()
 
-    def decoder(self) -> ColumnSet:
+    def decoder(self, *, loads_images: bool = False) -> ColumnSet:
         """Return what makes values of columns; pickled objects stay bytes, since decoding them runs code.
+
+        Args:
+            loads_images: Decode images' pixels too.
 
         Raises:
             ConfigError: An encoding is unknown.
             IndexCorruptError: A column's size is not its encoding's.
         """
         columns = [(name, "bytes" if kind == "pkl" else kind, width) for name, kind, width in self.columns]
-        return ColumnSet(columns, (), origin=self._origin, allow_unsafe_types=False)
+        return ColumnSet(
+            columns, (), origin=self._origin, allow_unsafe_types=False, loads_images=loads_images
+        )

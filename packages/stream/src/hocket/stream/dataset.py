@@ -16,7 +16,7 @@ from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
 from hocket.stream.options import OrderOptions
-from hocket.stream.plan import Plan
+from hocket.stream.plan import Pass, Plan
 from hocket.stream.position import Cursor
 from hocket.stream.samples import SampleIterator
 from hocket.stream.streams import Stream, choose_streams, resolve_sources
@@ -78,7 +78,8 @@ class StreamingDataset:
         replication: So many consecutive processes read the same samples.
         allow_unsafe_types: Take columns whose decoding runs code out of the data.
         on_bad_sample: What becomes of a sample that cannot be decoded while its shard is sound: `raise`, or
-            `replace` it by the next good one of its stream in storage order, the same on any topology.
+            `replace` it by the next good one of its stream in storage order, the same on any topology; images
+            are then decoded here, and not where their pixels are first asked for.
         download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
         download_retry: Fetches of a shard before wrong bytes are final.
         prefetch_bytes: Bytes of shards fetched ahead of their first use, such as `256mb`.
@@ -294,6 +295,9 @@ class StreamingDataset:
             StoreError: The store's own errors, as they come.
         """
         way = self.plan.passes(epoch, first if start is None else start)
+        yield from self._read_pass(way, first=first, stride=stride)
+
+    def _read_pass(self, way: Pass, *, first: int, stride: int) -> Iterator[RankBatch]:
         batches = self._engine.read(
             way.order,
             rank=way.rank,

@@ -73,6 +73,11 @@ class Shard:
         return [file for key in keys if (file := self.entry.get(key))]
 
 
+def resolve_uri(uri: str) -> str:
+    """Return how messages and documents name a data set: a whole path, or the URI without a last slash."""
+    return str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+
+
 class Inventory:
     """The shards of a data set, in a folder or a store. Nothing is written there, and no cache is kept.
 
@@ -87,7 +92,7 @@ class Inventory:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+        self.uri = resolve_uri(uri)
         self.store = Store(self.uri)
         try:
             data = self.store.get(INDEX_NAME)

@@ -180,3 +180,24 @@ def test_an_unreachable_store_is_the_stores_own_error(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreTransientError, match=r"s3://bucket/data/index\.json"):
         StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1, download_timeout=1)
+
+
+def test_a_whole_cache_is_read_without_its_store(
+    s3d_faults: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri, cache = server.uri("data"), tmp_path / "cache"
+    with MDSWriter(columns={"id": "int"}, out=uri) as writer:
+        for number in range(9):
+            writer.write({"id": number})
+    assert read_ids(remote=uri, local=cache) == list(range(9))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert read_ids(remote=uri, local=cache, download_timeout=1) == list(range(9))
+    assert f"the index kept in `{cache}` is used" in caplog.text
+    with pytest.raises(StoreTransientError):
+        read_ids(remote=uri, local=tmp_path / "none", download_timeout=1)

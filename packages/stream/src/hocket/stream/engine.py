@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hocket.native import _native
+from hocket.native.errors import StorePermissionError, StoreTransientError
 from hocket.stream.arguments import seconds, switch, whole
 from hocket.stream.columns import ColumnSet
 from hocket.stream.encodings import Column
@@ -21,6 +22,7 @@ from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptEr
 from hocket.stream.location import Location
 from hocket.stream.mending import StandIns
 from hocket.stream.metrics import Waits, metrics
+from hocket.stream.output import INDEX_NAME
 from hocket.stream.sizes import parse_bytes
 
 logger = logging.getLogger("hocket.stream")
@@ -364,10 +366,15 @@ def digest(parts: Sequence[object]) -> str:
 
 
 def _fetch_index(source: Source) -> bytes:
-    location = source.location
-    return _native.load_shard_index(
-        location.local, location.remote, deadline_s=source.settings.download_timeout
-    )
+    location, deadline_s = source.location, source.settings.download_timeout
+    try:
+        return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
+    except (StorePermissionError, StoreTransientError) as error:
+        # That there is none is an answer; this is none, and what was kept may be all that is needed.
+        if not (location.local / INDEX_NAME).exists():
+            raise
+        logger.warning("%s; the index kept in `%s` is used, and the shards there", error, location.local)
+        return _native.load_shard_index(location.local, None, deadline_s=deadline_s)
 
 
 def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -201,3 +203,24 @@ def test_a_whole_cache_is_read_without_its_store(
     assert f"the index kept in `{cache}` is used" in caplog.text
     with pytest.raises(StoreTransientError):
         read_ids(remote=uri, local=tmp_path / "none", download_timeout=1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_users_files_stay_and_hold_nobody_up(remote: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for their owner alone
+        os.chmod(folder, 0o1777)
+        cache = Path(folder)
+        assert read_ids(remote=remote, local=cache) == list(range(40))
+        held = names(cache)
+        (cache / "shard.00001.mds").unlink()
+        dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, cache_limit=10_000)
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            done = False
+            try:
+                done = [sample["id"] for sample in dataset] == list(range(40))
+            finally:
+                os._exit(0 if done else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert names(cache) == held[:2], "there was no room for the other"

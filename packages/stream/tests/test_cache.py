@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -203,6 +204,46 @@ def test_a_whole_cache_is_read_without_its_store(
     assert f"the index kept in `{cache}` is used" in caplog.text
     with pytest.raises(StoreTransientError):
         read_ids(remote=uri, local=tmp_path / "none", download_timeout=1)
+
+
+def test_samples_of_a_data_set_that_was_written_anew_are_new(
+    s3d: Any, remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri, cache = s3d.uri(f"{tmp_path.name}-anew"), tmp_path / "cache"
+
+    def put(value: int) -> None:
+        with MDSWriter(columns={"id": "int"}, out=uri, size_limit=400, exist_ok=True) as writer:
+            for _ in range(50):
+                writer.write({"id": value})
+
+    put(1)
+    index = Store(uri).get("index.json")
+    assert read_ids(remote=uri, local=cache) == [1] * 50
+    time.sleep(1.1)  # times in the store's answers are whole seconds
+    put(2)
+    assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
+    assert read_ids(remote=uri, local=cache) == [2] * 50
+    assert "as it was last written" in caplog.text
+    dataset = StreamingDataset(remote=uri, local=cache, batch_size=8)
+    assert [sample["id"] for sample in dataset] == [2] * 50
+    assert dataset.metrics()["stream/fetches"] == 0
+
+
+def test_a_process_that_stopped_in_the_middle_holds_nobody_up(
+    remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with (
+        (cache / ".index.json.part").open("w") as index,
+        (cache / ".shard.00000.mds.part").open("w") as shard,
+    ):
+        for held in (index, shard):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, download_timeout=1)
+        assert [sample["id"] for sample in dataset] == list(range(40))
+    assert "does not get on with it" in caplog.text
+    assert names(cache) == [".index.json.part", ".shard.00000.mds.part", "shard.00001.mds"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")

@@ -176,7 +176,11 @@ class Cursor:
                 f"{sorted(expected)} with version {_VERSION}, as `state_dict()` of hocket.stream returns it"
             )
         settings.check(state)
-        self.go(whole("epoch", state["epoch"]), whole("batch", state["batch"], most=num_batches))
+        try:
+            epoch, batch = whole("epoch", state["epoch"]), whole("batch", state["batch"], most=num_batches)
+        except ConfigError as error:
+            raise ConfigError(f"the state is of no place here: {error}") from None
+        self.go(epoch, batch)
 
     def check(self, token: int) -> None:
         """Refuse an iteration that has no right to move any more.

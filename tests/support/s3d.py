@@ -185,7 +185,16 @@ def build(profile: str = "dev") -> Path:
     cargo = shutil.which("cargo")
     if cargo is None:
         raise FileNotFoundError("`cargo` was not found; install a Rust toolchain (rustup) to build tools/s3d")
-    command = [cargo, "build", "--quiet", "-p", "s3d", "--profile", profile, "--message-format=json-render-diagnostics"]
+    command = [
+        cargo,
+        "build",
+        "--quiet",
+        "-p",
+        "s3d",
+        "--profile",
+        profile,
+        "--message-format=json-render-diagnostics",
+    ]
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )

@@ -166,6 +166,7 @@ impl ShardCache {
             keep_zip,
             attempts,
             validate_hash,
+            wait: Duration::try_from_secs_f64(deadline_s).unwrap_or(Duration::MAX),
         };
         let mut cache = raise(py, Cache::new(index.index.clone(), remote, options))?;
         if let Some(limit) = limit {

@@ -141,13 +141,16 @@ impl Bucket {
                     "an `{scheme}://` URI with a login, a `?query` or a `#fragment`; write `{expected}`"
                 )));
             }
+        } else if (at.is_some() && !matches!(service, Service::Oci | Service::Azure))
+            || (authority.contains(':') && uri.contains('@'))
+        {
+            // What stands before the `@` may be a password, even one with a slash.
+            return Err(StoreError::config(format!(
+                "an `{scheme}://` URI with an `@`; write `{expected}`, and give a login by the environment"
+            )));
         } else if !is_bucket_name(name) || at.is_some_and(|at| !is_bucket_name(at)) {
             return Err(StoreError::config(format!(
                 "`{uri}`: `{authority}` is no bucket name; write `{expected}` in letters, digits, `.`, `-` and `_`"
-            )));
-        } else if at.is_some() && !matches!(service, Service::Oci | Service::Azure) {
-            return Err(StoreError::config(format!(
-                "`{uri}` has an `@`; write `{expected}`"
             )));
         }
         Ok(Self {
@@ -155,6 +158,15 @@ impl Bucket {
             name: name.to_owned(),
             at: at.map(str::to_owned),
         })
+    }
+}
+
+/// A URI as messages may show it: with an `@`, what stands before that may be a password.
+fn shown(uri: &str, scheme: &str) -> String {
+    if uri.contains('@') {
+        format!("{scheme}://…")
+    } else {
+        uri.to_owned()
     }
 }
 
@@ -171,6 +183,7 @@ impl Location {
         let prefix = prefix.trim_end_matches('/');
         let service = Service::of(scheme);
         if service.is_none() && scheme != "memory" {
+            let uri = shown(uri, scheme);
             return Err(StoreError::config(format!(
                 "`{uri}` has the scheme `{scheme}`; known are `s3://`, `gs://`, `az://`, `abfss://`, `oci://`, \
                  `https://` (to read), `file:///dir`, `memory://name` and plain paths"
@@ -379,6 +392,11 @@ mod tests {
             "https://me:secret@h/p",
             "https://h/p?sig=secret",
             "http://h/#secret",
+            "s3://key:secret@bucket/p",
+            "s3://key:secret/more@bucket/p",
+            "s3://secret@bucket/p",
+            "oci://key:secret@bucket/p",
+            "sftp://user:secret@host/p",
         ] {
             let error = Location::parse(uri).expect_err(uri).to_string();
             assert!(!error.contains("secret"), "{error}");

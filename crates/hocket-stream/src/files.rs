@@ -32,6 +32,14 @@ impl Part {
     /// # Errors
     /// [`StreamError::Io`] where the folder is not writable; [`StreamError::Closed`] once `stop` is set.
     pub fn lock(target: &Path, stop: &AtomicBool) -> Result<Self> {
+        Self::lock_unless(target, &|| stop.load(Ordering::Relaxed))
+    }
+
+    /// As [`lock`](Self::lock), until `gives_up` says so.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); [`StreamError::Closed`] once `gives_up` says so while another one has it.
+    pub fn lock_unless(target: &Path, gives_up: &dyn Fn() -> bool) -> Result<Self> {
         let path = part_path(target);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)
@@ -46,7 +54,7 @@ impl Part {
                 .open(&path)
                 .map_err(|e| not_writable(&path, "create a temporary file", &e))?;
             // A part that was renamed or removed while we waited is no longer the part.
-            if wait_for_lock(&file, &path, stop)? {
+            if wait_for_lock(&file, &path, gives_up)? {
                 let part = Self {
                     file,
                     path,
@@ -142,7 +150,7 @@ pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
 }
 
 /// Waits for the lock; false if meanwhile `path` has become another file or none.
-fn wait_for_lock(file: &File, path: &Path, stop: &AtomicBool) -> Result<bool> {
+fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Result<bool> {
     loop {
         let is_locked = match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => true,
@@ -155,7 +163,7 @@ fn wait_for_lock(file: &File, path: &Path, stop: &AtomicBool) -> Result<bool> {
         if is_locked {
             return Ok(true);
         }
-        if stop.load(Ordering::Relaxed) {
+        if gives_up() {
             return Err(StreamError::Closed);
         }
         std::thread::sleep(LOCK_POLL);

@@ -352,6 +352,7 @@ mod tests {
             keep_zip: false,
             attempts: 1,
             validate_hash: None,
+            wait: std::time::Duration::from_secs(60),
         };
         let cache = Cache::new(index.clone(), None, options).unwrap();
         Arc::new(Sources::new(vec![Arc::new(cache)]).unwrap())

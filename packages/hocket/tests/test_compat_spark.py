@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,10 @@ def test_partitions_are_merged_in_their_order(frame: Any, tmp_path: Path) -> Non
     assert [sample["id"] for sample in read(tmp_path / "out")] == list(range(5))
 
 
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_rows_are_made_into_samples(frame: Any, tmp_path: Path, s3d: Any, monkeypatch: Any) -> None:
-    def halves(rows: Iterable[Mapping[str, Any]], sign: int) -> Iterator[dict[str, Any]]:
-        for row in rows:
+    def halves(rows: Any, sign: int) -> Iterator[dict[str, Any]]:
+        for row in rows.to_dict("records"):
             for part in row["text"].split():
                 yield {"part": part, "number": sign * row["id"]}
 
@@ -95,6 +96,10 @@ def test_what_does_not_work_is_said_before_anything_is_written(
         dataframe_to_mds(frame)
     with pytest.raises(ConfigError, match="`mds_kwargs` has no `columns`"):
         dataframe_to_mds(frame, mds_kwargs={"out": str(tmp_path)}, udf_iterable=iter)
+    shorts = spark.createDataFrame([(-1,)], "n short")
+    with pytest.raises(Exception, match="a number that uint16 holds"):
+        dataframe_to_mds(shorts, mds_kwargs={"out": str(tmp_path / "shorts")})
+    shutil.rmtree(tmp_path / "shorts")
     truths = spark.createDataFrame([(True,)], "flag boolean")
     with pytest.raises(ConfigError, match="column `flag` is of type boolean: expected numbers"):
         dataframe_to_mds(truths, mds_kwargs={"out": str(tmp_path)})
@@ -106,8 +111,9 @@ def test_the_old_name_answers() -> None:
     install()
     try:
         from streaming.base.converters import dataframe_to_mds as same
+        from streaming.base.converters import dataframeToMDS
 
-        assert same is dataframe_to_mds
+        assert same is dataframeToMDS is dataframe_to_mds
     finally:
         for name in set(sys.modules) - before:
             del sys.modules[name]

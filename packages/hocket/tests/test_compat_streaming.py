@@ -133,6 +133,23 @@ def test_a_subclass_has_its_own_getitem_called(folder: str) -> None:
     assert Doubled(**options)[7]["y"][0] == np.float32(7 / COUNT) * 2
 
 
+def test_arguments_are_attributes_and_what_is_absent_says_so(folder: str) -> None:
+    dataset = open_data(folder, shuffle_seed=7, predownload=100_000)
+    assert (dataset.shuffle, dataset.shuffle_seed, dataset.batch_size) == (True, 7, 16)
+    assert (dataset.replication, dataset.num_canonical_nodes, dataset.cache_limit) == (None, None, None)
+    assert dataset.streams == [Stream(local=folder)]
+    assert dataset.num_shards == len(list(Path(folder).glob("*.mds")))
+    assert dataset._engine.settings.prefetch_batches == 8
+    with pytest.raises(AttributeError, match="no `evict_coldest_shard`: `cache_limit` evicts by itself"):
+        dataset.evict_coldest_shard()
+    assert not hasattr(dataset, "anything_else")
+
+
+def test_a_local_data_set_without_samples(tmp_path: Path) -> None:
+    empty = LocalDataset(write(tmp_path / "none", count=0))
+    assert (len(empty), list(empty), empty[:]) == (0, [], [])
+
+
 def test_states_by_number_of_samples(folder: str) -> None:
     dataset = open_data(folder)
     assert dataset.state_dict(48, False)["sample_in_epoch"] == 48
@@ -204,7 +221,15 @@ from streaming import MDSWriter, StreamingDataset, StreamingDataLoader
 from streaming.base import Stream
 from streaming.base.dataset import StreamingDataset as Same
 from streaming.base.util import clean_stale_shared_memory, merge_index
-assert streaming.StreamingDataset is Same
+import streaming.base.dataset as module
+import streaming.base.dataloader as dl
+import streaming.base.stream
+from streaming.base import dataset as again
+from streaming.base.format.mds import MDSWriter as Writer
+assert streaming.StreamingDataset is Same is module.StreamingDataset
+assert streaming.base.dataset is module
+assert again is module and Writer is MDSWriter and dl.StreamingDataLoader is StreamingDataLoader
+assert streaming.base.stream.Stream is Stream and streaming.__version__[0].isdigit()
 dataset = StreamingDataset(local={folder!r}, batch_size=16, shuffle=True)
 print(sum(len(batch["id"]) for batch in StreamingDataLoader(dataset, batch_size=16)))
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +183,85 @@ def test_an_unreachable_store_is_the_stores_own_error(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreTransientError, match=r"s3://bucket/data/index\.json"):
         StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1, download_timeout=1)
+
+
+def test_a_whole_cache_is_read_without_its_store(
+    s3d_faults: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    uri, cache = server.uri("data"), tmp_path / "cache"
+    with MDSWriter(columns={"id": "int"}, out=uri) as writer:
+        for number in range(9):
+            writer.write({"id": number})
+    assert read_ids(remote=uri, local=cache) == list(range(9))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert read_ids(remote=uri, local=cache, download_timeout=1) == list(range(9))
+    assert f"the index kept in `{cache}` is used" in caplog.text
+    with pytest.raises(StoreTransientError):
+        read_ids(remote=uri, local=tmp_path / "none", download_timeout=1)
+
+
+def test_samples_of_a_data_set_that_was_written_anew_are_new(
+    s3d: Any, remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri, cache = s3d.uri(f"{tmp_path.name}-anew"), tmp_path / "cache"
+
+    def put(value: int) -> None:
+        with MDSWriter(columns={"id": "int"}, out=uri, size_limit=400, exist_ok=True) as writer:
+            for _ in range(50):
+                writer.write({"id": value})
+
+    put(1)
+    index = Store(uri).get("index.json")
+    assert read_ids(remote=uri, local=cache) == [1] * 50
+    time.sleep(1.1)  # times in the store's answers are whole seconds
+    put(2)
+    assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
+    assert read_ids(remote=uri, local=cache) == [2] * 50
+    assert "as it was last written" in caplog.text
+    dataset = StreamingDataset(remote=uri, local=cache, batch_size=8)
+    assert [sample["id"] for sample in dataset] == [2] * 50
+    assert dataset.metrics()["stream/fetches"] == 0
+
+
+def test_a_process_that_stopped_in_the_middle_holds_nobody_up(
+    remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with (
+        (cache / ".index.json.part").open("w") as index,
+        (cache / ".shard.00000.mds.part").open("w") as shard,
+    ):
+        for held in (index, shard):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, download_timeout=1)
+        assert [sample["id"] for sample in dataset] == list(range(40))
+    assert "does not get on with it" in caplog.text
+    assert names(cache) == [".index.json.part", ".shard.00000.mds.part", "shard.00001.mds"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_users_files_stay_and_hold_nobody_up(remote: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for their owner alone
+        os.chmod(folder, 0o1777)
+        cache = Path(folder)
+        assert read_ids(remote=remote, local=cache) == list(range(40))
+        held = names(cache)
+        (cache / "shard.00001.mds").unlink()
+        dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, cache_limit=10_000)
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            done = False
+            try:
+                done = [sample["id"] for sample in dataset] == list(range(40))
+            finally:
+                os._exit(0 if done else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert names(cache) == held[:2], "there was no room for the other"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -70,6 +72,42 @@ def test_inspect_shows_what_was_written_and_touches_nothing(
     assert (document["raw_bytes"] == stored) == (compression is None)
     assert document["sample"] is None
     assert {tuple(shard["hashes"]) for shard in document["shards"]} == {("xxh3_64",)}
+
+
+def test_inspect_gives_values_as_json_has_them(tmp_path: Path, call: Callable[..., Any]) -> None:
+    values = {
+        "a": 7,
+        "b": bytes(range(100)),
+        "c": np.arange(100, dtype=np.uint16).reshape(4, 25),
+        "d": np.float32("nan"),
+        "e": {"x": [1, None]},
+        "f": "x" * 200,
+    }
+    columns = {"a": "int", "b": "bytes", "c": "ndarray", "d": "float32", "e": "json", "f": "str"}
+    with MDSWriter(columns=columns, out=tmp_path) as writer:
+        writer.write(values)
+    found = json.loads(call("inspect", tmp_path, "--json")[1])["sample"]["values"]
+    assert (found["a"], found["d"], found["e"], found["f"]) == (7, "nan", {"x": [1, None]}, "x" * 200)
+    assert base64.b64decode(found["b"]["base64"]) == values["b"]
+    assert (found["c"]["dtype"], found["c"]["shape"]) == ("uint16", [4, 25])
+    assert found["c"]["values"] == np.arange(100).reshape(4, 25).tolist()
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, call: Callable[..., Any]) -> None:
+    with MDSWriter(columns={"a\x1b[2J": "str"}, out=tmp_path) as writer:
+        writer.write({"a\x1b[2J": "\x9b31m\x07"})
+    for verb in ("inspect", "stats", "verify"):
+        code, out, error = call(verb, tmp_path)
+        assert (code, error) == (0, "")
+        assert all(mark.isprintable() or mark == "\n" for mark in out)
+    assert r"a\x1b[2J" in call("inspect", tmp_path)[1]
+    _, _, error = call("inspect", f"{tmp_path}/\x1b]0;title\x07")
+    assert r"\x1b]0;title" in error
+    assert "\x1b" not in error
+
+
+def test_the_version_is_told(call: Callable[..., Any]) -> None:
+    assert call("--version") == (0, f"hocket-stream {importlib.metadata.version('hocket-stream')}\n", "")
 
 
 def test_inspect_shortens_long_values_and_never_unpickles(tmp_path: Path, call: Callable[..., Any]) -> None:

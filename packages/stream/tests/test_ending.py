@@ -92,6 +92,19 @@ def test_an_iterator_that_nobody_has_any_more_stops_its_downloads(server: Any, t
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
+def test_an_iterator_of_samples_ends_with_its_last_reference(server: Any, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)
+    gc.disable()
+    try:
+        samples = iter(dataset)
+        assert next(samples)["id"] == 0
+        assert reading_threads() != []
+        del samples
+        assert reading_threads() == []
+    finally:
+        gc.enable()
+
+
 def test_a_data_set_that_nobody_has_any_more_closes_its_files(server: Any, tmp_path: Path) -> None:
     server.set_faults()
     dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)

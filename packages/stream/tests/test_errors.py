@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hocket.native.errors import HocketError, StorePermissionError
-from hocket.stream import StreamingDataset, errors
+from hocket.stream import Stream, StreamingDataset, errors
 
 
 def alter_index(folder: str, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -122,12 +123,52 @@ def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
         ({"batch_size": 8, "rank": 0, "world_size": 2, "replication": 2}, "leave `replication` out"),
         ({"batch_size": 8, "replication": 3}, "divisor"),
         ({"batch_size": 8, "split": "/etc"}, "`split`"),
+        ({"batch_size": 8.0}, "`batch_size` is 8.0: expected an integer"),
+        ({"batch_size": True}, "`batch_size` is True: expected an integer"),
+        ({"global_batch_size": "8"}, "`global_batch_size` is '8'"),
+        ({"batch_size": 8, "prefetch_bytes": -1}, "`prefetch_bytes` is -1: expected bytes"),
+        ({"batch_size": 8, "prefetch_bytes": "256 gigs"}, "`prefetch_bytes` is '256 gigs'"),
+        ({"batch_size": 8, "prefetch_batches": 2.5}, "`prefetch_batches` is 2.5"),
+        ({"batch_size": 8, "fetch_threads": 0}, "`fetch_threads` is 0"),
+        ({"batch_size": 8, "download_timeout": 0}, "`download_timeout` is 0: expected a finite number"),
+        ({"batch_size": 8, "download_timeout": "60"}, "`download_timeout` is '60'"),
+        ({"batch_size": 8, "download_retry": 0}, "`download_retry` is 0"),
+        ({"batch_size": 8, "cache_limit": 0}, "`cache_limit` is 0"),
+        ({"batch_size": 8, "shuffle": "no"}, "`shuffle` is 'no': expected True or False"),
+        ({"batch_size": 8, "num_canonical_nodes": 2.0}, "`num_canonical_nodes` is 2.0"),
+        ({"batch_size": 8, "rank": 0.0, "world_size": 1}, "`rank` is 0.0"),
     ],
 )
 def test_arguments_that_do_not_work(write: Callable[..., str], options: dict[str, Any], message: str) -> None:
     folder = write(20)
     with pytest.raises(errors.ConfigError, match=message):
         StreamingDataset(local=folder, **options)
+
+
+def test_numpys_numbers_are_numbers(write: Callable[..., str]) -> None:
+    dataset = StreamingDataset(
+        local=write(20),
+        batch_size=np.int64(8),  # type: ignore[arg-type]
+        shuffle=np.True_,  # type: ignore[arg-type]
+        shuffle_seed=np.uint64(3),  # type: ignore[arg-type]
+        num_canonical_nodes=np.int32(2),  # type: ignore[arg-type]
+        epoch_size=np.int64(10),  # type: ignore[arg-type]
+        cache_limit=np.int64(1 << 30),  # type: ignore[arg-type]
+        prefetch_bytes="256mb",
+    )
+    state = dataset.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    dataset.set_epoch(np.int64(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(dataset.state_dict()))["epoch"] == 3
+    for name, value in [("epoch", 2**64), ("epoch", -1), ("batch", 3), ("batch", 0.0)]:
+        with pytest.raises(errors.ConfigError, match=f"`{name}` is {value}"):
+            dataset.load_state_dict(state | {name: value})
+
+
+def test_streams_are_a_list(write: Callable[..., str]) -> None:
+    one: Any = Stream(local=write(5))
+    with pytest.raises(errors.ConfigError, match=r"`streams` is Stream.*expected a list"):
+        StreamingDataset(streams=one, batch_size=1)
 
 
 def test_locations_that_do_not_work() -> None:

@@ -172,6 +172,22 @@ def test_text_columns_that_do_not_work(tmp_path: Path, make: Callable[[Path], An
         make(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("separator", "newline", "values"),
+    [("::", "\n", ["x:", "y"]), ("aba", "\n", ["ab", "x"]), (",", "\n\n", ["x", "y\n"])],
+)
+def test_values_that_would_come_apart_elsewhere_are_refused(
+    tmp_path: Path, separator: str, newline: str, values: list[str]
+) -> None:
+    columns = {"a": "str", "b": "str"}
+    good = {"a": "x", "b": ":y"}
+    with XSVWriter(columns=columns, separator=separator, newline=newline, out=tmp_path) as writer:
+        writer.write(good)
+        with pytest.raises(errors.SampleError, match="would be read back as"):
+            writer.write(dict(zip(columns, values, strict=True)))
+    assert list(read(tmp_path)) == [good]
+
+
 def test_a_text_shard_that_lies(tmp_path: Path) -> None:
     with CSVWriter(columns=TEXT, out=tmp_path) as writer:
         writer.write({"name": "a", "count": 1, "share": 1.0})

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import SampleError, ShardCorruptError
+from hocket.stream.verifying import verify
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: it is in the group `dev`")
 
@@ -83,6 +84,19 @@ def test_through_a_data_set(tmp_path: Path) -> None:
         assert sample["a"].tobytes() == Image.open(io.BytesIO(jpeg)).tobytes()
         assert [image.mode for image in sample["b"]] == ["RGB", "L"]
         assert sample["c"].tobytes() == make("F").tobytes()
+
+
+@pytest.mark.parametrize("column", ["jpeg", "list[jpeg]"])
+def test_an_image_that_ends_early_is_found_and_replaced(tmp_path: Path, column: str) -> None:
+    whole = file_bytes(make(size=(64, 64)), "JPEG")
+    with MDSWriter(columns={"id": "int", "a": column}, out=tmp_path) as writer:
+        for number in range(4):
+            data = whole[: len(whole) // 2] if number == 1 else whole
+            writer.write({"id": number, "a": data if column == "jpeg" else [data]})
+    (shard,) = verify(str(tmp_path)).shards
+    assert "an image of 64×64 pixels" in (shard.problem or "")
+    dataset = StreamingDataset(local=tmp_path, batch_size=2, on_bad_sample="replace")
+    assert [sample["id"] for sample in dataset] == [0, 2, 2, 3]
 
 
 def test_an_image_that_the_format_cannot_hold() -> None:

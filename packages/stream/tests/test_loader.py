@@ -128,3 +128,26 @@ def test_leaving_in_the_middle_ends_the_threads(write: Callable[..., str]) -> No
 
 def tasks() -> list[Path]:
     return list(Path("/proc/self/task").iterdir())
+
+
+def test_torchs_other_arguments_are_answered_by_name(write: Callable[..., str]) -> None:
+    dataset = StreamingDataset(local=write(8), batch_size=4)
+    for name, message in [
+        ("drop_last", "tail='drop'"),
+        ("persistent_workers", "workers begin anew"),
+        ("timeout", "`timeout_s`"),
+    ]:
+        with pytest.raises(ConfigError, match=f"`{name}` is torch's own.*{message}"):
+            StreamingDataLoader(dataset, **{name: True})
+    with pytest.raises(TypeError, match="unexpected argument `workers`"):
+        StreamingDataLoader(dataset, workers=2)
+    with pytest.raises(ConfigError, match="`pin_memory` is 'yes'"):
+        StreamingDataLoader(dataset, pin_memory="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tensors_are_pinned_where_there_is_an_accelerator(write: Callable[..., str], workers: int) -> None:
+    dataset = StreamingDataset(local=write(8), batch_size=4)
+    for batch in StreamingDataLoader(dataset, num_workers=workers, pin_memory=True):
+        assert batch["tokens"].is_pinned() == torch.accelerator.is_available()
+        assert len(batch["text"]) == 4

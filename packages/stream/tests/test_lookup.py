@@ -171,6 +171,20 @@ def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote:
         dataset[3]
 
 
+def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path) as writer:
+        for number in range(5):
+            writer.write({"id": number})
+    dataset = StreamingDataset(local=tmp_path, batch_size=1)
+    mask = np.array([True, False, True, False, False])
+    bad: list[Any] = [1.5, [0.7, 2.9], True, mask, [True, False], "1", None, [[1]], [[1], [1, 2]], [2.0]]
+    for at in bad:
+        with pytest.raises(TypeError, match="expected an integer, a slice"):
+            dataset[at]
+    assert dataset[[]] == dataset[np.empty(0, np.int32)] == dataset[()] == []
+    assert dataset[np.uint8(3)]["id"] == dataset[np.array(3)][0]["id"] == 3
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -235,3 +236,10 @@ def test_sizes_are_read_as_they_are_written() -> None:
     for bad in ("", "k", "-1", "0", "0.5", "1.0001k", "1kb"):
         with pytest.raises(ConfigError, match="expected a whole number"):
             parse_count("n", bad)
+
+
+def test_a_weight_is_the_number_that_was_written() -> None:
+    repeated = [Stream(local="d", repeat=repeat) for repeat in (0.7, np.float64(0.29), 2.3, 1e-3, 1)]
+    assert resolve_counts(repeated, [1000, 100, 10, 1000, 7]) == [700, 29, 23, 1, 7]
+    shares = [Stream(local="d", proportion=share) for share in (0.1, 0.7, 0.2)]
+    assert resolve_counts(shares, [1, 1, 1], epoch_size=10) == [1, 7, 2]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,45 @@ def test_another_batch_size_still_gives_each_sample_once(write: Callable[..., st
         assert len(mine) == len(dataset)
         seen += mine
     assert sorted(seen) == list(range(83))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """What this process and its forked children have logged."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("hocket.stream").addHandler(handler)
+    yield (tmp_path / "log").read_text
+    logging.getLogger("hocket.stream").removeHandler(handler)
+    handler.close()
+
+
+def test_what_a_worker_made_ahead_and_nobody_took_comes_again(
+    write: Callable[..., str], told: Callable[[], str]
+) -> None:
+    dataset = open_data(write(83))
+    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=collate_ids, persistent_workers=True)
+    expected = [dataset.sample_ids(number) for number in range(11)]
+    batches = iter(loader)
+    assert [next(batches), next(batches)] == expected[:2]
+    del batches
+    assert list(loader) == expected
+    assert told().count("epoch 0 is given once more") == 1
+    assert list(loader) == [dataset.sample_ids(number, epoch=1) for number in range(11)]
+    del loader
+
+
+def test_an_epoch_that_workers_repeat_is_said_once(
+    write: Callable[..., str], told: Callable[[], str]
+) -> None:
+    dataset = open_data(write(20))
+    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=collate_ids)
+    for epoch in (0, 1, 1):
+        dataset.set_epoch(epoch)
+        list(loader)
+    assert "call `set_epoch`" not in told()
+    for _ in range(2):
+        list(loader)
+    assert told().count("call `set_epoch`") == 1
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])

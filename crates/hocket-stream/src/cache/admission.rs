@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::mapped::{Mapped, map};
@@ -29,12 +30,12 @@ impl Cache {
             });
         }
         loop {
-            let part = Part::lock(path, stop)?;
+            let Some(part) = self.part(path, file.raw.bytes, stop)? else {
+                return self.in_memory(shard, file, stop);
+            };
             // Another process may have admitted it while this one waited for the lock.
-            if let Some(bytes) = self.map(path, stop)?
-                && self
-                    .check_raw(shard, file, &path.display().to_string(), &bytes)
-                    .is_ok()
+            if let Some(bytes) = self.map(path, Some(stop))?
+                && self.check_held(shard, file, path, &bytes).is_ok()
             {
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(bytes);
@@ -46,13 +47,34 @@ impl Cache {
             self.attempt(|| self.make(shard, file, &part, stop))?;
             self.commit(part, stop)?;
             // It may be evicted before it is held, and then it is made again.
-            if let Some(bytes) = self.map(path, stop)? {
+            if let Some(bytes) = self.map(path, Some(stop))? {
                 return Ok(bytes);
             }
         }
     }
 
-    /// A raw file's bytes, in memory alone.
+    /// The right to make a file of so many bytes; `None` where another process has had it for too long.
+    fn part(&self, path: &Path, bytes: u64, stop: &AtomicBool) -> Result<Option<Part>> {
+        let wait = self
+            .options
+            .wait
+            .saturating_add(Duration::from_secs(bytes >> 20));
+        let until = Instant::now().checked_add(wait);
+        let is_late = || until.is_some_and(|until| Instant::now() > until);
+        let is_stopped = || stop.load(Ordering::Relaxed);
+        match Part::lock_unless(path, &|| is_stopped() || is_late()) {
+            Err(StreamError::Closed) if !is_stopped() => {
+                self.note(format!(
+                    "`{}` is being made by a process that does not get on with it: it is held in memory here; look for one that is stopped",
+                    path.display()
+                ));
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
+    }
+
+    /// A raw file's bytes, for which there is no room.
     fn pass_through(
         &self,
         shard: &ShardInfo,
@@ -65,6 +87,11 @@ impl Cache {
                 file.raw.basename
             ));
         }
+        self.in_memory(shard, file, stop)
+    }
+
+    /// A raw file's bytes, in memory alone.
+    fn in_memory(&self, shard: &ShardInfo, file: &StoredFile, stop: &AtomicBool) -> Result<Mapped> {
         let raw = self.attempt(|| {
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
                 return self.unpacked(shard, file, zip, compression, stop);
@@ -137,8 +164,9 @@ impl Cache {
             Ok(raw)
         };
         let path = self.options.local.join(&zip.basename);
-        if let Some(bytes) = self.map(&path, stop)? {
-            match unpack(&path.display().to_string(), &bytes) {
+        if let Some(bytes) = self.map(&path, Some(stop))? {
+            let is_of_now = self.check_age(zip, &path);
+            match is_of_now.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
                 Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
                     self.note(format!("{error}; it is fetched again"));
                 }
@@ -149,11 +177,13 @@ impl Cache {
         if self.limit.is_some() && !self.options.keep_zip {
             return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         }
-        let packed = Part::lock(&path, stop)?;
-        if !self.has_room(stop)? {
-            drop(packed);
+        let packed = match self.part(&path, zip.bytes, stop)? {
+            Some(part) if self.has_room(stop)? => Some(part),
+            _ => None,
+        };
+        let Some(packed) = packed else {
             return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
-        }
+        };
         let raw = self.download(zip, packed.path(), stop, unpack)?;
         if self.options.keep_zip {
             self.commit(packed, stop)?;

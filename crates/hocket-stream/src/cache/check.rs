@@ -1,5 +1,8 @@
 //! Whether bytes are what the index promises. What is not stays out of the cache, and is fetched again.
 
+use std::fs;
+use std::path::Path;
+
 use super::Cache;
 use crate::error::{Result, StreamError};
 use crate::hash::{Algorithm, NAMES};
@@ -7,6 +10,35 @@ use crate::index::{FileInfo, ShardInfo, StoredFile};
 use crate::shard::check_table;
 
 impl Cache {
+    /// Whether a raw file that was here is right: as [`check_raw`](Self::check_raw), and of this data.
+    pub(super) fn check_held(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.check_age(&file.raw, path)?;
+        self.check_raw(shard, file, &path.display().to_string(), bytes)
+    }
+
+    /// Refuses a file without a digest that came before the data set was written anew: sizes may be alike.
+    pub(super) fn check_age(&self, file: &FileInfo, path: &Path) -> Result<()> {
+        let has_digest = NAMES
+            .iter()
+            .any(|(name, _)| file.hashes.iter().any(|(known, _)| known == name));
+        let came = fs::metadata(path).and_then(|metadata| metadata.modified());
+        if has_digest || came.is_ok_and(|came| came > self.valid_since) {
+            return Ok(());
+        }
+        Err(StreamError::ShardCorrupt {
+            shard: file.basename.clone(),
+            object: path.display().to_string(),
+            expected: "a file of the data set as it was last written".into(),
+            actual: "one of before, without a digest to tell whether it still holds".into(),
+        })
+    }
+
     /// Whether `bytes` are a shard's raw file: size and digest, and the table of offsets if it has it.
     pub(super) fn check_raw(
         &self,

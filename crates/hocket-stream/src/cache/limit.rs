@@ -114,30 +114,41 @@ impl CacheLimit {
             total += folder.survey(&mut candidates)?;
         }
         candidates.sort_by_key(|candidate| candidate.used);
-        // First all the locks, then the files: those that would not be enough may stay.
-        let mut taken = Vec::new();
-        for candidate in candidates {
-            if total <= self.bytes {
-                break;
-            }
-            if let Some(lock) = Unused::take(&candidate.path) {
-                total = total.saturating_sub(candidate.bytes);
-                taken.push((candidate.path, lock));
-            }
-        }
-        if total > self.bytes {
-            return Ok(false);
-        }
-        for (path, _lock) in &taken {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(StreamError::io(path, "remove", &error));
+        loop {
+            // First all the locks, then the files: those that would not be enough may stay.
+            let (mut left, mut taken) = (total, Vec::new());
+            for candidate in &candidates {
+                if left <= self.bytes {
+                    break;
                 }
-                _ => {}
+                if let Some(lock) = Unused::take(&candidate.path) {
+                    left = left.saturating_sub(candidate.bytes);
+                    taken.push((candidate, lock));
+                }
             }
-            self.evicted.fetch_add(1, Ordering::Relaxed);
+            if left > self.bytes {
+                return Ok(false);
+            }
+            let mut tried = BTreeSet::new();
+            for (candidate, _lock) in &taken {
+                match fs::remove_file(&candidate.path) {
+                    // Another user's, in a folder where each removes his own alone: others go in its place.
+                    Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(StreamError::io(&candidate.path, "remove", &error));
+                    }
+                    _ => {
+                        total = total.saturating_sub(candidate.bytes);
+                        self.evicted.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                tried.insert(candidate.path.clone());
+            }
+            if total <= self.bytes {
+                return Ok(true);
+            }
+            candidates.retain(|candidate| !tried.contains(&candidate.path));
         }
-        Ok(true)
     }
 }
 

@@ -78,8 +78,9 @@ pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
     }))
 }
 
-/// Maps a file that may be evicted, and keeps it from that while the map lives; `None` where there is none.
-pub(super) fn hold(path: &Path, stop: &AtomicBool) -> Result<Option<Mapped>> {
+/// Maps a file that may be evicted, and keeps it from that while the map lives; `None` where there is none, and
+/// without a `stop` to wait by also where somebody is about to evict it.
+pub(super) fn hold(path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
     loop {
         let Some(file) = open(path)? else {
             return Ok(None);
@@ -88,6 +89,9 @@ pub(super) fn hold(path: &Path, stop: &AtomicBool) -> Result<Option<Mapped>> {
             Ok(()) => {}
             // Somebody is about to evict it; that takes a moment.
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                let Some(stop) = stop else {
+                    return Ok(None);
+                };
                 if stop.load(Ordering::Relaxed) {
                     return Err(StreamError::Closed);
                 }

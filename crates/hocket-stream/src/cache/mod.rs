@@ -5,6 +5,7 @@ mod check;
 mod counts;
 mod limit;
 mod mapped;
+mod origin;
 mod pick;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
@@ -23,7 +25,6 @@ use self::counts::Counters;
 use self::mapped::{Mapped, hold, map};
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
-use crate::files::write_whole;
 use crate::hash::Algorithm;
 use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
 use crate::remote::{self, Remote};
@@ -40,6 +41,9 @@ pub struct CacheOptions {
     pub attempts: u32,
     /// The digest to check; the quickest known one of each file if `None`.
     pub validate_hash: Option<String>,
+    /// How long to wait for another process that makes a file, beside the time that its bytes may take; then
+    /// the file is held in memory.
+    pub wait: Duration,
 }
 
 /// The shards of one data set, as this process sees them. Threads may share it; a forked child makes its
@@ -51,6 +55,8 @@ pub struct Cache {
     /// The bytes that the folder may have; of no account without a remote.
     limit: Option<Arc<CacheLimit>>,
     counters: Counters,
+    /// Files of before this are of other data, unless a digest says that they are not.
+    valid_since: SystemTime,
     /// Shards whose bytes this process has checked.
     checked: Mutex<HashSet<u32>>,
     /// How often samples of a shard that is not here were picked out of it.
@@ -69,9 +75,8 @@ pub fn load_index(
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Vec<u8>> {
     let path = local.join(INDEX_NAME);
-    let held = fs::read(&path);
     let Some(remote) = remote else {
-        return held.map_err(|error| match error.kind() {
+        return fs::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                 StreamError::IndexNotFound {
                     uri: path.display().to_string(),
@@ -81,12 +86,11 @@ pub fn load_index(
         });
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
+    let modified = remote.modified(INDEX_NAME, interrupted)?;
     let object = remote.object(INDEX_NAME);
     let data = remote::get(&object, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
-    if held.ok().as_deref() != Some(&data[..]) {
-        write_whole(&path, &data)?;
-    }
+    origin::keep(&path, &data, modified, interrupted)?;
     Ok(data)
 }
 
@@ -115,10 +119,15 @@ impl Cache {
                 )));
             }
         }
+        let valid_since = match &remote {
+            Some(_) => origin::valid_since(&options.local.join(INDEX_NAME)),
+            None => SystemTime::UNIX_EPOCH,
+        };
         Ok(Self {
             index,
             remote,
             options,
+            valid_since,
             limit: None,
             counters: Counters::default(),
             checked: Mutex::default(),
@@ -163,7 +172,7 @@ impl Cache {
     /// bytes, [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
         let shard = self.shard(number)?;
-        let bring = |file: &StoredFile| match self.find(number, &shard, file, stop)? {
+        let bring = |file: &StoredFile| match self.find(number, &shard, file, Some(stop))? {
             Some(bytes) => Ok(bytes),
             None => self.admit(&shard, file, &self.path(file), stop),
         };
@@ -172,17 +181,17 @@ impl Cache {
         self.assemble(number, &shard, data, meta)
     }
 
-    /// Opens a shard if all of it is here; downloads and unpacks nothing.
+    /// Opens a shard if all of it is here; downloads and unpacks nothing, and waits for nobody.
     ///
     /// # Errors
     /// As [`open`](Self::open); a shard with wrong bytes that can be fetched again is not here.
     pub fn open_here(&self, number: u32) -> Result<Option<Shard>> {
-        let (shard, stop) = (self.shard(number)?, AtomicBool::new(false));
-        let Some(data) = self.find(number, &shard, &shard.data, &stop)? else {
+        let shard = self.shard(number)?;
+        let Some(data) = self.find(number, &shard, &shard.data, None)? else {
             return Ok(None);
         };
         let meta = match &shard.meta {
-            Some(file) => match self.find(number, &shard, file, &stop)? {
+            Some(file) => match self.find(number, &shard, file, None)? {
                 None => return Ok(None),
                 found => found,
             },
@@ -225,14 +234,14 @@ impl Cache {
         number: u32,
         shard: &ShardInfo,
         file: &StoredFile,
-        stop: &AtomicBool,
+        stop: Option<&AtomicBool>,
     ) -> Result<Option<Mapped>> {
         let path = self.path(file);
         let Some(bytes) = self.map(&path, stop)? else {
             return Ok(None);
         };
         if !self.checked().contains(&number)
-            && let Err(error) = self.check_raw(shard, file, &path.display().to_string(), &bytes)
+            && let Err(error) = self.check_held(shard, file, &path, &bytes)
         {
             if !self.can_refetch(file) {
                 return Err(error);
@@ -249,7 +258,7 @@ impl Cache {
     }
 
     /// Maps a file of the cache, kept from eviction while the map lives.
-    fn map(&self, path: &Path, stop: &AtomicBool) -> Result<Option<Mapped>> {
+    fn map(&self, path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
         match &self.limit {
             None => map(path),
             Some(_) => hold(path, stop),

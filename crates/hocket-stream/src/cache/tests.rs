@@ -63,6 +63,7 @@ impl Fixture {
             keep_zip,
             attempts: 3,
             validate_hash: None,
+            wait: std::time::Duration::from_secs(60),
         };
         Cache::new(self.index.clone(), remote, options).unwrap()
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from hocket.stream.encodings import Column, Encoding, check_width, resolve_encoding
 from hocket.stream.encodings.base import Plain
+from hocket.stream.encodings.images import EncodedImage, ImageList, load_pixels
 from hocket.stream.errors import SampleCorruptError, ShardCorruptError
 
 #: A column's bytes; offsets of its values where they differ in size; the samples that have one, if not all.
@@ -24,6 +25,7 @@ class ColumnSet:
         mixed: Names of those that some shard lacks, or has in another encoding.
         origin: The index's path or URI, for messages.
         allow_unsafe_types: Take columns whose decoding runs code out of the data.
+        loads_images: Decode images' pixels too, which Pillow puts off until they are asked for.
 
     Raises:
         ConfigError: An encoding is unknown, or unsafe and not allowed.
@@ -37,7 +39,9 @@ class ColumnSet:
         *,
         origin: str,
         allow_unsafe_types: bool,
+        loads_images: bool = False,
     ) -> None:
+        self._loads_images = loads_images
         self._columns: list[tuple[str, Encoding]] = []
         for name, kind, width in columns:
             encoding = resolve_encoding(kind, allow_unsafe_types=allow_unsafe_types)
@@ -60,6 +64,8 @@ class ColumnSet:
             edges = None if offsets is None else np.frombuffer(offsets, np.uint64)
             try:
                 column = encoding.decode(data, edges)
+                if self._loads_images and isinstance(encoding, (EncodedImage, ImageList)):
+                    load_pixels(column)
             except ShardCorruptError as error:
                 raise SampleCorruptError(f"column `{name}`: {error}") from None
             if name not in self._mixed:

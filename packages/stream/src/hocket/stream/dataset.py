@@ -10,11 +10,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.stream.arguments import whole
+from hocket.stream.beginnings import Beginnings
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
 from hocket.stream.options import OrderOptions
-from hocket.stream.plan import Plan
+from hocket.stream.plan import Pass, Plan
 from hocket.stream.position import Cursor
 from hocket.stream.samples import SampleIterator
 from hocket.stream.streams import Stream, choose_streams, resolve_sources
@@ -76,10 +78,11 @@ class StreamingDataset:
         replication: So many consecutive processes read the same samples.
         allow_unsafe_types: Take columns whose decoding runs code out of the data.
         on_bad_sample: What becomes of a sample that cannot be decoded while its shard is sound: `raise`, or
-            `replace` it by the next good one of its stream in storage order, the same on any topology.
+            `replace` it by the next good one of its stream in storage order, the same on any topology; images
+            are then decoded here, and not where their pixels are first asked for.
         download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
         download_retry: Fetches of a shard before wrong bytes are final.
-        prefetch_bytes: Bytes of shards fetched ahead of their first use.
+        prefetch_bytes: Bytes of shards fetched ahead of their first use, such as `256mb`.
         prefetch_batches: Finished batches that may wait.
         prefetch_next_epoch: Go on with the next epoch's first shards while the last batches of this one are
             taken, within the same bytes; not with `order="mosaic"`, whose plans are costly, nor where shards
@@ -129,7 +132,7 @@ class StreamingDataset:
         on_bad_sample: str = "raise",
         download_timeout: float = 120.0,
         download_retry: int = 3,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | str = 256 << 20,
         prefetch_batches: int = 4,
         prefetch_next_epoch: bool = True,
         fetch_threads: int = 16,
@@ -155,6 +158,7 @@ class StreamingDataset:
         self._num_nodes = resolve_num_nodes(
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
+        self._beginnings = Beginnings()
         self._is_tail_reported = False
         fetching = SourceSettings(
             validate_hash=validate_hash,
@@ -211,8 +215,11 @@ class StreamingDataset:
                 f"`batch_size` is {batch_size} and `global_batch_size` {global_batch_size}: "
                 "expected one of them"
             )
-        size = global_batch_size if batch_size is None else batch_size * world_size
-        if size is None or size < max(world_size, 1):
+        if batch_size is not None:
+            size = whole("batch_size", batch_size) * world_size
+        else:
+            size = whole("global_batch_size", global_batch_size)
+        if size < max(world_size, 1):
             raise ConfigError(
                 f"the global batch is {size} samples for {world_size} data-parallel ranks: expected at least "
                 "one for each; make it larger or use fewer ranks"
@@ -292,6 +299,9 @@ class StreamingDataset:
             StoreError: The store's own errors, as they come.
         """
         way = self.plan.passes(epoch, first if start is None else start)
+        yield from self._read_pass(way, first=first, stride=stride)
+
+    def _read_pass(self, way: Pass, *, first: int, stride: int) -> Iterator[RankBatch]:
         batches = self._engine.read(
             way.order,
             rank=way.rank,
@@ -329,7 +339,16 @@ class StreamingDataset:
         last sample was yielded, and before it until then.
         """
         self.begin_pass()
-        return SampleIterator(self.read_batches, self.samples, self.cursor, resolve_worker())
+        worker = resolve_worker()
+        # Worker 0 speaks for all; without shuffling one epoch is like the other.
+        is_seen = worker is not None and worker[0] == 0 and self._options.shuffle
+        if is_seen and self._beginnings.is_again(self.cursor.epoch):
+            logger.warning(
+                "epoch %d is given once more, from its beginning, as a DataLoader's workers do not hear of "
+                "the one before; call `set_epoch` before each epoch, or use `StreamingDataLoader`",
+                self.cursor.epoch,
+            )
+        return SampleIterator(self.read_batches, self.samples, self.cursor, worker)
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
@@ -342,6 +361,7 @@ class StreamingDataset:
 
         Raises:
             IndexError: There is no such sample.
+            TypeError: `at` is no integer, slice, list of integers or array of them, as a mask is not.
             ShardNotFoundError: And the others of `read_batches`.
         """
         found = find_samples(self._engine, at)
@@ -387,11 +407,10 @@ class StreamingDataset:
         the epoch, and this object hears nothing of it.
 
         Raises:
-            ConfigError: `epoch` is below 0.
+            ConfigError: `epoch` is no integer from 0.
         """
-        if epoch < 0:
-            raise ConfigError(f"`epoch` is {epoch}: expected 0 or more")
-        self.cursor.go(epoch, 0)
+        self.cursor.go(whole("epoch", epoch), 0)
+        self._beginnings.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batch just yielded: JSON, below 1 KB, of no topology.
@@ -408,6 +427,7 @@ class StreamingDataset:
             ConfigError: It is no state of this kind.
         """
         self.plan.load(state, self.cursor)
+        self._beginnings.forget()
 
     def begin_pass(self) -> None:
         """Get ready for an iteration, which `batches`, `__iter__` and the loader do by themselves.

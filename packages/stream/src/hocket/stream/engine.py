@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from hocket.native import _native
+from hocket.native.errors import StorePermissionError, StoreTransientError
+from hocket.stream.arguments import seconds, switch, whole
 from hocket.stream.columns import ColumnSet
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
 from hocket.stream.location import Location
 from hocket.stream.mending import StandIns
 from hocket.stream.metrics import Waits, metrics
+from hocket.stream.output import INDEX_NAME
 from hocket.stream.sizes import parse_bytes
 
 logger = logging.getLogger("hocket.stream")
@@ -42,8 +45,13 @@ class SourceSettings:
     """Fetches of a shard before wrong bytes are final."""
 
     def __post_init__(self) -> None:
-        if self.download_retry < 1:
-            raise ConfigError(f"`download_retry` is {self.download_retry}: expected at least 1")
+        settled = {
+            "keep_zip": switch("keep_zip", self.keep_zip),
+            "download_timeout": seconds("download_timeout", self.download_timeout),
+            "download_retry": whole("download_retry", self.download_retry, least=1),
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +66,8 @@ class Source:
 class ReadSettings:
     """How far ahead of their use batches are made, and of what."""
 
-    prefetch_bytes: int = 256 << 20
-    """Bytes of shards that may be fetched ahead of their first use."""
+    prefetch_bytes: int | str = 256 << 20
+    """Bytes of shards that may be fetched ahead of their first use, such as `256mb`."""
 
     prefetch_batches: int = 4
     """Finished batches that may wait."""
@@ -80,9 +88,18 @@ class ReadSettings:
     """What becomes of a sample that cannot be decoded: `raise` or `replace`."""
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_batches", "fetch_threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"`{name}` is {getattr(self, name)}: expected at least 1")
+        settled: dict[str, object] = {
+            name: whole(name, getattr(self, name), least=1) for name in ("prefetch_batches", "fetch_threads")
+        }
+        settled |= {
+            name: switch(name, getattr(self, name)) for name in ("prefetch_next_epoch", "allow_unsafe_types")
+        }
+        for name in ("prefetch_bytes", "cache_limit"):
+            value = getattr(self, name)
+            if value is not None:
+                settled[name] = parse_bytes(name, value)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
         if self.on_bad_sample not in ("raise", "replace"):
             reason = ", which would leave ranks with batches of different sizes"
             raise ConfigError(
@@ -146,6 +163,7 @@ class Engine:
             mixed,
             origin=f"{origin.rstrip('/')}/index.json",
             allow_unsafe_types=unsafe,
+            loads_images=self.settings.on_bad_sample == "replace",
         )
         self.encodings = self._columns.encodings
         self._own()
@@ -264,7 +282,7 @@ class Engine:
             world_size=world_size,
             first=first,
             stride=stride,
-            prefetch_bytes=self.settings.prefetch_bytes,
+            prefetch_bytes=parse_bytes("prefetch_bytes", self.settings.prefetch_bytes),
             prefetch_batches=self.settings.prefetch_batches,
             fetch_threads=self.settings.fetch_threads,
         )
@@ -348,10 +366,15 @@ def digest(parts: Sequence[object]) -> str:
 
 
 def _fetch_index(source: Source) -> bytes:
-    location = source.location
-    return _native.load_shard_index(
-        location.local, location.remote, deadline_s=source.settings.download_timeout
-    )
+    location, deadline_s = source.location, source.settings.download_timeout
+    try:
+        return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
+    except (StorePermissionError, StoreTransientError) as error:
+        # That there is none is an answer; this is none, and what was kept may be all that is needed.
+        if not (location.local / INDEX_NAME).exists():
+            raise
+        logger.warning("%s; the index kept in `%s` is used, and the shards there", error, location.local)
+        return _native.load_shard_index(location.local, None, deadline_s=deadline_s)
 
 
 def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:

@@ -73,6 +73,11 @@ class Shard:
         return [file for key in keys if (file := self.entry.get(key))]
 
 
+def resolve_uri(uri: str) -> str:
+    """Return how messages and documents name a data set: a whole path, or the URI without a last slash."""
+    return str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+
+
 class Inventory:
     """The shards of a data set, in a folder or a store. Nothing is written there, and no cache is kept.
 
@@ -87,7 +92,7 @@ class Inventory:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
+        self.uri = resolve_uri(uri)
         self.store = Store(self.uri)
         try:
             data = self.store.get(INDEX_NAME)
@@ -205,12 +210,17 @@ class OpenShard:
         finally:
             reader.close()
 
-    def decoder(self) -> ColumnSet:
+    def decoder(self, *, loads_images: bool = False) -> ColumnSet:
         """Return what makes values of columns; pickled objects stay bytes, since decoding them runs code.
+
+        Args:
+            loads_images: Decode images' pixels too.
 
         Raises:
             ConfigError: An encoding is unknown.
             IndexCorruptError: A column's size is not its encoding's.
         """
         columns = [(name, "bytes" if kind == "pkl" else kind, width) for name, kind, width in self.columns]
-        return ColumnSet(columns, (), origin=self._origin, allow_unsafe_types=False)
+        return ColumnSet(
+            columns, (), origin=self._origin, allow_unsafe_types=False, loads_images=loads_images
+        )

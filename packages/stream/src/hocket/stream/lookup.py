@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
 
     Raises:
         IndexError: There is no such sample.
+        TypeError: It is no integer, or no list of them.
         ShardNotFoundError: And the others of `StreamingDataset.read_batches`.
     """
     size = sum(engine.sizes)
-    numbers = range(size)[at] if isinstance(at, slice) else np.atleast_1d(np.asarray(at)).tolist()
+    numbers = range(size)[at] if isinstance(at, slice) else _integers(at)
     for number in numbers:
         if not -size <= number < size:
             raise IndexError(f"sample {number}: expected a number from {-size} to {size - 1}")
@@ -33,6 +35,21 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
         return []
     ids = [number % size for number in numbers]
     return _split(engine, engine.look_up(ids), len(ids))
+
+
+def _integers(at: object) -> list[int]:
+    try:
+        found = np.atleast_1d(np.asarray(at))
+    except ValueError:  # lists of differing lengths
+        found = np.empty(0, object)
+    is_empty_list = isinstance(at, Sequence) and len(at) == 0
+    if found.ndim > 1 or not (found.dtype.kind in "iu" or is_empty_list):
+        raise TypeError(
+            f"samples {at!r:.100}: expected an integer, a slice, or a list or array of integers; of a mask "
+            "`np.flatnonzero(mask)` gives those"
+        )
+    numbers: list[int] = found.tolist()
+    return numbers
 
 
 def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:

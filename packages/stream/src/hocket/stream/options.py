@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.stream.arguments import switch, whole
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicPlan, MosaicSettings
@@ -58,12 +59,16 @@ class OrderOptions:
             if value is not None and value not in choices:
                 later = ", which comes later" if value == "device_per_stream" else ""
                 raise ConfigError(f"`{name}` is {value!r}{later}: expected one of {choices}")
-        if not 0 <= self.shuffle_seed < 1 << 64:
-            raise ConfigError(f"`shuffle_seed` is {self.shuffle_seed}: expected 0 to below 2^64")
+        settled: dict[str, object] = {
+            "shuffle": switch("shuffle", self.shuffle),
+            "shuffle_seed": whole("shuffle_seed", self.shuffle_seed, most=(1 << 64) - 1),
+        }
         for name in ("shuffle_block_size", "num_canonical_nodes", "sampling_granularity"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"`{name}` is {value}: expected at least 1")
+            if value is not None:
+                settled[name] = whole(name, value, least=1)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
         if self.is_mosaic:
             self._check_mosaic()
         elif self.order == "native" and (self.shuffle_algo or self.partition_algo):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hocket.native import _native
+from hocket.stream.arguments import whole
 from hocket.stream.errors import ConfigError, StateMismatchError
 
 _VERSION = 2
@@ -175,12 +176,10 @@ class Cursor:
                 f"{sorted(expected)} with version {_VERSION}, as `state_dict()` of hocket.stream returns it"
             )
         settings.check(state)
-        epoch, batch = state["epoch"], state["batch"]
-        if type(epoch) is not int or type(batch) is not int or epoch < 0 or not 0 <= batch <= num_batches:
-            raise ConfigError(
-                f"the state is at epoch {epoch!r}, batch {batch!r}: expected integers, the batch from 0 to "
-                f"{num_batches}"
-            )
+        try:
+            epoch, batch = whole("epoch", state["epoch"]), whole("batch", state["batch"], most=num_batches)
+        except ConfigError as error:
+            raise ConfigError(f"the state is of no place here: {error}") from None
         self.go(epoch, batch)
 
     def check(self, token: int) -> None:

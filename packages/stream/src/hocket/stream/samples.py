@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hocket.stream.engine import RankBatch
@@ -16,13 +17,25 @@ class _Batches(Protocol):
     def __call__(self, *, epoch: int, start: int, first: int, stride: int) -> Iterator[RankBatch]: ...
 
 
+@dataclass(slots=True)
+class _Place:
+    """What comes next: sample `sample` of batch `batch`, in an iteration from `start` on."""
+
+    epoch: int
+    start: int
+    batch: int
+    sample: int = 0
+
+
 class SampleIterator:
     """The samples of an epoch from the cursor on, with a place that a stateful loader saves and restores.
 
     Worker `w` of `n` gives the samples of batches `w`, `w + n`, … from the cursor on; outside of workers all
-    of them. The cursor moves on with whole batches where there are no workers, and to the next epoch at the
-    end. A place within a batch is this rank's and this worker's own: it stands in the iterator's state and
-    not in the data set's, which goes on anywhere.
+    of them. The cursor moves on with whole batches where there are no workers (one cannot know which of its
+    samples the loop was given), and to the next epoch at the end. A place within a batch is this rank's and
+    this worker's own: it stands in the iterator's state and not in the data set's, which goes on anywhere.
+
+    Who drops the iterator ends its threads at once: what walks the batches knows the place, and not it.
     """
 
     def __init__(
@@ -30,17 +43,16 @@ class SampleIterator:
         read: _Batches,
         samples: Callable[[RankBatch], list[dict[str, Any]]],
         cursor: Cursor,
-        worker: tuple[int, int],
+        worker: tuple[int, int] | None,
     ) -> None:
         self._read = read
         self._samples = samples
         self._cursor = cursor
         self._token = cursor.begin()
-        self._worker = worker
-        self._epoch, self._start = cursor.epoch, cursor.batch
-        self._batch = self._start + worker[0]
-        self._place = 0
-        self._source: Iterator[dict[str, Any]] | None = None
+        self._is_worker = worker is not None
+        self._worker = worker or (0, 1)
+        self._place = _Place(cursor.epoch, cursor.batch, cursor.batch + self._worker[0])
+        self._source: Generator[dict[str, Any], None, None] | None = None
 
     def __iter__(self) -> SampleIterator:
         """Return itself."""
@@ -54,17 +66,22 @@ class SampleIterator:
             ConfigError: Another iteration or a loaded state has taken over since.
         """
         if self._source is None:
-            self._source = self._walk()
+            place, stride = self._place, self._worker[1]
+            batches = self._read(epoch=place.epoch, start=place.start, first=place.batch, stride=stride)
+            self._source = _walk(
+                batches, self._samples, place, stride, self._cursor, self._token, self._is_worker
+            )
         return next(self._source)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the sample just given; it belongs to a state of the data set."""
+        place = self._place
         return {
             "version": _VERSION,
-            "epoch": self._epoch,
-            "start": self._start,
-            "batch": self._batch,
-            "sample": self._place,
+            "epoch": place.epoch,
+            "start": place.start,
+            "batch": place.batch,
+            "sample": place.sample,
             "worker": list(self._worker),
         }
 
@@ -84,25 +101,31 @@ class SampleIterator:
                 "any number"
             )
         self.close()
-        self._epoch, self._start = state["epoch"], state["start"]
-        self._batch, self._place = state["batch"], state["sample"]
+        self._place = _Place(state["epoch"], state["start"], state["batch"], state["sample"])
 
     def close(self) -> None:
         """End the threads that read ahead."""
         source, self._source = self._source, None
         if source is not None:
-            source.close()  # type: ignore[attr-defined]
+            source.close()
 
-    def _walk(self) -> Iterator[dict[str, Any]]:
-        count = self._worker[1]
-        batches = self._read(epoch=self._epoch, start=self._start, first=self._batch, stride=count)
-        for batch in batches:
-            samples = self._samples(batch)[: batch.local]
-            for place in range(self._place, len(samples)):
-                is_last = place + 1 == len(samples)
-                self._batch, self._place = (batch.number + count, 0) if is_last else (batch.number, place + 1)
-                if is_last and count == 1:
-                    self._cursor.move(self._token, batch.number + 1, share=(batch.local, batch.total))
-                yield samples[place]
-        self._cursor.check(self._token)
-        self._cursor.go(self._epoch + 1, 0)
+
+def _walk(
+    batches: Iterator[RankBatch],
+    split: Callable[[RankBatch], list[dict[str, Any]]],
+    place: _Place,
+    stride: int,
+    cursor: Cursor,
+    token: int,
+    is_worker: bool,
+) -> Generator[dict[str, Any], None, None]:
+    for batch in batches:
+        samples = split(batch)[: batch.local]
+        for number in range(place.sample, len(samples)):
+            is_last = number + 1 == len(samples)
+            place.batch, place.sample = (batch.number + stride, 0) if is_last else (batch.number, number + 1)
+            if is_last and not is_worker:
+                cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
+            yield samples[number]
+    cursor.check(token)
+    cursor.go(place.epoch + 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 from hocket.stream.errors import ConfigError
@@ -22,8 +23,11 @@ def parse_bytes(name: str, value: int | str) -> int:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", value.strip().lower())
         if found:
             size = int(float(found[1]) * _POWERS[found[2] or ""])
-    elif type(value) is int:
-        size = value
+    elif not isinstance(value, bool):
+        try:
+            size = operator.index(value)
+        except TypeError:
+            size = 0
     if size < 1:
         raise ConfigError(f"`{name}` is {value!r}: expected bytes from 1, such as 67108864 or '64mb'")
     return size

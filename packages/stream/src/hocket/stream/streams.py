@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from hocket.stream.arguments import seconds, whole
 from hocket.stream.engine import Source, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.location import Location, resolve_location
@@ -69,7 +72,7 @@ class Stream:
         if len(given) > 1:
             raise ConfigError(f"a stream has {given}: expected at most one kind of weight")
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise ConfigError(
                     f"`{name}` is {value!r}: expected a number; weights that change in the run come later"
                 )
@@ -77,8 +80,10 @@ class Stream:
                 raise ConfigError(f"`{name}` is {value!r}: expected a number from 0")
         if self.choose is not None and self.choose != int(self.choose):
             raise ConfigError(f"`choose` is {self.choose!r}: expected a whole number of samples")
-        if self.download_retry is not None and self.download_retry < 1:
-            raise ConfigError(f"`download_retry` is {self.download_retry}: expected at least 1")
+        if self.download_retry is not None:
+            whole("download_retry", self.download_retry, least=1)
+        if self.download_timeout is not None:
+            seconds("download_timeout", self.download_timeout)
 
 
 def choose_streams(
@@ -100,6 +105,8 @@ def choose_streams(
             f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
             "expected one way to say where the data is; give each `Stream` its own"
         )
+    if not isinstance(streams, Sequence):
+        raise ConfigError(f"`streams` is {streams!r:.100}: expected a list of `hocket.stream.Stream` objects")
     return streams
 
 

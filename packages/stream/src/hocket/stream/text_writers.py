@@ -98,6 +98,7 @@ class XSVWriter(_TextWriter):
     def _describe_columns(self) -> dict[str, Any]:
         for name in self._columns:
             self._check(name, f"the name of column `{name}`", ConfigError)
+        self._check_split(list(self._columns), "a column's name", ConfigError)
         return {
             "column_encodings": list(self._columns.values()),
             "column_names": list(self._columns),
@@ -109,6 +110,7 @@ class XSVWriter(_TextWriter):
         values = [str(value) for value in self._values(sample)]
         for name, value in zip(self._columns, values, strict=True):
             self._check(value, f"column `{name}`", SampleError)
+        self._check_split(values, "a value", SampleError)
         try:
             return self._line(values)
         except UnicodeEncodeError as error:
@@ -124,6 +126,16 @@ class XSVWriter(_TextWriter):
         for mark in (self._separator, self._newline):
             if mark in value:
                 raise error(f"{what} holds {mark!r}: expected a text without it, as there is no quoting")
+
+    def _check_split(self, values: list[str], what: str, error: type[ConfigError | SampleError]) -> None:
+        """Refuse values that come apart elsewhere than they were joined: `x:` before a separator `::`."""
+        line = self._separator.join(values) + self._newline
+        found = line[: line.index(self._newline)].split(self._separator)
+        if found != values:
+            raise error(
+                f"{values!r:.200} would be read back as {found!r:.200}: expected that {what} and the marks "
+                f"{self._separator!r} and {self._newline!r} beside it make no other; choose another separator"
+            )
 
 
 class _FixedSeparatorWriter(XSVWriter):

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from hocket.stream.arguments import whole
 from hocket.stream.errors import ConfigError
 
 
@@ -21,12 +22,11 @@ def resolve_data_parallel(
     Raises:
         ConfigError: One of the two is missing, is no number, or does not fit the other.
     """
-    group = 1 if replication is None else replication
-    if group < 1:
-        raise ConfigError(f"`replication` is {replication}: expected at least 1")
+    group = 1 if replication is None else whole("replication", replication, least=1)
     if (rank is None) != (world_size is None):
         raise ConfigError(f"`rank` is {rank} and `world_size` {world_size}: expected both or neither")
     if rank is not None and world_size is not None:
+        rank, world_size = whole("rank", rank), whole("world_size", world_size, least=1)
         if group != 1:
             raise ConfigError(
                 f"`replication` is {replication} beside `rank` and `world_size`: expected data-parallel "
@@ -77,14 +77,14 @@ def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | Non
     return world_size // int(text)
 
 
-def resolve_worker() -> tuple[int, int]:
-    """Return this process's number among a torch DataLoader's workers, and theirs; outside of one (0, 1).
+def resolve_worker() -> tuple[int, int] | None:
+    """Return this process's number among a torch DataLoader's workers, and theirs; None outside of one.
 
     Loads no torch: a worker has it.
     """
     torch_data: Any = sys.modules.get("torch.utils.data")
     info = None if torch_data is None else torch_data.get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
+    return None if info is None else (info.id, info.num_workers)
 
 
 def offer_to_torch(kind: type) -> bool:

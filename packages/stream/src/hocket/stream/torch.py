@@ -14,6 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("StreamingDataLoader needs torch: pip install 'hocket-stream[torch]'") from error
 
+from hocket.stream.arguments import switch, whole
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
 from hocket.stream.engine import RankBatch
@@ -21,6 +22,19 @@ from hocket.stream.errors import ConfigError
 
 #: What makes a batch of a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
+
+
+#: Arguments of torch's DataLoader that have no counterpart, and what to use.
+_INSTEAD = {
+    "batch_sampler": "the data set has the order; give it `batch_size`",
+    "drop_last": "give the data set `tail='drop'`",
+    "generator": "give the data set `shuffle_seed`",
+    "persistent_workers": "workers begin anew with each epoch; leave it out",
+    "sampler": "the data set has the order; leave it out",
+    "shuffle": "give the data set `shuffle`",
+    "timeout": "it is `timeout_s` here",
+    "worker_init_fn": "set up what `collate_fn` needs when it is first called",
+}
 
 
 class StreamingDataLoader:
@@ -41,9 +55,12 @@ class StreamingDataLoader:
         prefetch_factor: Batches that each worker makes ahead.
         multiprocessing_context: How workers are started: `fork`, `forkserver`, `spawn`.
         timeout_s: Seconds to wait for a worker's batch; 0 waits for ever.
+        pin_memory: Put tensors into page-locked memory, where there is an accelerator.
+        others: torch's other arguments, which are refused with what to use here.
 
     Raises:
-        ConfigError: There is no batch size, or another one than the data set's.
+        ConfigError: There is no batch size, or another one than the data set's; or an argument of torch's
+            DataLoader has no counterpart.
 
     Example:
         >>> loader = StreamingDataLoader(dataset, batch_size=32)
@@ -62,9 +79,14 @@ class StreamingDataLoader:
         prefetch_factor: int | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         timeout_s: float = 0,
+        pin_memory: bool = False,
+        **others: object,
     ) -> None:
-        if num_workers < 0:
-            raise ConfigError(f"`num_workers` is {num_workers}: expected 0 or more")
+        for name in others:
+            if name not in _INSTEAD:
+                raise TypeError(f"StreamingDataLoader got an unexpected argument `{name}`")
+            raise ConfigError(f"`{name}` is torch's own: {_INSTEAD[name]}")
+        num_workers = whole("num_workers", num_workers)
         if batch_size is not None:
             dataset.set_batch_size(batch_size)
         dataset.plan  # noqa: B018 - without a batch size it is refused here, and not when the first batch is due
@@ -74,6 +96,7 @@ class StreamingDataLoader:
         """This process's data-parallel (rank, number of ranks)."""
         self._num_workers = num_workers
         self._collate = _Collate(dataset, collate_fn)
+        self._is_pinning = switch("pin_memory", pin_memory) and torch.accelerator.is_available()
         self._worker_options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "multiprocessing_context": multiprocessing_context,
@@ -125,7 +148,8 @@ class StreamingDataLoader:
         if first >= self.dataset.num_batches:
             return
         if self._num_workers == 0:
-            yield from map(self._collate, self.dataset.read_batches(epoch=epoch, first=first))
+            for batch in map(self._collate, self.dataset.read_batches(epoch=epoch, first=first)):
+                yield _pin(batch) if self._is_pinning else batch
             return
         source = _WorkerBatches(self.dataset, self._collate, epoch=epoch, first=first)
         yield from DataLoader(
@@ -133,6 +157,7 @@ class StreamingDataLoader:
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
+            pin_memory=self._is_pinning,
             **self._worker_options,
         )
 
@@ -178,6 +203,16 @@ def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
         torch.from_numpy(np.require(v, requirements=["A", "W"])) if isinstance(v, np.ndarray) else v
         for v in column
     ]
+
+
+def _pin(made: Any) -> Any:
+    """The tensors of a batch, and what else can be pinned, in page-locked memory; the rest as it is."""
+    if isinstance(made, (list, tuple)):
+        items = [_pin(item) for item in made]
+        return type(made)(*items) if hasattr(made, "_fields") else type(made)(items)
+    if isinstance(made, dict):
+        return {name: _pin(value) for name, value in made.items()}
+    return made.pin_memory() if hasattr(made, "pin_memory") else made
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -44,8 +44,8 @@ def verify(uri: str, *, on_shard: Callable[[Checked], None] | None = None) -> Ve
     """Read every shard of a data set, and say what is wrong with each.
 
     Compared are the sizes, the quickest digest that the index carries, the table of offsets, and every value
-    with its encoding; pickled values are not decoded. Each shard is fetched into a temporary folder and
-    removed again, four at a time; nothing is written to the data set.
+    with its encoding, images to the last pixel; pickled values are not decoded. Each shard is fetched into a
+    temporary folder and removed again, four at a time; nothing is written to the data set.
 
     Args:
         uri: The data set's folder, a path or a URI.
@@ -76,7 +76,7 @@ def _check(inventory: Inventory, shard: Shard) -> Checked:
 
 def _values(inventory: Inventory, shard: Shard) -> str | None:
     with inventory.open(shard) as opened:
-        decoder = opened.decoder()
+        decoder = opened.decoder(loads_images=True)
         for samples, columns in opened.read():
             try:
                 decoder.decode(columns, len(samples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -41,8 +42,11 @@ def parse_count(name: str, value: int | str) -> int:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt]?)", value.strip().lower().replace(",", ""))
         if found:
             count = Fraction(found[1]) * _POWERS[found[2]]
-    elif type(value) is int:
-        count = value
+    elif not isinstance(value, bool):
+        try:
+            count = operator.index(value)
+        except TypeError:
+            count = 0
     if count < 1 or count != int(count):
         raise ConfigError(
             f"`{name}` is {value!r}: expected a whole number of samples from 1, such as 100000 or '100k'"
@@ -75,7 +79,7 @@ def resolve_counts(
                 f"stream {is_relative.index(False)} has no `proportion` and stream {is_relative.index(True)} "
                 "has one: expected one for all streams or for none"
             )
-        shares = [Fraction(weight.proportion or 0) for weight in weights]
+        shares = [_exact(weight.proportion or 0) for weight in weights]
         return _apportion(sum(sizes) if epoch_size is None else epoch_size, shares)
     if epoch_size is not None:
         if is_absolute:
@@ -90,7 +94,12 @@ def resolve_counts(
 def _count(weight: Weighted, size: int) -> int:
     if weight.choose is not None:
         return int(weight.choose)
-    return size if weight.repeat is None else int(Fraction(weight.repeat) * size)
+    return size if weight.repeat is None else int(_exact(weight.repeat) * size)
+
+
+def _exact(value: float) -> Fraction:
+    """The number that was written: 0.7 is 7/10, and not the binary number next to it, which is below."""
+    return Fraction(str(value))
 
 
 def _apportion(total: int, shares: Sequence[Fraction]) -> list[int]:

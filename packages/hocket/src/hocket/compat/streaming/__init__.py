@@ -11,6 +11,9 @@ from hocket.compat.streaming.install import install
 from hocket.compat.streaming.local import LocalDataset
 from hocket.stream import CSVWriter, JSONWriter, MDSWriter, Stream, TSVWriter, XSVWriter
 
+#: The release of mosaicml-streaming whose names these are.
+__version__ = "0.13.0"
+
 __all__ = [
     "CSVWriter",
     "JSONWriter",

@@ -16,6 +16,24 @@ from hocket.stream.errors import ConfigError
 from hocket.stream.samples import SampleIterator
 
 _MOST_WORKERS = 1024
+_MOST_AHEAD = 8
+
+#: What mosaicml-streaming's data sets have and these have not, and why.
+_ABSENT = {
+    "cache_usage": "the cache folder's files are counted as they are; `metrics()` says what was fetched",
+    "evict_coldest_shard": "`cache_limit` evicts by itself",
+    "evict_shard": "`cache_limit` evicts by itself",
+    "get_item": "ask with `dataset[number]`",
+    "prepare_shard": "shards are fetched ahead by themselves, and by `dataset[number]`",
+    "resample_streams": "each epoch draws its samples by itself",
+    "sample_offset_per_shard": "ask for samples by number: `dataset[number]`",
+    "samples_per_shard": "`hocket-stream inspect` shows each shard",
+    "shard_offset_per_stream": "ask for samples by number: `dataset[number]`",
+    "shards": "`hocket-stream inspect` shows each one; `num_shards` is their number",
+    "shards_per_stream": "`hocket-stream inspect` shows each stream's",
+    "spanner": "ask for samples by number: `dataset[number]`",
+    "stream_per_shard": "ask for samples by number: `dataset[number]`",
+}
 _TURN = struct.Struct("I")
 
 
@@ -26,7 +44,8 @@ class StreamingDataset(_StreamingDataset):
     but for these:
 
     Args:
-        predownload: Samples ahead, rounded up to whole batches of `batch_size`, which it needs.
+        predownload: Samples ahead, rounded up to whole batches of `batch_size`, which it needs, and at most 8
+            of them: what is fetched further ahead are shards, as far as memory of 256 MiB allows.
         batching_method: `random`, `stratified` or `per_stream`; `device_per_stream` comes later.
         stream_name: `stream`: there is no registry of other classes.
         stream_config: Arguments of the one `Stream`, beside `remote`, `local` and `split`.
@@ -79,7 +98,7 @@ class StreamingDataset(_StreamingDataset):
                     f"`predownload` is {predownload} and `batch_size` {batch_size}: expected samples from 0, "
                     "beside the size of a batch"
                 )
-            ahead["prefetch_batches"] = max(-(-predownload // batch_size), 1)
+            ahead["prefetch_batches"] = min(max(-(-predownload // batch_size), 1), _MOST_AHEAD)
         if stream_config:
             if streams is not None:
                 raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
@@ -111,8 +130,22 @@ class StreamingDataset(_StreamingDataset):
             download_retry=download_retry,
             **ahead,
         )
+        self.streams = [Stream(remote=remote, local=local, split=split)] if streams is None else list(streams)
+        self.num_streams = len(self.streams)
+        self.predownload = predownload
+        self.cache_limit = cache_limit
+        self.sampling_method = sampling_method
+        self.sampling_granularity = sampling_granularity
+        self.partition_algo = partition_algo
+        self.num_canonical_nodes = num_canonical_nodes
         self.batch_size = batch_size
-        """Samples of a batch on each rank."""
+        self.shuffle = shuffle
+        self.shuffle_algo = shuffle_algo
+        self.shuffle_seed = shuffle_seed
+        self.shuffle_block_size = shuffle_block_size
+        self.batching_method = batching_method
+        self.allow_unsafe_types = allow_unsafe_types
+        self.replication = replication
         self._turns = _Turns()
         self._begun: tuple[int, int] | None = None
         self._loaded = (0, 0)
@@ -148,13 +181,11 @@ class StreamingDataset(_StreamingDataset):
         self, *, epoch: int, first: int = 0, stride: int = 1, start: int | None = None
     ) -> Iterator[RankBatch]:
         """Yield this rank's part of an epoch's batches; see `hocket.stream.StreamingDataset`."""
-        batches = super().read_batches(epoch=epoch, first=first, stride=stride, start=start)
-        if type(self).__getitem__ is StreamingDataset.__getitem__:
-            yield from batches
-            return
         way = self.plan.passes(epoch, first if start is None else start)
-        for batch in batches:
-            self._numbers = way.order.sample_ids(batch.number - way.start)
+        is_plain = type(self).__getitem__ is StreamingDataset.__getitem__
+        for batch in self._read_pass(way, first=first, stride=stride):
+            if not is_plain:
+                self._numbers = way.order.sample_ids(batch.number - way.start)
             yield batch
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
@@ -168,6 +199,11 @@ class StreamingDataset(_StreamingDataset):
             made.append(self[number])
         self._ready = None
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is nowhere else comes here.
+        reason = f": {_ABSENT[name]}" if name in _ABSENT else ""
+        raise AttributeError(f"this data set has no `{name}`{reason}", name=name, obj=self)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, which the next iteration is of.
@@ -202,12 +238,18 @@ class StreamingDataset(_StreamingDataset):
         """
         super().load_state_dict(state)
         self._loaded = (self.cursor.epoch, state["sample_in_epoch"])
+        self.num_canonical_nodes = state["num_canonical_nodes"]
         self._turns.clear()
 
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration is of."""
         return self.cursor.epoch + self._turns.count
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all streams."""
+        return sum(index.num_shards for index in self._engine.indexes)
 
     @property
     def num_samples(self) -> int:

@@ -15,6 +15,9 @@ MODULES = {
     "streaming.base.dataloader": "hocket.compat.streaming.dataloader",
     "streaming.base.dataset": "hocket.compat.streaming.dataset",
     "streaming.base.format": "hocket.compat.streaming.base",
+    "streaming.base.format.json": "hocket.compat.streaming.base",
+    "streaming.base.format.mds": "hocket.compat.streaming.base",
+    "streaming.base.format.xsv": "hocket.compat.streaming.base",
     "streaming.base.local": "hocket.compat.streaming.local",
     "streaming.base.stream": "hocket.stream.streams",
     "streaming.base.util": "hocket.compat.streaming.base.util",
@@ -36,4 +39,8 @@ def install() -> None:
             "imports it; call it first"
         )
     for name, ours in MODULES.items():
-        sys.modules[name] = importlib.import_module(ours)
+        module = sys.modules[name] = importlib.import_module(ours)
+        above, _, last = name.rpartition(".")
+        if above:
+            # What `import a.b as m` and `from a import b` look for.
+            setattr(sys.modules[above], last, module)

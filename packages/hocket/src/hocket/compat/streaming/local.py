@@ -9,7 +9,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream import StreamingDataset
+from hocket.stream import Stream
+from hocket.stream.engine import Engine, ReadSettings, SourceSettings
+from hocket.stream.lookup import find_samples
+from hocket.stream.streams import resolve_sources
 
 
 class LocalDataset:
@@ -24,16 +27,17 @@ class LocalDataset:
     """
 
     def __init__(self, local: str | os.PathLike[str], split: str | None = None) -> None:
-        self._samples = StreamingDataset(local=local, split=split, rank=0, world_size=1)
+        sources = resolve_sources([Stream(local=local, split=split)], SourceSettings())
+        self._engine = Engine(sources, ReadSettings(), weigh=list)
 
     @property
     def size(self) -> int:
         """Samples."""
-        return self._samples.size
+        return sum(self._engine.sizes)
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return self._samples.size
+        return self.size
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
@@ -45,11 +49,12 @@ class LocalDataset:
         Raises:
             IndexError: There is no such sample.
         """
-        return self._samples[at]
+        found = find_samples(self._engine, at)
+        return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Return samples as torch's fetchers ask for them."""
-        return self._samples[numbers]
+        return find_samples(self._engine, numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield all samples in the order of storage."""

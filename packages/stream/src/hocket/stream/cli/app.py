@@ -1,5 +1,6 @@
 """The command's verbs and flags; what each does stands in a module of its own."""
 
+import importlib.metadata
 from typing import Annotated
 
 import typer
@@ -20,6 +21,22 @@ app = typer.Typer(
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A data set: its folder, or a URI (s3://…).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"hocket-stream {importlib.metadata.version('hocket-stream')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Looks at data sets, checks and makes them: on a disk or on an object store, without torch."""
 
 
 @app.command()

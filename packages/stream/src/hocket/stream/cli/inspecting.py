@@ -1,11 +1,13 @@
 """`hocket-stream inspect`."""
 
+import base64
+import math
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 
-from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
 from hocket.stream.inventory import Inventory, Shard
 
 __all__ = ["show"]
@@ -22,7 +24,8 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
         uri: The data set.
         sample: The sample to show, by its number in storage order; None for none. Its shard is read.
         unfold: Show every shard, and long values whole.
-        as_json: Print JSON and nothing else.
+        as_json: Print JSON and nothing else: values whole and as JSON has them, arrays with their type and
+            shape, bytes in base64.
 
     Raises:
         ValueError: There is no such sample.
@@ -31,7 +34,7 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
     num_samples = inventory.index.num_samples
     if sample is not None and not 0 <= sample < max(num_samples, 1):
         raise ValueError(f"`--sample {sample}`: expected a number from 0 to {num_samples - 1}")
-    values = None if sample is None or not num_samples else _read_sample(inventory, sample, unfold)
+    values = None if sample is None or not num_samples else _read_sample(inventory, sample)
     if as_json:
         print_json(_document(inventory, sample, values))
         return
@@ -62,7 +65,7 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
         out.print()
         out.print(Text(f"sample {sample}", "bold"))
         for name, value in values.items():
-            out.print(Text(f"{name}: {value}"))
+            out.print(Text(visible(f"{name}: {_shown(value, unfold)}")))
 
 
 def _print_head(inventory: Inventory) -> None:
@@ -77,10 +80,10 @@ def _print_head(inventory: Inventory) -> None:
         ("hashes", {name for shard in shards for name in shard.hashes} or {"none"}),
         ("fingerprint", {inventory.index.fingerprint}),
     ):
-        out.print(f"{title}: {', '.join(sorted(names))}")
+        out.print(Text(visible(f"{title}: {', '.join(sorted(names))}")))
 
 
-def _read_sample(inventory: Inventory, number: int, unfold: bool) -> dict[str, str]:
+def _read_sample(inventory: Inventory, number: int) -> dict[str, Any]:
     place = number
     for shard in inventory.shards:
         if place < shard.num_samples:
@@ -90,9 +93,7 @@ def _read_sample(inventory: Inventory, number: int, unfold: bool) -> dict[str, s
         ((_, columns),) = opened.read(range(place, place + 1))
         decoder = opened.decoder()
         decoded = decoder.decode(columns, 1)
-        return {
-            name: _shown(decoder.encodings[name].item(column, 0), unfold) for name, column in decoded.items()
-        }
+        return {name: decoder.encodings[name].item(column, 0) for name, column in decoded.items()}
 
 
 def _shown(value: Any, unfold: bool) -> str:
@@ -102,7 +103,7 @@ def _shown(value: Any, unfold: bool) -> str:
         first = items.tolist() if unfold else items[:_FIRST_ITEMS].tolist()
         rest = ", …" if len(first) < items.size else ""
         return f"{value.dtype.name} {value.shape}  [{', '.join(map(str, first))}{rest}]"
-    if hasattr(value, "mode") and hasattr(value, "size"):
+    if _is_image(value):
         return f"{value.format or 'raw'} image, {value.width}×{value.height} {value.mode}"
     if isinstance(value, bytes):
         text = repr(value if unfold else value[:_VALUE_CELLS])
@@ -110,11 +111,33 @@ def _shown(value: Any, unfold: bool) -> str:
     return _cut(str(value) if isinstance(value, np.generic) else repr(value), unfold)
 
 
+def _is_image(value: Any) -> bool:
+    return hasattr(value, "mode") and hasattr(value, "size")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, whole: arrays and bytes as objects that say what they are; NaN as text."""
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": _plain(value.tolist())}
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if _is_image(value):
+        return {"format": value.format, "mode": value.mode, "shape": [value.height, value.width]}
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    is_json = value is None or isinstance(value, (bool, int, str))
+    return value if is_json or (isinstance(value, float) and math.isfinite(value)) else str(value)
+
+
 def _cut(text: str, unfold: bool) -> str:
     return text if unfold or len(text) <= _VALUE_CELLS else f"{text[: _VALUE_CELLS - 1]}…"
 
 
-def _document(inventory: Inventory, sample: int | None, values: dict[str, str] | None) -> dict[str, Any]:
+def _document(inventory: Inventory, sample: int | None, values: dict[str, Any] | None) -> dict[str, Any]:
     index = inventory.index
     mixed = set(index.mixed_columns)
     return {
@@ -128,7 +151,7 @@ def _document(inventory: Inventory, sample: int | None, values: dict[str, str] |
             for name, kind, width in index.columns
         ],
         "shards": [_describe(shard) for shard in inventory.shards],
-        "sample": None if values is None else {"number": sample, "values": values},
+        "sample": None if values is None else {"number": sample, "values": _plain(values)},
     }
 
 

@@ -14,6 +14,7 @@ from hocket.native.errors import (
     StoreNotFoundError,
     StorePermissionError,
 )
+from hocket.stream.cli.text import visible
 from hocket.stream.errors import (
     ConfigError,
     DatasetExistsError,
@@ -50,6 +51,6 @@ def told() -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from None
     except (HocketError, ValueError, OSError) as error:
         message = " ".join(str(error).split())
-        print(f"hocket-stream: {message}", file=sys.stderr)
+        print(f"hocket-stream: {visible(message)}", file=sys.stderr)
         codes = (code for kinds, code in _CODES if isinstance(error, kinds))
         raise typer.Exit(next(codes, _STORE_FAILED)) from None

@@ -3,6 +3,7 @@
 import dataclasses
 
 from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.inventory import resolve_uri
 from hocket.stream.simulating import Cluster, Simulation, simulate
 
 __all__ = ["show"]
@@ -14,7 +15,7 @@ def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: b
     if as_json:
         print_json(
             {
-                "uri": uri,
+                "uri": resolve_uri(uri),
                 "cluster": dataclasses.asdict(cluster) | {"num_canonical_nodes": cluster.lanes},
                 **dataclasses.asdict(found),
                 "whole_epoch": found.is_whole,

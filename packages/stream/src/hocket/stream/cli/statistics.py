@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hocket.stream.cli.progress import progress
-from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
 from hocket.stream.inventory import Inventory
 from hocket.stream.measuring import ColumnSizes, measure
 
@@ -65,7 +65,7 @@ def _row(column: ColumnSizes, total: int) -> list[str]:
 
 def _print_histogram(out: Console, column: ColumnSizes) -> None:
     out.print()
-    out.print(Text(f"{column.name}: values by size", "bold"))
+    out.print(Text(f"{visible(column.name)}: values by size", "bold"))
     filled = [place for place, number in enumerate(column.bins) if number]
     for place in range(filled[0], filled[-1] + 1):
         number = column.bins[place]

@@ -9,12 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["console", "count", "parse_size", "print_json", "print_table", "size"]
+__all__ = ["console", "count", "parse_size", "print_json", "print_table", "size", "visible"]
 
 
 def console() -> Console:
     """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
     return Console(highlight=False, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    r"""A text whose control characters are written out, such as `\x1b`: a terminal would obey them."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 def size(num_bytes: float) -> str:
@@ -48,7 +53,10 @@ def print_table(
     out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
 ) -> None:
     """Prints rows whose columns stand under each other, two spaces apart; `right` are flush right."""
-    lines = [[Text(title, "bold") for title in head], *([Text(cell) for cell in row] for row in rows)]
+    lines = [
+        [Text(title, "bold") for title in head],
+        *([Text(visible(cell)) for cell in row] for row in rows),
+    ]
     widths = [max(line[place].cell_len for line in lines) for place in range(len(head))]
     for line in lines:
         shown = Text()

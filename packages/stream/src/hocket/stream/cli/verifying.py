@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hocket.stream.cli.progress import progress
-from hocket.stream.cli.text import console, count, print_json, size
+from hocket.stream.cli.text import console, count, print_json, size, visible
 from hocket.stream.inventory import Inventory
 from hocket.stream.verifying import Checked, Verdict, verify
 
@@ -43,9 +43,9 @@ def show(uri: str, *, as_json: bool) -> bool:
 
 def _print_shard(out: Console, shard: Checked) -> None:
     if shard.problem is not None:
-        out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
+        out.print(Text.assemble(("BAD  ", "bold red"), visible(f"{shard.name}: {shard.problem}")))
     elif not sys.stdout.isatty():
-        out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
+        out.print(Text.assemble(("ok   ", "green"), f"{visible(shard.name)}  {size(shard.num_bytes)}"))
 
 
 def _document(verdict: Verdict) -> dict[str, object]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hocket.stream.encodings.base import Encoding, Plain, refuse, spoilt
-from hocket.stream.errors import ConfigError, SampleError
+from hocket.stream.encodings.base import Column, Encoding, Plain, refuse, spoilt
+from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -112,6 +112,23 @@ def _open(value: memoryview) -> Image:
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
         raise spoilt(value, f"an image of {', '.join(_FORMATS)}") from None
     return image
+
+
+def load_pixels(column: Column) -> None:
+    """Decode the pixels of a column's images, or lists of them, in place.
+
+    Raises:
+        ShardCorruptError: One ends early, or cannot be decoded.
+    """
+    for value in column:
+        for image in value if isinstance(value, list) else [value]:
+            try:
+                image.load()
+            except (OSError, SyntaxError, ValueError, _pillow().DecompressionBombError) as error:
+                raise ShardCorruptError(
+                    f"an image of {image.width}×{image.height} pixels: {error}: expected one that is whole; "
+                    "restore the shard from its source"
+                ) from None
 
 
 class ImageList(Plain):

@@ -1,5 +1,5 @@
 """The names of `streaming.base.converters`."""
 
-from hocket.compat.streaming.base.converters.dataframe import dataframe_to_mds
+from hocket.compat.streaming.base.converters.dataframe import dataframe_to_mds, dataframeToMDS
 
-__all__ = ["dataframe_to_mds"]
+__all__ = ["dataframeToMDS", "dataframe_to_mds"]

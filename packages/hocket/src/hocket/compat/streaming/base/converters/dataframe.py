@@ -14,21 +14,27 @@ from hocket.stream import merge_index as _merge_index
 from hocket.stream.errors import ConfigError, DatasetExistsError
 from hocket.stream.output import Place, split_place
 
-#: From a partition's rows, each a value by column, to samples.
+#: From some rows, as a pandas DataFrame, to samples.
 MakeSamples = Callable[..., Iterable[Mapping[str, Any]]]
 
 _ENCODINGS = {
     "BinaryType": "bytes",
-    "ByteType": "int8",
+    "ByteType": "uint8",
     "DecimalType": "str_decimal",
     "DoubleType": "float64",
     "FloatType": "float32",
     "IntegerType": "int32",
     "LongType": "int64",
-    "ShortType": "int16",
+    "ShortType": "uint16",
     "StringType": "str",
 }
-_NUMBERS = {"int8", "int16", "int32", "int64", "float32", "float64"}
+_ELEMENTS = {
+    "DoubleType": "float64",
+    "FloatType": "float32",
+    "IntegerType": "int32",
+    "LongType": "int64",
+    "ShortType": "int16",
+}
 
 
 def dataframe_to_mds(
@@ -48,8 +54,10 @@ def dataframe_to_mds(
         dataframe: What to write, a `pyspark.sql.DataFrame`.
         merge_index: Write one index over all partitions at the end.
         mds_kwargs: Arguments of `MDSWriter`, `out` among them; by default compressed by zstd, with columns
-            as the DataFrame's schema has them.
-        udf_iterable: Makes samples of an iterable of dicts, a partition's rows; `columns` are then needed.
+            as the DataFrame's schema has them. There bytes and shorts are `uint8` and `uint16`, as
+            mosaicml-streaming has them, which hold nothing below 0: give `columns` where that is.
+        udf_iterable: Makes samples of a pandas DataFrame, one Arrow batch of rows; called for each.
+            `columns` are then needed, and pandas and pyarrow where the tasks run.
         udf_kwargs: More arguments of it.
 
     Returns:
@@ -69,34 +77,63 @@ def dataframe_to_mds(
         settings["columns"] = {field.name: _encoding(field.name, field.dataType) for field in fields}
     out: Place = settings.pop("out")
     _refuse_taken(out, exist_ok=settings.pop("exist_ok", False))
-    make = functools.partial(udf_iterable, **(udf_kwargs or {})) if udf_iterable else None
-    write = functools.partial(_write_partition, out=out, settings=settings, make=make)
-    parts = dataframe.rdd.mapPartitionsWithIndex(write).collect()
+    if udf_iterable is None:
+        write = functools.partial(_write_partition, out=out, settings=settings)
+        parts = dataframe.rdd.mapPartitionsWithIndex(write).collect()
+    else:
+        make = functools.partial(udf_iterable, **(udf_kwargs or {}))
+        write_frames = functools.partial(_write_frames, out=out, settings=settings, make=make)
+        parts = [row.part for row in dataframe.mapInPandas(write_frames, "part string").collect()]
     if merge_index:
         _merge_index([_below(out, part) for part in parts], out, keep_local=settings.get("keep_local", False))
     return out, 0
 
 
+#: Its name in older scripts.
+dataframeToMDS = dataframe_to_mds  # noqa: N816
+
+
 def _write_partition(
-    number: int, rows: Iterable[Any], *, out: Place, settings: Mapping[str, Any], make: MakeSamples | None
+    number: int, rows: Iterable[Any], *, out: Place, settings: Mapping[str, Any]
 ) -> Iterator[str]:
-    """In a task: write a partition; yields the name of its folder."""
-    name = f"{number:05}"
-    samples = (row.asDict() for row in rows)
+    """In a task: write a partition's rows; yields the name of its folder."""
     arrays = {
         column: encoding.split(":")[1]
         for column, encoding in settings["columns"].items()
-        if make is None and encoding.startswith("ndarray:")
+        if encoding.startswith("ndarray:")
     }
+    samples = (
+        {
+            column: np.asarray(value, arrays[column]) if column in arrays else value
+            for column, value in row.asDict().items()
+        }
+        for row in rows
+    )
+    yield _write_samples(number, samples, out=out, settings=settings)
+
+
+def _write_frames(
+    frames: Iterable[Any], *, out: Place, settings: Mapping[str, Any], make: MakeSamples
+) -> Iterator[Any]:
+    """In a task: write what is made of a partition's DataFrames; yields the name of its folder as one."""
+    import pandas as pd  # type: ignore[import-untyped]
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    assert task is not None
+    samples = (sample for frame in frames for sample in make(frame))
+    name = _write_samples(task.partitionId(), samples, out=out, settings=settings)
+    yield pd.DataFrame({"part": [name]})
+
+
+def _write_samples(
+    number: int, samples: Iterable[Mapping[str, Any]], *, out: Place, settings: Mapping[str, Any]
+) -> str:
+    name = f"{number:05}"
     with MDSWriter(out=_below(out, name), exist_ok=True, **settings) as writer:
-        for sample in samples if make is None else make(samples):
-            writer.write(
-                {
-                    column: np.asarray(value, arrays[column]) if column in arrays else value
-                    for column, value in sample.items()
-                }
-            )
-    yield name
+        for sample in samples:
+            writer.write(sample)
+    return name
 
 
 def _below(out: Place, name: str) -> Any:
@@ -117,8 +154,8 @@ def _refuse_taken(out: Place, *, exist_ok: bool) -> None:
 def _encoding(column: str, kind: Any) -> str:
     found = _ENCODINGS.get(type(kind).__name__)
     element = getattr(kind, "elementType", None)
-    if element is not None and _ENCODINGS.get(type(element).__name__) in _NUMBERS:
-        return f"ndarray:{_ENCODINGS[type(element).__name__]}"
+    if type(element).__name__ in _ELEMENTS:
+        return f"ndarray:{_ELEMENTS[type(element).__name__]}"
     if found is None:
         raise ConfigError(
             f"column `{column}` is of type {kind.simpleString()}: expected numbers, arrays of them, strings, "

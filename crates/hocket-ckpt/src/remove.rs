@@ -16,8 +16,8 @@ use crate::replace::Lock;
 /// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
 ///
 /// # Errors
-/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, and what the disk or the
-/// store says.
+/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name or a symbolic link, and what
+/// the disk or the store says.
 pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<()> {
     if !is_plain_name(name) {
         return Err(CkptError::Invalid(format!(
@@ -26,6 +26,14 @@ pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result
         )));
     }
     let child = place.child(name)?;
+    if let Kind::Local(root) = child.kind()
+        && root.is_symlink()
+    {
+        return Err(CkptError::Invalid(format!(
+            "`{}` is a symbolic link: expected the checkpoint's own folder. Delete that, or remove the link by hand",
+            child.uri()
+        )));
+    }
     let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
     if !has_manifest && !child.has_data(interrupted)? {
         return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));

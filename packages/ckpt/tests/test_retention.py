@@ -1,15 +1,17 @@
 """Retention counts committed checkpoints only, and there is always one, whatever fails."""
 
 import itertools
+import shutil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.ckpt import remove, verify
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast
+from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.functions import provide
 from hocket.native import Store
@@ -42,6 +44,28 @@ def test_partial_and_foreign_ones_neither_count_nor_go(prefix):
         store.save(state(step), step=step)
     assert steps(prefix) == [2]
     assert {listing.name for listing in list_checkpoints(prefix)} == {"notes", "step-90", "step-2"}
+    store.close()
+
+
+def test_a_link_to_a_checkpoint_is_none_and_nothing_is_deleted_through_it(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    (tmp_path / "latest").symlink_to("step-2")
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    assert torch.equal(store.load("latest", state(0)).state["w"], state(2)["w"])
+    assert [listing.name for listing in list_checkpoints(str(tmp_path))] == ["step-2"]
+    with pytest.raises(ValueError, match="symbolic link"):
+        remove(f"{tmp_path}/latest")
+    assert verify(f"{tmp_path}/step-2").is_sound
+    store.close()
+
+
+def test_a_checkpoint_that_stands_under_two_names_stays_under_both(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    store.save(state(1), step=1)
+    shutil.copytree(tmp_path / "step-1", tmp_path / "again")
+    Retainer(str(tmp_path), [KeepLast(num=1)]).after("step-1")
+    assert steps(str(tmp_path)) == [1, 1]
     store.close()
 
 

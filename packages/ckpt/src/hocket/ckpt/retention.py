@@ -115,7 +115,9 @@ class Retainer:
             return []
         committed = [found for found in list_checkpoints(self._prefix) if found.status == "committed"]
         kept = {name}.union(*(policy.keeps(committed, self._user_of) for policy in self._policies))
-        gone = [listing.name for listing in committed if listing.name not in kept]
+        # One save may stand under two names (a folder that is mounted twice): its files are the same.
+        kept_saves = {listing.save_id for listing in committed if listing.name in kept}
+        gone = [listing.name for listing in committed if listing.save_id not in kept_saves]
         for each in gone:
             try:
                 _native.ckpt_delete(self._prefix, each)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hocket.ckpt import remove, verify
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.listing import Listing, list_checkpoints
+from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.functions import provide
-from hocket.native import Store
+from hocket.native import Store, _native
 
 
 def state(step):
@@ -76,6 +77,29 @@ def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
     assert steps(str(tmp_path)) == [5, 30]
     assert torch.equal(store.load("step-5", state(0)).state["w"], state(5)["w"])
     store.close()
+
+
+@pytest.mark.parametrize("year", [2001, 2099])
+def test_a_run_that_goes_back_keeps_its_own_and_what_a_resumed_run_would_take(tmp_path, year):
+    for number, step in enumerate((200, 300)):  # by a node whose clock was right, or years ahead of ours
+        save_id, created = f"{number:032x}", f"{year}-01-01T00:00:0{number}.000000Z"
+        manifest = Manifest(
+            save_id=save_id, step=step, created=created, version="0.1.0", writer="test", world_size=1
+        )
+        document = _native.ckpt_manifest_encode(manifest.to_document())
+        _native.ckpt_commit(f"{tmp_path}/step-{step}", document, save_id)
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
+    for step, left in ((110, [110, 300]), (120, [110, 120, 300]), (130, [120, 130, 300])):
+        store.save(state(step), step=step)
+        assert steps(str(tmp_path)) == left
+    store.close()
+    # Another process knows the order by the clocks alone.
+    again = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
+    again.save(state(140), step=140)
+    assert steps(str(tmp_path)) == ([130, 140, 300] if year == 2001 else [140, 300])
+    again.save(state(310), step=310)
+    assert steps(str(tmp_path)) == [140, 310]
+    again.close()
 
 
 @given(st.lists(st.sampled_from(["save", "async", "fail"]), min_size=1, max_size=8))

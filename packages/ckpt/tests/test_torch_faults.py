@@ -6,11 +6,13 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hocket.ckpt.errors import CheckpointTimeoutError
 from hocket.ckpt.torch import CheckpointStore
 from support.ranks import run_ranks
 
@@ -134,6 +136,23 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
     store.save({"w": torch.ones(4)}, step=1)
     assert [entry.status for entry in store.list()] == ["committed"]
     assert torch.equal(store.load("step-1", {"w": torch.zeros(4)}).state["w"], torch.ones(4))
+
+
+def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_path):
+    store = CheckpointStore(str(tmp_path), timeout_s=0.01)
+    gate = threading.Event()
+    store._worker.submit(lambda: gate.wait(60))  # what a slow disk does
+    first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
+    with pytest.raises(CheckpointTimeoutError, match="still under way"):
+        store.save({"w": torch.full((1000,), 2.0)}, step=2)
+    second = store.save({"w": torch.full((1000,), 3.0)}, step=3, mode="async")
+    gate.set()
+    first.wait(60)
+    with pytest.raises(CheckpointTimeoutError, match="still under way"):
+        second.wait(60)
+    assert store.load("step-1", {"w": torch.zeros(1000)}).state["w"].eq(1).all()
+    store.timeout_s = 60
+    store.close()
 
 
 LEAVING = """

@@ -61,6 +61,8 @@ class SaveJob:
     entries: list[Entry] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
     """What keeps the entries' memory alive."""
+    is_staged: bool = False
+    """Whether that is the store's staging buffer, which the next save waits for."""
     error: BaseException | None = None
     """What went wrong on this rank so far; the other ranks are told by `settle`."""
     written: CkptWritten | None = None

@@ -171,11 +171,13 @@ class CheckpointStore:
             job.user = canonical(user, "user")
             job.snapshot = self._planner.snapshot(state)
             is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
+            if is_staged:
+                self._staged_is_written.clear()
+                job.is_staged = True
             job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             job.error = error
         if mode == "async":
-            self._staged_is_written.clear()
             hold_sigterm(self)
             future = self._worker.submit(lambda: self._finish(job))
         else:
@@ -206,7 +208,8 @@ class CheckpointStore:
         try:
             job.write()
         finally:
-            self._staged_is_written.set()
+            if job.is_staged:  # one that was refused says nothing of the buffer
+                self._staged_is_written.set()
         before, self._unseen = self._unseen, job.save_id
         job.settle()
         if before is not None and self._rendezvous.is_coordinator:

@@ -50,10 +50,15 @@ def faulty_job(folder):
     save("shapes", {"w": weight[: 1000 + rank]})
     save("keys", {"w": weight, f"bias{rank}": weight[:10]})
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
+    # What one rank was given wrongly, the others hear of, and the saves after it are not out of step.
+    found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))
+    found["mode"] = outcome(lambda: store.save({"w": weight}, step=1, mode="async" if rank == 0 else "?").wait())
+    found["name"] = outcome(lambda: store.save({"w": weight}, step=1, name=f"of-{rank}"))
     save("good")
     save("good")
     found["again"] = found.pop("good")
     found["load"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19 if rank == 0 else 7)}))
+    found["source"] = outcome(lambda: store.load("good" if rank == 0 else "..", {"w": weight}))
     found["fine"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19)}))
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -83,6 +88,12 @@ def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
         assert found["again"][0] == "CheckpointExistsError"
         assert found["load"][0] == "CheckpointIncompatibleError"
         assert found["fine"] is None
+        assert found["name"][0] == "CheckpointStateError"
+        assert f"rank 1: `{tmp_path}/of-1` of step 1" in found["name"][1]
+    for name in ("step", "mode", "source"):
+        assert first[name][0] == "CheckpointError"
+        assert "failed on rank 1: ValueError: " in first[name][1]
+        assert second[name][0] == "ValueError"
     assert "failed on rank 1" in first["object"][1]
     assert "failed on rank 1" in first["load"][1]
     committed = [path.parent.name for path in tmp_path.glob("*/checkpoint.json.zst")]

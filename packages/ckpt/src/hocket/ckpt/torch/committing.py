@@ -28,6 +28,8 @@ _SHOWN_CHARS = 120
 class Report:
     """What a rank says of its part of a save."""
 
+    destination: str = ""
+    """What is saved, for people to read; the same on all ranks."""
     layout: str = ""
     """Digest of the tensors' names, dtypes, shapes and placements."""
     values: str = ""

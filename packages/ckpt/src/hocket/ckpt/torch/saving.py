@@ -44,14 +44,17 @@ def new_save_id(rendezvous: Rendezvous, number: int, destination: str) -> str:
 class SaveJob:
     """A save under way on this rank: `write`, then `settle`, both on one thread."""
 
+    key: str
+    """Names the save among the ranks; the same on all of them."""
     uri: str
     step: int
-    save_id: str
     rendezvous: Rendezvous
     timeout_s: float
     policy: Literal["reseed", "require", "drop"]
     overwrite: bool = False
     """Take the place of the checkpoint that is there when the save begins."""
+    save_id: str = ""
+    """Of the files and the manifest."""
     level: int | None = None
     """zstd's, for compressed data files."""
     user: bytes = b"null"
@@ -140,6 +143,10 @@ class SaveJob:
             failure = merge([report.failure for report in reports if report.failure is not None])
             if failure is not None:
                 raise unpack_error(failure, self._what)
+            destinations = [report.destination for report in reports]
+            if len(set(destinations)) > 1:
+                told = "; ".join(f"rank {rank}: {where}" for rank, where in enumerate(destinations))
+                raise CheckpointStateError(f"the ranks save different checkpoints ({told:.2000}).")
             if len({(report.layout, report.values) for report in reports}) > 1:
                 self._post("outcome", {"explain": True})
                 key = "verdict"
@@ -172,7 +179,7 @@ class SaveJob:
     def _gather(self) -> list[Report]:
         others = range(1, self.rendezvous.world_size)
         found = self.rendezvous.collect(
-            f"{self.save_id}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
+            f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
         return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
 
@@ -180,20 +187,20 @@ class SaveJob:
         assert self.snapshot is not None
         others = range(1, self.rendezvous.world_size)
         found = self.rendezvous.collect(
-            f"{self.save_id}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
+            f"{self.key}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
         )
         return committing.describe_difference({0: committing.explain(self.snapshot), **found})
 
     def _post(self, key: str, outcome: dict[str, Any]) -> None:
-        self.rendezvous.post(f"{self.save_id}/{key}", json.dumps(outcome).encode())
+        self.rendezvous.post(f"{self.key}/{key}", json.dumps(outcome).encode())
 
     # --- the other ranks ---
 
     def _follow(self) -> None:
         try:
-            self.rendezvous.post(f"{self.save_id}/report/{self.rendezvous.rank}", self.report().to_bytes())
+            self.rendezvous.post(f"{self.key}/report/{self.rendezvous.rank}", self.report().to_bytes())
             if self.error is not None:
-                self.rendezvous.tick(f"{self.save_id}/seen")  # nothing to hear: nobody need wait for us
+                self.rendezvous.tick(f"{self.key}/seen")  # nothing to hear: nobody need wait for us
             outcome = {} if self.error is not None else self._hear()
         except (CheckpointTimeoutError, RuntimeError) as error:
             # The coordinator is silent or gone; whether it came to the commit stands in the store.
@@ -215,16 +222,16 @@ class SaveJob:
         if outcome.get("explain"):
             assert self.snapshot is not None
             explanation = committing.explain(self.snapshot)
-            self.rendezvous.post(f"{self.save_id}/explain/{self.rendezvous.rank}", explanation)
+            self.rendezvous.post(f"{self.key}/explain/{self.rendezvous.rank}", explanation)
             outcome = self._receive("verdict")
-        self.rendezvous.tick(f"{self.save_id}/seen")
+        self.rendezvous.tick(f"{self.key}/seen")
         return outcome
 
     def _receive(self, key: str) -> dict[str, Any]:
         # Twice: the coordinator's own wait may begin when ours does, and ends before ours.
         timeout_s = 2 * self.timeout_s
         text = self.rendezvous.receive(
-            f"{self.save_id}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
+            f"{self.key}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
         )
         outcome: dict[str, Any] = json.loads(text)
         return outcome
@@ -255,6 +262,7 @@ class SaveJob:
                 offset, length = lies[_entry_name(entry, shapes)]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
         return Report(
+            destination=f"`{self.uri}` of step {self.step}",
             layout=self.snapshot.plan.digest,
             values=self.snapshot.values_digest,
             files=files,  # type: ignore[arg-type]
@@ -264,6 +272,8 @@ class SaveJob:
 
     def _remove_files(self) -> None:
         """Takes back what this rank wrote: it is no part of any checkpoint."""
+        if self.snapshot is None:
+            return  # nothing was, and the destination may be no good name
         self._remove([] if self.written is None else [self.written["path"]])
 
     def _remove(self, paths: list[str]) -> None:

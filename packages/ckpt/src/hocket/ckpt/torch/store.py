@@ -151,14 +151,14 @@ class CheckpointStore:
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
             CheckpointError: The save failed on a rank, which is named. Nothing was committed.
+            ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
-        _check_arguments(step, mode, per_rank_policy)
+        self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
         uri = self._uri_of(name := name or f"step-{step}")
-        self._num_saves += 1
         job = SaveJob(
+            key=f"save-{self._num_saves}",
             uri=uri,
             step=step,
-            save_id=new_save_id(self._rendezvous, self._num_saves, uri),
             rendezvous=self._rendezvous,
             timeout_s=self.timeout_s,
             policy=per_rank_policy,
@@ -167,6 +167,9 @@ class CheckpointStore:
         )
         try:
             self._await_turn(mode)
+            _check_name(name)
+            _check_arguments(step, mode, per_rank_policy)
+            job.save_id = new_save_id(self._rendezvous, self._num_saves, uri)
             job.per_rank = checked_per_rank(per_rank)
             job.user = canonical(user, "user")
             job.snapshot = self._planner.snapshot(state)
@@ -210,7 +213,7 @@ class CheckpointStore:
         finally:
             if job.is_staged:  # one that was refused says nothing of the buffer
                 self._staged_is_written.set()
-        before, self._unseen = self._unseen, job.save_id
+        before, self._unseen = self._unseen, job.key
         job.settle()
         if before is not None and self._rendezvous.is_coordinator:
             # All ranks have reported this save, so all have seen the outcome of the one before.
@@ -261,10 +264,12 @@ class CheckpointStore:
             CheckpointIncompatibleError: Keys, shapes or dtypes differ; they are listed.
             CheckpointError: The load failed on a rank, which is named.
         """
-        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
         self._num_loads += 1
+        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
         loaded, failed = None, None
         try:
+            if "/" not in source:
+                _check_name(source)
             loaded, fills, manifest = self._match(uri, into, strict=strict, cast=cast, include=include)
             if not (read_once and self._rendezvous.world_size > 1):
                 rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
@@ -360,9 +365,12 @@ class CheckpointStore:
             )
 
     def _uri_of(self, name: str) -> str:
-        if not name or name in (".", "..") or "/" in name or "\\" in name:
-            raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
         return f"{self.uri.rstrip('/')}/{name}"
+
+
+def _check_name(name: str) -> None:
+    if not name or name in (".", "..") or "/" in name or "\\" in name:
+        raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
 
 
 def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:

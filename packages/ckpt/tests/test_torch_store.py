@@ -123,6 +123,22 @@ def test_tied_tensors_are_written_once_and_stay_tied(tmp_path):
     assert torch.equal(apart["b"], weight)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_conjugate_is_no_second_name_of_what_it_is_a_view_of(tmp_path, mode):
+    store = CheckpointStore(str(tmp_path))
+    t = torch.randn(300, dtype=torch.complex64)
+    state = {"t": t, "conj": t.conj(), "imag": t.imag, "minus": t.conj().imag, "again": t.conj()}
+    before = {name: tensor.resolve_conj().resolve_neg().clone() for name, tensor in state.items()}
+    store.save(state, step=0, mode=mode).wait(60)
+    into = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    store.load("step-0", into)
+    assert all(torch.equal(into[name], tensor) for name, tensor in before.items())
+    views = {"conj": into["t"].conj(), "minus": torch.zeros(300, dtype=torch.complex64).conj().imag}
+    store.load("step-0", views, include=list(views))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in views.items())
+    store.close()
+
+
 def test_two_tensors_do_not_go_into_one_memory(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"a": torch.zeros(3), "b": torch.ones(3)}, step=0)

@@ -129,9 +129,10 @@ def _exchange(shares: Sequence[_Share], rank: int) -> None:
             if share.batch != number:
                 continue
             local = share.info.local
+            is_plain = local.is_contiguous() and not (local.is_conj() or local.is_neg())
             run = (
-                local.contiguous()
-                if share.reader == rank or local.is_contiguous()
+                local.resolve_conj().resolve_neg().contiguous()
+                if share.reader == rank or is_plain
                 else torch.empty(local.shape, dtype=local.dtype, device=local.device)
             )
             flat = run.view(-1).view(torch.uint8)  # no backend has all dtypes

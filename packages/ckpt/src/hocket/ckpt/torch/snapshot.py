@@ -188,7 +188,8 @@ class Staging:
                 f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
                 f"`staging_bytes` room; a synchronous save from host memory needs none."
             )
-        on_device = any(view.device.type != "cpu" for view in views)
+        devices = {view.device for view in views if view.device.type != "cpu"}
+        on_device = bool(devices)
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
             self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_device)
@@ -197,8 +198,8 @@ class Staging:
         for view, offset in zip(views, offsets, strict=True):
             copy = self._buffer[offset : offset + view.nbytes].view(view.dtype).view(view.shape)
             copies.append(copy.copy_(view, non_blocking=True))
-        if on_device:
-            torch.accelerator.synchronize()
+        for device in devices:  # each copies by a queue of its own
+            torch.accelerator.synchronize(device)
         return copies
 
 

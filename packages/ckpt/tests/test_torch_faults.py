@@ -166,6 +166,24 @@ def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_p
     store.close()
 
 
+class Interrupting:
+    """A state that is interrupted where a save takes it apart."""
+
+    @property
+    def slots_like(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_an_asynchronous_save_copies_is_raised_and_ends_the_save(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for mode in ("async", "sync"):
+        with pytest.raises(KeyboardInterrupt):
+            store.save({"w": Interrupting()}, step=1, mode=mode)
+    store.save({"w": torch.zeros(3)}, step=2, mode="async").wait(60)
+    assert [entry.step for entry in store.list()] == [2]
+    store.close()
+
+
 LEAVING = """
 import sys, torch, torch.distributed as dist
 from hocket.ckpt.torch import CheckpointStore

@@ -188,6 +188,8 @@ class CheckpointStore:
             future = Future()
             future.set_result(None)
         self._under_way = SaveHandle(name, uri, future)
+        if job.error is not None and not isinstance(job.error, Exception):
+            raise job.error  # Ctrl-C, which is nobody's to keep; the other ranks hear of it
         return self._under_way
 
     def _await_turn(self, mode: str) -> None:

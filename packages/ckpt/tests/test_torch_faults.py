@@ -52,7 +52,9 @@ def faulty_job(folder):
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
     # What one rank was given wrongly, the others hear of, and the saves after it are not out of step.
     found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))
-    found["mode"] = outcome(lambda: store.save({"w": weight}, step=1, mode="async" if rank == 0 else "?").wait())
+    found["mode"] = outcome(
+        lambda: store.save({"w": weight}, step=1, mode="async" if rank == 0 else "?").wait()
+    )
     found["name"] = outcome(lambda: store.save({"w": weight}, step=1, name=f"of-{rank}"))
     save("good")
     save("good")

@@ -8,6 +8,7 @@ import torch
 
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
@@ -99,6 +100,22 @@ def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):
     with pytest.raises(CheckpointExistsError, match="step-1"):
         handle.wait(30)
     store.save({"w": torch.ones(3)}, step=2, mode="async").wait(30)
+    store.close()
+
+
+def test_a_failure_that_nobody_waited_for_is_raised_by_what_comes_next(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step in (1, 3):
+        store.save({"w": torch.ones(3)}, step=step)
+    failed = store.save({"w": torch.ones(3)}, step=1, mode="async")
+    with pytest.raises(CheckpointError, match=r"step-1`, step 1, failed, .*CheckpointExistsError"):
+        store.save({"w": torch.ones(3)}, step=2)
+    assert [entry.step for entry in store.list()] == [1, 2, 3]
+    with pytest.raises(CheckpointExistsError):
+        failed.wait(60)
+    store.save({"w": torch.ones(3)}, step=3, mode="async")
+    with pytest.raises(CheckpointError, match="step-3`, step 3, failed"):
+        store.close()
     store.close()
 
 

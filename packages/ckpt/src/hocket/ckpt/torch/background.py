@@ -25,11 +25,15 @@ class SaveHandle:
     Attributes:
         name: The checkpoint's name.
         uri: Where it is, or will be.
+        step: Its step.
+        is_heard: Whether it failed and somebody was told.
     """
 
-    def __init__(self, name: str, uri: str, future: "Future[None]"):
+    def __init__(self, name: str, uri: str, step: int, future: "Future[None]"):
         self.name = name
         self.uri = uri
+        self.step = step
+        self.is_heard = False
         self._future = future
 
     def __repr__(self) -> str:
@@ -53,10 +57,18 @@ class SaveHandle:
             self._future.result(timeout_s)
         except TimeoutError as error:
             if self._future.done():
+                self.is_heard = True
                 raise
             raise CheckpointTimeoutError(
                 f"The save of `{self.uri}` is not done after {timeout_s} s."
             ) from error
+        except BaseException:
+            self.is_heard = self._future.done()
+            raise
+
+    def failure(self) -> BaseException | None:
+        """Why it failed; None where it is under way, or has ended well."""
+        return self._future.exception() if self._future.done() else None
 
 
 class Worker:

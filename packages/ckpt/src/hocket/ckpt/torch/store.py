@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hocket.ckpt.datafiles import compression_level
-from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
+from hocket.ckpt.errors import (
+    CheckpointError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+    CheckpointTimeoutError,
+)
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.background import (
@@ -103,6 +108,7 @@ class CheckpointStore:
         self._num_saves = 0
         self._num_loads = 0
         self._under_way: SaveHandle | None = None
+        self._unheard: list[SaveHandle] = []
         self._staged_is_written = threading.Event()
         self._staged_is_written.set()
         self._unseen: str | None = None
@@ -130,7 +136,8 @@ class CheckpointStore:
         Synchronous: returns when the checkpoint is committed, and writes from the tensors' own memory.
         Asynchronous: copies this rank's bytes to a staging buffer and returns; the state may change at once.
         The buffer is one per store, as large as what this rank writes, kept and used again: the next save
-        waits until it is free.
+        waits until it is free. A failure that nobody waited for is raised by the next `save`, once that one is
+        under way or done, or by `close`.
 
         Args:
             state: Nested dicts and lists of tensors, DTensors and plain values, the same on all ranks. A
@@ -150,7 +157,8 @@ class CheckpointStore:
                 this save went on. (Asynchronous: from the handle, as all that another rank can cause.)
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
-            CheckpointError: The save failed on a rank, which is named. Nothing was committed.
+            CheckpointError: The save failed on a rank, which is named. Nothing was committed. Or an asynchronous
+                save before it failed, which is named: then this one goes on all the same.
             ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
         self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
@@ -187,10 +195,24 @@ class CheckpointStore:
             self._finish(job)
             future = Future()
             future.set_result(None)
-        self._under_way = SaveHandle(name, uri, future)
+        self._under_way = SaveHandle(name, uri, step, future)
         if job.error is not None and not isinstance(job.error, Exception):
             raise job.error  # Ctrl-C, which is nobody's to keep; the other ranks hear of it
+        self._unheard.append(self._under_way)
+        self._raise_unheard()
         return self._under_way
+
+    def _raise_unheard(self) -> None:
+        """Raises the first failure of an asynchronous save that nobody has heard of; each once."""
+        self._unheard = [it for it in self._unheard if not it.is_heard and (it.failure() or not it.done())]
+        for handle in self._unheard:
+            failure = handle.failure()
+            if failure is not None:
+                handle.is_heard = True
+                raise CheckpointError(
+                    f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
+                    f"for it: {type(failure).__name__}: {failure}"
+                ) from failure
 
     def _await_turn(self, mode: str) -> None:
         """Waits for the staging buffer, or, before a synchronous save, for all of the save under way."""
@@ -353,6 +375,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointTimeoutError: The save is still under way.
+            CheckpointError: An asynchronous save has failed, and nobody waited for it.
         """
         in_time = self._worker.stop(self.timeout_s)
         release_sigterm(self)
@@ -365,6 +388,7 @@ class CheckpointStore:
             raise CheckpointTimeoutError(
                 f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
             )
+        self._raise_unheard()
 
     def _uri_of(self, name: str) -> str:
         return f"{self.uri.rstrip('/')}/{name}"

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch import CheckpointStore, functions, save
 from support.ranks import run_ranks
 
 
@@ -206,6 +206,38 @@ def test_a_process_that_ends_waits_for_its_save(tmp_path):
     assert ended.returncode == 1
     assert "the script ends here" in ended.stderr
     assert [entry.status for entry in CheckpointStore(str(tmp_path)).list()] == ["committed"]
+
+
+FORKED = """
+import os, sys, torch
+from hocket.ckpt.torch import CheckpointStore
+store = CheckpointStore(sys.argv[1], timeout_s=60)
+store.save({"w": torch.zeros(10)}, step=1, mode="async").wait(60)
+child = os.fork()
+store.save({"w": torch.zeros(10)}, step=2 if child else 3, mode="async")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_saves_by_a_thread_of_its_own_and_waits_for_it(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], timeout=200, check=True)
+    assert [entry.step for entry in CheckpointStore(str(tmp_path)).list()] == [1, 2, 3]
+
+
+def test_stores_that_are_dropped_leave_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    for number in range(3):
+        CheckpointStore(f"{tmp_path}/own").save({}, step=number, mode="async").wait(60)
+    for number in range(9):
+        handle = save({}, f"{tmp_path}/{number}/x", step=0, mode="async")
+    handle.wait(60)
+    assert len(functions._stores) == functions._MOST_STORES
+    functions._stores.clear()
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
 
 
 TERMINATED = """

@@ -6,13 +6,16 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from hocket.ckpt.retention import KeepLast
-from hocket.ckpt.torch.background import SaveHandle
+from hocket.ckpt.torch.background import SaveHandle, close_quietly
 from hocket.ckpt.torch.loading import Loaded
 from hocket.ckpt.torch.store import CheckpointStore
 
 __all__ = ["load", "provide", "save"]
 
 _stores: dict[tuple[str, int], CheckpointStore] = {}
+"""By prefix and world size, the one used last at the end."""
+
+_MOST_STORES = 4  # each may hold a thread and a staging buffer
 
 
 def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
@@ -40,7 +43,8 @@ def save(
 ) -> SaveHandle:
     """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
-    Stores are kept by their prefix, so that a loop that saves next to its last checkpoint plans once.
+    Stores are kept by their prefix, the last few of them, so that a loop that saves next to its last checkpoint
+    plans once. One that is given up waits for its save under way.
 
     Example:
         >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first", step=0)
@@ -77,6 +81,8 @@ def _store_of(uri: str) -> tuple[CheckpointStore, str]:
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
     # A store that was opened before the job had its process group knows of one rank only.
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
-    if (prefix, world_size) not in _stores:
-        _stores[prefix, world_size] = CheckpointStore(prefix)
-    return _stores[prefix, world_size], name
+    store = _stores.pop((prefix, world_size), None)
+    _stores[prefix, world_size] = store = store or CheckpointStore(prefix)
+    while len(_stores) > _MOST_STORES:  # alike on all ranks, which make the same calls
+        close_quietly(_stores.pop(next(iter(_stores))))
+    return store, name

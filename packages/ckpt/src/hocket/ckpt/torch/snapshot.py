@@ -173,6 +173,10 @@ class Staging:
         self._budget_bytes = budget_bytes
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
+    def like(self) -> "Staging":
+        """Another one, with the same budget."""
+        return Staging(self._budget_bytes)
+
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone.
 

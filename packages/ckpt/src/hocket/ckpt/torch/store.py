@@ -1,6 +1,7 @@
 """The checkpoints of a run: saved, listed, loaded and deleted under one folder or prefix."""
 
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -112,6 +113,7 @@ class CheckpointStore:
         self._staged_is_written = threading.Event()
         self._staged_is_written.set()
         self._unseen: str | None = None
+        self._pid = os.getpid()
         close_at_exit(self)
 
     @property
@@ -161,6 +163,7 @@ class CheckpointStore:
                 save before it failed, which is named: then this one goes on all the same.
             ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
+        self._leave_parent()
         self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
         uri = self._uri_of(name := name or f"step-{step}")
         job = SaveJob(
@@ -213,6 +216,16 @@ class CheckpointStore:
                     f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
                     f"for it: {type(failure).__name__}: {failure}"
                 ) from failure
+
+    def _leave_parent(self) -> None:
+        """In a forked child: what the parent has under way is the parent's, and its thread is not here."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._worker, self._staging = Worker(), self._staging.like()
+        self._staged_is_written = threading.Event()
+        self._staged_is_written.set()
+        self._under_way, self._unseen, self._unheard = None, None, []
 
     def _await_turn(self, mode: str) -> None:
         """Waits for the staging buffer, or, before a synchronous save, for all of the save under way."""
@@ -377,6 +390,7 @@ class CheckpointStore:
             CheckpointTimeoutError: The save is still under way.
             CheckpointError: An asynchronous save has failed, and nobody waited for it.
         """
+        self._leave_parent()
         in_time = self._worker.stop(self.timeout_s)
         release_sigterm(self)
         unseen, self._unseen = self._unseen, None

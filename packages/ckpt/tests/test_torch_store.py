@@ -59,7 +59,7 @@ def test_values_come_back_with_their_types_and_replace_what_stands_there(tmp_pat
         "f": float("-inf"),
     }
     store.save({"model": {"w": torch.ones(2)}, "loop": values, "lr": 0.1}, step=4, user=[1, (2,)])
-    loaded = store.load("step-4", {"model": {"w": torch.zeros(2)}, "loop": {"other": 1}, "lr": None})
+    loaded = store.load("step-4", {"model": {"w": torch.zeros(2)}, "loop": {"a": 1}, "lr": None})
     assert loaded.state["loop"] == values
     assert loaded.state["lr"] == 0.1
     assert (loaded.name, loaded.step, loaded.user, loaded.per_rank) == ("step-4", 4, [1, (2,)], None)
@@ -219,6 +219,23 @@ def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
     empty = CheckpointStore(str(tmp_path / "more"))
     empty.save({"state": unstepped}, step=0)
     assert empty.load("step-0", {"state": unstepped}).state == {"state": {}}
+
+
+def test_what_the_checkpoint_lacks_is_missed_be_it_slots_or_values(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(2)}, "s": {"x": 1, "deep": {"a": 1}}}, step=0)
+    unstepped = SimpleNamespace(slots_like={"w": torch.zeros(2)})
+    into = {"model": {"w": torch.zeros(2)}, "optim": {"state": unstepped}}
+    with pytest.raises(CheckpointIncompatibleError, match=r"Not in the checkpoint: `optim\.state`"):
+        store.load("step-0", {**into, "s": {}})
+    assert store.load("step-0", into, include=["model.*"]).state["optim"]["state"] is unstepped
+    assert store.load("step-0", into, strict=False).state["optim"]["state"] is unstepped
+    into = {"model": {"w": torch.zeros(2)}, "s": {"x": 0, "y": 5, "deep": {"b": 2}}}
+    with pytest.raises(CheckpointIncompatibleError, match=r"Not in the checkpoint: `s\.y`.*, `s\.deep\.b`"):
+        store.load("step-0", into)
+    values = store.load("step-0", into, strict=False).state["s"]
+    assert values == {"x": 1, "y": 5, "deep": {"a": 1, "b": 2}}
+    assert store.load("step-0", {**into, "s": {"x": 0}}).state["s"] == {"x": 1, "deep": {"a": 1}}
 
 
 def test_a_saved_parameter_that_the_optimizer_does_not_have_is_refused(tmp_path):

@@ -285,7 +285,8 @@ class CheckpointStore:
             source: A name in this store, or the path or URI of a checkpoint anywhere.
             into: The tree to fill. A part of it without tensors is replaced by what the checkpoint has there;
                 an optimizer's node with `slots_like` (name → parameter) becomes its slots, newly made.
-            strict: Refuse keys that only one side has.
+            strict: Refuse keys that only one side has; but an empty dict takes whatever values there are, a
+                list is replaced as a whole, and a dict without tensors takes values that it has no keys for.
             cast: Convert dtypes that differ, which is refused otherwise.
             include: Globs over names (`model.*`; a node's name stands for all below it): only these are
                 loaded.

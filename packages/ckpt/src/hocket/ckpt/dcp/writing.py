@@ -75,6 +75,8 @@ class HocketWriter(StorageWriter):
         user: Whatever plain value goes with it; the coordinator's is kept.
         compression: `"zstd:N"` for compressed data files, N from 1 to 22.
         overwrite: Take the place of a checkpoint that is there, in one step; it is refused otherwise.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won; it is refused otherwise.
 
     Raises:
         ValueError: `step` or `compression` makes no sense.
@@ -95,6 +97,7 @@ class HocketWriter(StorageWriter):
         user: object = None,
         compression: str | None = None,
         overwrite: bool = False,
+        unfenced: bool = False,
     ) -> None:
         super().__init__()
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
@@ -104,6 +107,7 @@ class HocketWriter(StorageWriter):
         self._user = canonical(user, "user")
         self._level = compression_level(compression)
         self._overwrite = overwrite
+        self._unfenced = unfenced
         self._save_id = ""
         self._replaces: Manifest | None = None
 
@@ -225,7 +229,7 @@ class HocketWriter(StorageWriter):
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
             may_remove = False  # an error may be no more than an answer that was lost
-            commit(self.uri, manifest, self._replaces)
+            commit(self.uri, manifest, self._replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
                 self._remove([file["path"] for report in reports for file in report.files])

@@ -57,6 +57,8 @@ class SaveJob:
     """Of the files and the manifest."""
     level: int | None = None
     """zstd's, for compressed data files."""
+    unfenced: bool = False
+    """Commit also where the store cannot keep two savers apart."""
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
@@ -164,7 +166,7 @@ class SaveJob:
             # From here on an error need not mean that nothing was committed: it may be the answer that was
             # lost.
             may_remove = False
-            committing.commit(self.uri, manifest, self.replaces)
+            committing.commit(self.uri, manifest, self.replaces, unfenced=self.unfenced)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])

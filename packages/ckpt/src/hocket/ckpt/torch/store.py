@@ -74,6 +74,8 @@ class CheckpointStore:
             delete is logged and fails no save.
         staging_bytes: A budget for this rank's staging buffer; a save that needs more is refused. Without
             one, the buffer is as large as what the rank writes.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
 
     Attributes:
         uri: As given, without a slash at its end.
@@ -95,11 +97,13 @@ class CheckpointStore:
         compression: str | None = None,
         retention: Policy | Sequence[Policy] = (),
         staging_bytes: int | None = None,
+        unfenced: bool = False,
         rendezvous: Rendezvous | None = None,
     ):
         self.uri = uri.rstrip("/") or "/"
         self.timeout_s = timeout_s
         self._level = compression_level(compression)
+        self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
         self._retainer = Retainer(self.uri, policies)
         self._rendezvous = rendezvous or open_rendezvous()
@@ -157,6 +161,7 @@ class CheckpointStore:
         Raises:
             CheckpointExistsError: There is a checkpoint of that name; with `overwrite`, one that came while
                 this save went on. (Asynchronous: from the handle, as all that another rank can cause.)
+            CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
             CheckpointError: The save failed on a rank, which is named. Nothing was committed. Or an asynchronous
@@ -175,6 +180,7 @@ class CheckpointStore:
             policy=per_rank_policy,
             overwrite=overwrite,
             level=self._level,
+            unfenced=self._unfenced,
         )
         try:
             self._await_turn(mode)

@@ -307,6 +307,14 @@ def test_functions_save_and_load_by_uri(tmp_path):
     assert load(f"{tmp_path}/x", {"a": torch.zeros(2)}).state["a"].eq(1).all()
     with pytest.raises(CheckpointExistsError):
         save({"a": torch.ones(2)}, f"{tmp_path}/x", step=2)
+    save({"a": torch.ones(2)}, tmp_path / "y", step=1)
+    store = CheckpointStore(tmp_path)
+    for opened in (
+        load(tmp_path / "y", {"a": torch.zeros(2)}),
+        store.load(tmp_path / "y", {"a": torch.zeros(2)}),
+    ):
+        assert opened.state["a"].eq(1).all()
+    assert store.uri == str(tmp_path)
 
 
 @pytest.mark.parametrize(

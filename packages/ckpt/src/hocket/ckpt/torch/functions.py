@@ -1,5 +1,6 @@
 """Saving and loading without keeping a store: for scripts, and what the trainer finds by its entry point."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ _stores: dict[tuple[str, int], CheckpointStore] = {}
 _MOST_STORES = 4  # each may hold a thread and a staging buffer
 
 
-def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
+def provide(uri: str | os.PathLike[str], *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
     """Makes a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
 
     Args:
@@ -33,7 +34,7 @@ def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> Checkp
 
 def save(
     state: object,
-    destination: str,
+    destination: str | os.PathLike[str],
     *,
     step: int,
     per_rank: Mapping[str, object] | None = None,
@@ -51,14 +52,14 @@ def save(
         >>> load(f"{folder}/first", {"weight": torch.zeros(3)}).state
         {'weight': tensor([0., 1., 2.])}
     """
-    store, name = _store_of(destination)
+    store, name = _store_of(os.fspath(destination))
     return store.save(
         state, step=step, name=name, per_rank=per_rank, user=user, mode=mode, overwrite=overwrite
     )
 
 
 def load(
-    source: str,
+    source: str | os.PathLike[str],
     into: object,
     *,
     strict: bool = True,
@@ -68,6 +69,7 @@ def load(
     read_once: bool = False,
 ) -> Loaded:
     """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
+    source = os.fspath(source)
     store, _ = _store_of(source)
     return store.load(
         source, into, strict=strict, cast=cast, include=include, check=check, read_once=read_once

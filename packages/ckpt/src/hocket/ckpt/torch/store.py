@@ -78,7 +78,7 @@ class CheckpointStore:
             believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
 
     Attributes:
-        uri: As given, without a slash at its end.
+        uri: As given, as text without a slash at its end.
 
     Example:
         >>> store = CheckpointStore(folder)
@@ -91,7 +91,7 @@ class CheckpointStore:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | os.PathLike[str],
         *,
         timeout_s: float = 600,
         compression: str | None = None,
@@ -100,7 +100,7 @@ class CheckpointStore:
         unfenced: bool = False,
         rendezvous: Rendezvous | None = None,
     ):
-        self.uri = uri.rstrip("/") or "/"
+        self.uri = os.fspath(uri).rstrip("/") or "/"
         self.timeout_s = timeout_s
         self._level = compression_level(compression)
         self._unfenced = unfenced
@@ -272,7 +272,7 @@ class CheckpointStore:
 
     def load(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         into: object,
         *,
         strict: bool = True,
@@ -309,6 +309,7 @@ class CheckpointStore:
             CheckpointError: The load failed on a rank, which is named.
         """
         self._num_loads += 1
+        source = os.fspath(source)
         uri = source.rstrip("/") if "/" in source else self._uri_of(source)
         loaded, failed = None, None
         try:

@@ -337,6 +337,19 @@ def test_a_name_is_one_path_component(tmp_path, name):
         CheckpointStore(str(tmp_path)).save({}, step=0, name=name)
 
 
+def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_written(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    with pytest.raises(ValueError, match=r"`step` is 18446744073709551616; expected .* 2\^64 - 1"):
+        store.save({"w": torch.zeros(2)}, step=2**64)
+    with pytest.raises(CheckpointStateError, match="`model` holds tensors under an integer of 71 bits"):
+        store.save({"model": {2**70: torch.zeros(2)}}, step=0)
+    assert store.list() == []
+    store.save({"model": {-(2**63): torch.ones(2)}}, step=2**64 - 1)
+    into = {"model": {-(2**63): torch.zeros(2)}}
+    assert store.load(store.list()[0].name, into).step == 2**64 - 1
+    assert into["model"][-(2**63)].eq(1).all()
+
+
 def test_values_of_a_rank_are_bounded(tmp_path):
     with pytest.raises(CheckpointStateError, match="65536"):
         CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})

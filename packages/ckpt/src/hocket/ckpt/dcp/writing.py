@@ -100,8 +100,10 @@ class HocketWriter(StorageWriter):
         unfenced: bool = False,
     ) -> None:
         super().__init__()
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise ValueError(f"`step` is {step!r}; expected None or an integer from 0 on")
+        if step is not None and (
+            isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64
+        ):
+            raise ValueError(f"`step` is {step!r:.80}; expected None or an integer from 0 to 2^64 - 1")
         self._uri = None if path is None else _uri(path)
         self._step = step
         self._user = canonical(user, "user")
@@ -285,7 +287,7 @@ def _uri(path: str | os.PathLike[str]) -> str:
 
 
 def _step_of(uri: str) -> int:
-    number = re.search(r"\d+$", uri.rpartition("/")[2])
+    number = re.search(r"[0-9]{1,18}$", uri.rpartition("/")[2])  # more digits are no count of steps
     return int(number[0]) if number else 0
 
 

@@ -81,7 +81,7 @@ def fill_sharing(
         failed = error
         if rendezvous.is_coordinator:
             rendezvous.post(f"{key}/tree", b"")
-    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"The load of `{uri}`")
+    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{uri}`")
     if rendezvous.is_coordinator:
         rendezvous.forget(f"{key}/tree")
     _exchange(shares, rank)

@@ -148,7 +148,7 @@ class CheckpointStore:
         Args:
             state: Nested dicts and lists of tensors, DTensors and plain values, the same on all ranks. A
                 plain tensor is taken to be equal on all of them, and written once.
-            step: What the listing is ordered by.
+            step: What the listing is ordered by: from 0 to 2^64 - 1.
             name: The checkpoint's name, one path component; `step-<step>` without.
             per_rank: This rank's own values (generators, say), at most 64 KiB.
             per_rank_policy: What a load with another number of ranks does about them: `require` refuses; with
@@ -326,7 +326,7 @@ class CheckpointStore:
             f"load-{self._num_loads}",
             failed,
             timeout_s=self.timeout_s,
-            what=f"The load of `{uri}`",
+            what=f"load of `{uri}`",
         )
         assert loaded is not None
         if read_once and self._rendezvous.world_size > 1:
@@ -422,8 +422,8 @@ def _check_name(name: str) -> None:
 
 
 def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"`step` is {step!r}; expected an integer from 0 on")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64:
+        raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
     if mode not in ("sync", "async"):
         raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
     if per_rank_policy not in ("reseed", "require", "drop"):

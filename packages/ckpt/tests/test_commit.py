@@ -170,6 +170,7 @@ class Careless(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
     import torch.distributed.checkpoint as dcp  # here, lest every rank of the tests above loads torch
 

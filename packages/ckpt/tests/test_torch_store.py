@@ -14,9 +14,11 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
     CheckpointPartialError,
     CheckpointStateError,
+    CheckpointTimeoutError,
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
 
 
 def some(dtype, *shape):
@@ -348,6 +350,15 @@ def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_
     into = {"model": {-(2**63): torch.zeros(2)}}
     assert store.load(store.list()[0].name, into).step == 2**64 - 1
     assert into["model"][-(2**63)].eq(1).all()
+
+
+def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
+    CheckpointStore(tmp_path).save({}, step=1)
+    rendezvous = Rendezvous(Alone(), rank=0, world_size=2, nonce=b"\0" * 16)
+    store = CheckpointStore(tmp_path, timeout_s=0.01, rendezvous=rendezvous)
+    said = "^The load of `.*` failed: Rank 1 did not report its part of the load of `.*` within"
+    with pytest.raises(CheckpointTimeoutError, match=said):
+        store.load("step-1", {})
 
 
 def test_values_of_a_rank_are_bounded(tmp_path):

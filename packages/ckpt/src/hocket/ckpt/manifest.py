@@ -236,7 +236,8 @@ def _encode(value: Any, where: str) -> Any:
         if value.bit_length() > _INT_BITS:
             place = f" at `{where}`" if where else ""
             raise CheckpointIncompatibleError(
-                f"an integer of {value.bit_length()} bits{place}; expected at most {_INT_BITS}. Save it as bytes."
+                f"an integer of {value.bit_length()} bits{place}; expected at most {_INT_BITS}. "
+                "Save it as bytes."
             )
         return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
     if kind is float:

@@ -55,8 +55,8 @@ class Collected:
 def remove(uri: str, *, dry_run: bool = False) -> Removed:
     """Removes a checkpoint, committed or not: its manifest first, so that no instant shows a broken one.
 
-    Takes the manifest, the files that it names and those under `data/` that are named as a save names its own,
-    then the folder if nothing else is in it.
+    Takes the manifest, the files that it names and those under `data/` that are named as a save names its
+    own, then the folder if nothing else is in it.
 
     Args:
         uri: The checkpoint's folder or URI.

@@ -3,9 +3,9 @@
 Only committed checkpoints count, by listing, so that retention survives restarts and works remotely; what is
 partial or foreign is never touched. A checkpoint goes if no policy keeps it.
 
-The newest, to a policy, is what was saved last, which need not have the highest step: a run that goes on from an
-older checkpoint saves lower steps than stand there. The highest step stays, too, whatever the policies say: it is
-what a listing ends with, and what a run that resumes by itself takes.
+The newest, to a policy, is what was saved last, which need not have the highest step: a run that goes on from
+an older checkpoint saves lower steps than stand there. The highest step stays, too, whatever policies say: it
+is what a listing ends with, and what a run that resumes by itself takes.
 """
 
 import math

@@ -111,8 +111,8 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
                 )
             if isinstance(key, int) and not -(2**63) <= key < 2**63:
                 raise CheckpointStateError(
-                    f"`{join(path)}` holds tensors under an integer of {key.bit_length()} bits: expected one of "
-                    f"at most 63. Make it a string."
+                    f"`{join(path)}` holds tensors under an integer of {key.bit_length()} bits: expected at "
+                    "most 63. Make it a string."
                 )
             yield from _leaves(item, (*path, key), is_tensor)
         return

@@ -21,7 +21,6 @@ from hocket.trainer.protocols import Loaded, StateTree
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 
-
 _PARTS = ("schedulers", "callbacks", "algorithms")
 
 

@@ -44,8 +44,8 @@ def save(
 ) -> SaveHandle:
     """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
-    Stores are kept by their prefix, the last few of them, so that a loop that saves next to its last checkpoint
-    plans once. One that is given up waits for its save under way.
+    Stores are kept by their prefix, the last few of them, so that a loop that saves next to its last
+    checkpoint plans once. One that is given up waits for its save under way.
 
     Example:
         >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first", step=0)

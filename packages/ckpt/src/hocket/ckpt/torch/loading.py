@@ -186,7 +186,7 @@ class _Matcher:
         return self._replaced(into, stored, path) if self.include is None else _merged(into, stored)
 
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
-        """What the checkpoint has; of a dict with entries on both sides, what it lacks is missing, and stays."""
+        """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
         if not (_is_node(into) and _is_node(stored)):
             return stored
         taken = dict(stored)

@@ -142,8 +142,8 @@ class CheckpointStore:
         Synchronous: returns when the checkpoint is committed, and writes from the tensors' own memory.
         Asynchronous: copies this rank's bytes to a staging buffer and returns; the state may change at once.
         The buffer is one per store, as large as what this rank writes, kept and used again: the next save
-        waits until it is free. A failure that nobody waited for is raised by the next `save`, once that one is
-        under way or done, or by `close`.
+        waits until it is free. A failure that nobody waited for is raised by the next `save`, once that one
+        is under way or done, or by `close`.
 
         Args:
             state: Nested dicts and lists of tensors, DTensors and plain values, the same on all ranks. A
@@ -164,8 +164,8 @@ class CheckpointStore:
             CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
-            CheckpointError: The save failed on a rank, which is named. Nothing was committed. Or an asynchronous
-                save before it failed, which is named: then this one goes on all the same.
+            CheckpointError: The save failed on a rank, which is named. Nothing was committed. Or an
+                asynchronous save before it failed, which is named: then this one goes on all the same.
             ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
         self._leave_parent()

@@ -208,15 +208,17 @@ class CheckpointStore:
         if job.error is not None and not isinstance(job.error, Exception):
             raise job.error  # Ctrl-C, which is nobody's to keep; the other ranks hear of it
         self._unheard.append(self._under_way)
-        self._raise_unheard()
+        self._raise_unheard(self._unheard[:-1])  # this one's belongs to who waits for its handle
         return self._under_way
 
-    def _raise_unheard(self) -> None:
-        """Raises the first failure of an asynchronous save that nobody has heard of; each once."""
-        self._unheard = [it for it in self._unheard if not it.is_heard and (it.failure() or not it.done())]
-        for handle in self._unheard:
+    def _raise_unheard(self, handles: Sequence[SaveHandle]) -> None:
+        """Raises the first failure of these that nobody has heard of; each once."""
+        for handle in handles:
+            if not handle.done():
+                continue
+            self._unheard.remove(handle)
             failure = handle.failure()
-            if failure is not None:
+            if failure is not None and not handle.is_heard:
                 handle.is_heard = True
                 raise CheckpointError(
                     f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
@@ -410,7 +412,7 @@ class CheckpointStore:
             raise CheckpointTimeoutError(
                 f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
             )
-        self._raise_unheard()
+        self._raise_unheard(tuple(self._unheard))
 
     def _uri_of(self, name: str) -> str:
         return f"{self.uri.rstrip('/')}/{name}"

@@ -70,7 +70,7 @@ pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> 
     Ok(listed)
 }
 
-/// Names of the folders under a prefix.
+/// Names of the folders under a prefix. A symbolic link is none of them: it is a second name of another's.
 pub(crate) fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
     match place.kind() {
         Kind::Local(root) => {
@@ -78,7 +78,7 @@ pub(crate) fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec
                 let mut names = Vec::new();
                 for entry in root.read_dir()? {
                     let entry = entry?;
-                    if entry.path().is_dir() {
+                    if entry.file_type()?.is_dir() {
                         names.push(entry.file_name().to_string_lossy().into_owned());
                     }
                 }

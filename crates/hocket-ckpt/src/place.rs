@@ -90,7 +90,7 @@ impl Place {
         let look = || -> io::Result<bool> {
             let mut is_empty = true;
             for entry in path.read_dir()? {
-                if is_data_file(&entry?.file_name().to_string_lossy()) {
+                if save_of(&entry?.file_name().to_string_lossy()).is_some() {
                     return Ok(true);
                 }
                 is_empty = false;
@@ -137,8 +137,8 @@ pub(crate) fn found_remote<T>(result: hocket_store::Result<T>) -> Result<Option<
 /// What the names of compressed data files end with.
 pub(crate) const BLOCKS_SUFFIX: &str = ".blocks";
 
-/// Whether a name is that of a data file.
-pub(crate) fn is_data_file(name: &str) -> bool {
+/// Whether a name ends as a data file's does.
+fn is_data_file(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(BLOCKS_SUFFIX)
 }
 
@@ -151,6 +151,11 @@ pub(crate) fn save_of(name: &str) -> Option<&str> {
         && rest.starts_with(|c: char| c.is_ascii_digit())
         && is_data_file(rest);
     is_ours.then_some(save)
+}
+
+/// Whether a path inside a checkpoint is that of a data file of ours, by its name.
+pub(crate) fn is_ours(path: &str) -> bool {
+    path.strip_prefix("data/").and_then(save_of).is_some()
 }
 
 /// Whether `path` is a plain relative path below `data/`: what a data file may be called.
@@ -171,6 +176,25 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_data_file_of_ours_is_told_by_its_save_and_its_rank() {
+        for good in [
+            "data/0badc0de-r00000-000.safetensors",
+            "data/0badc0de-r12-1.blocks",
+        ] {
+            assert!(is_ours(good), "{good}");
+        }
+        for bad in [
+            "data/model.safetensors",
+            "data/model-r00000.safetensors",
+            "data/0badc0de-rank0.safetensors",
+            "data/0badc0de-r00000-000.bin",
+            "0badc0de-r00000-000.safetensors",
+        ] {
+            assert!(!is_ours(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn only_plain_paths_below_data_are_data_files() {

@@ -13,7 +13,7 @@ use crate::aligned::BUFFER_BYTES;
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::pace::{Interrupted, TICK};
-use crate::place::{found_remote, is_data_file};
+use crate::place::{found_remote, is_ours};
 use crate::safetensors::Layout;
 
 /// Requests of one verb in flight at once.
@@ -200,10 +200,7 @@ pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<O
 /// Whether data files of ours are there.
 pub(crate) async fn has_data(store: Store) -> Result<bool> {
     let listing = store.list_dirs("data").await?;
-    Ok(listing
-        .objects
-        .iter()
-        .any(|object| is_data_file(&object.key)))
+    Ok(listing.objects.iter().any(|object| is_ours(&object.key)))
 }
 
 /// Bytes of an object; none where it is not there.

@@ -1,5 +1,6 @@
 //! Removing checkpoints, and single files of them.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
@@ -7,17 +8,18 @@ use hocket_store::Store;
 
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
-use crate::manifest::MANIFEST_NAME;
+use crate::manifest::{MANIFEST_NAME, data_paths, read_document};
 use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, is_data_path, is_plain_name};
+use crate::place::{Kind, Place, is_data_path, is_ours, is_plain_name};
 use crate::remote;
 use crate::replace::{Lock, save_of_probe};
 
-/// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data.
+/// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data: the files that the
+/// manifest names, and those that have a data file's name. Whatever else stands there stays.
 ///
 /// # Errors
-/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, and what the disk or the
-/// store says.
+/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name or a symbolic link, and what
+/// the disk or the store says.
 pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<()> {
     if !is_plain_name(name) {
         return Err(CkptError::Invalid(format!(
@@ -26,20 +28,45 @@ pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result
         )));
     }
     let child = place.child(name)?;
+    if let Kind::Local(root) = child.kind()
+        && root.is_symlink()
+    {
+        return Err(CkptError::Invalid(format!(
+            "`{}` is a symbolic link: expected the checkpoint's own folder. Delete that, or remove the link by hand",
+            child.uri()
+        )));
+    }
     let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
     if !has_manifest && !child.has_data(interrupted)? {
         return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
     }
+    let named = match read_document(&child, interrupted) {
+        Ok(document) => data_paths(&document, child.uri())?,
+        // Without a manifest that reads, the files' own names have to do.
+        Err(
+            CkptError::Partial { .. }
+            | CkptError::NotFound { .. }
+            | CkptError::Corrupt { .. }
+            | CkptError::Incompatible { .. },
+        ) => HashSet::new(),
+        Err(error) => return Err(error),
+    };
     match child.kind() {
         Kind::Local(root) => {
             let root = root.to_owned();
-            pace::detached(interrupted, move || delete_local(&root, has_manifest))
+            pace::detached(interrupted, move || {
+                delete_local(&root, has_manifest, &named)
+            })
         }
-        Kind::Remote(store) => delete_remote(store, interrupted),
+        Kind::Remote(store) => delete_remote(store, &named, interrupted),
     }
 }
 
-fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
+fn delete_remote(
+    store: &Store,
+    named: &HashSet<String>,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     let handle = store.clone();
     let begin = async move {
         handle.delete(MANIFEST_NAME).await?;
@@ -49,7 +76,8 @@ fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
         objects.extend(beside.filter(|object| save_of_probe(&object.key).is_some()));
         Ok(objects)
     };
-    let objects = remote::wait(begin, interrupted)?;
+    let mut objects = remote::wait(begin, interrupted)?;
+    objects.retain(|object| named.contains(&object.key) || is_ours(&object.key));
     let remove = |index: usize| {
         let (store, key) = (store.clone(), objects[index].key.clone());
         async move { Ok(store.delete(&key).await?) }
@@ -57,7 +85,7 @@ fn delete_remote(store: &Store, interrupted: Interrupted<'_>) -> Result<()> {
     remote::gather(objects.len(), remove, |_, ()| Ok(()), interrupted)
 }
 
-fn delete_local(root: &Path, has_manifest: bool) -> Result<()> {
+fn delete_local(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Result<()> {
     // Nobody replaces the manifest meanwhile.
     let _lock = if has_manifest {
         Some(Lock::take(root)?)
@@ -66,9 +94,11 @@ fn delete_local(root: &Path, has_manifest: bool) -> Result<()> {
     };
     remove(&root.join(MANIFEST_NAME))?;
     sync_folder(root)?;
+    named.iter().try_for_each(|path| remove(&root.join(path)))?;
     let data = root.join("data");
-    if let Some(entries) = folder(&data)? {
-        for entry in entries {
+    for entry in folder(&data)?.unwrap_or_default() {
+        let name = entry.file_name().unwrap_or_default().to_string_lossy();
+        if is_ours(&format!("data/{name}")) {
             remove(&entry)?;
         }
     }

@@ -194,7 +194,11 @@ fn a_listing_tells_committed_partial_and_foreign() {
             commit(&place, &id('c'), step, &written).unwrap();
         }
         let partial = Place::open(&format!("{root}/partial")).unwrap();
-        write(&partial, "data/a.safetensors", vec![entry("t", &bytes)]);
+        write(
+            &partial,
+            "data/0badc0de-r00000-000.safetensors",
+            vec![entry("t", &bytes)],
+        );
         let foreign = Place::open(&format!("{root}/zoo/data/x")).unwrap();
         write(&foreign, "data/a.safetensors", vec![entry("t", &bytes)]);
 

@@ -141,25 +141,45 @@ class Careless(http.server.BaseHTTPRequestHandler):
     """An object store that takes every PUT, whatever its conditions."""
 
     def do_PUT(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(200)
 
+    def do_HEAD(self):
+        found = self.server.objects.get(self.path)
+        self._answer(404 if found is None else 200, found or b"")
+
+    def do_GET(self):
+        listing = (
+            b"<ListBucketResult><Name>careless</Name><IsTruncated>false</IsTruncated></ListBucketResult>"
+        )
+        self._answer(200, listing)
+        self.wfile.write(listing)
+
     def do_DELETE(self):
+        self.server.objects.pop(self.path, None)
         self._answer(204)
 
-    def _answer(self, status):
+    def _answer(self, status, content=b""):
         self.send_response(status)
         self.send_header("ETag", '"0"')
-        self.send_header("Content-Length", "0")
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
 
     def log_message(self, *args):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
+    import torch.distributed.checkpoint as dcp  # here, lest every rank of the tests above loads torch
+
+    from hocket.ckpt.dcp import HocketWriter
+    from hocket.ckpt.torch import CheckpointStore
+
     manifest = write(str(tmp_path), 0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless) as server:
+        server.objects = {}
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -170,6 +190,13 @@ def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
             with pytest.raises(CheckpointUnfencedError, match="unfenced=True"):
                 _native.ckpt_commit("s3://careless/run", manifest, save_id(0))
             _native.ckpt_commit("s3://careless/run", manifest, save_id(0), unfenced=True)
+            with pytest.raises(CheckpointUnfencedError, match="`CheckpointStore`"):
+                CheckpointStore("s3://careless/saves").save({"n": 1}, step=1)
+            CheckpointStore("s3://careless/saves", unfenced=True).save({"n": 1}, step=1)
+            writer = HocketWriter("s3://careless/saves/dcp", unfenced=True)
+            dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
+            names = {path.partition("/saves/")[2] for path in server.objects if "/saves/" in path}
+            assert names == {"step-1/checkpoint.json.zst", "dcp/checkpoint.json.zst"}
         finally:
             server.shutdown()
             thread.join(10)

@@ -51,6 +51,21 @@ def test_rm_takes_one_checkpoint_and_leaves_its_neighbours(prefix, capsys):
     assert call(capsys, "rm", "s3://bucket")[0] == 2
 
 
+def test_rm_takes_only_what_is_ours(prefix, capsys):
+    theirs = {"model/data/model.safetensors", "model/data/model-r00000.safetensors"}
+    for key in theirs:
+        Store(prefix).put(key, b"somebody's weights")
+    code, _, error = call(capsys, "rm", f"{prefix}/model")
+    assert (code, "nothing found" in error) == (3, True)
+    with pytest.raises(CheckpointNotFoundError):
+        _native.ckpt_delete(prefix, "model")
+    write_demo(f"{prefix}/mixed")
+    Store(f"{prefix}/mixed").put("data/notes.safetensors", b"not ours")
+    assert remove(f"{prefix}/mixed", dry_run=True).num_files == 4
+    assert remove(f"{prefix}/mixed").num_files == 4
+    assert keys(prefix) == theirs | {"mixed/data/notes.safetensors"}
+
+
 def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
     write_demo(f"{prefix}/good")
     committed = keys(f"{prefix}/good")

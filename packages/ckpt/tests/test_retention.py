@@ -1,18 +1,21 @@
 """Retention counts committed checkpoints only, and there is always one, whatever fails."""
 
 import itertools
+import shutil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.ckpt import remove, verify
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.listing import Listing, list_checkpoints
-from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.retention import KeepBest, KeepEvery, KeepLast, Retainer
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.functions import provide
-from hocket.native import Store
+from hocket.native import Store, _native
 
 
 def state(step):
@@ -45,6 +48,28 @@ def test_partial_and_foreign_ones_neither_count_nor_go(prefix):
     store.close()
 
 
+def test_a_link_to_a_checkpoint_is_none_and_nothing_is_deleted_through_it(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    (tmp_path / "latest").symlink_to("step-2")
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    assert torch.equal(store.load("latest", state(0)).state["w"], state(2)["w"])
+    assert [listing.name for listing in list_checkpoints(str(tmp_path))] == ["step-2"]
+    with pytest.raises(ValueError, match="symbolic link"):
+        remove(f"{tmp_path}/latest")
+    assert verify(f"{tmp_path}/step-2").is_sound
+    store.close()
+
+
+def test_a_checkpoint_that_stands_under_two_names_stays_under_both(tmp_path):
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
+    store.save(state(1), step=1)
+    shutil.copytree(tmp_path / "step-1", tmp_path / "again")
+    Retainer(str(tmp_path), [KeepLast(num=1)]).after("step-1")
+    assert steps(str(tmp_path)) == [1, 1]
+    store.close()
+
+
 def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     store.save(state(30), step=30)
@@ -52,6 +77,29 @@ def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
     assert steps(str(tmp_path)) == [5, 30]
     assert torch.equal(store.load("step-5", state(0)).state["w"], state(5)["w"])
     store.close()
+
+
+@pytest.mark.parametrize("year", [2001, 2099])
+def test_a_run_that_goes_back_keeps_its_own_and_what_a_resumed_run_would_take(tmp_path, year):
+    for number, step in enumerate((200, 300)):  # by a node whose clock was right, or years ahead of ours
+        save_id, created = f"{number:032x}", f"{year}-01-01T00:00:0{number}.000000Z"
+        manifest = Manifest(
+            save_id=save_id, step=step, created=created, version="0.1.0", writer="test", world_size=1
+        )
+        document = _native.ckpt_manifest_encode(manifest.to_document())
+        _native.ckpt_commit(f"{tmp_path}/step-{step}", document, save_id)
+    store = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
+    for step, left in ((110, [110, 300]), (120, [110, 120, 300]), (130, [120, 130, 300])):
+        store.save(state(step), step=step)
+        assert steps(str(tmp_path)) == left
+    store.close()
+    # Another process knows the order by the clocks alone.
+    again = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
+    again.save(state(140), step=140)
+    assert steps(str(tmp_path)) == ([130, 140, 300] if year == 2001 else [140, 300])
+    again.save(state(310), step=310)
+    assert steps(str(tmp_path)) == [140, 310]
+    again.close()
 
 
 @given(st.lists(st.sampled_from(["save", "async", "fail"]), min_size=1, max_size=8))

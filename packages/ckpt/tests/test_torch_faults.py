@@ -6,12 +6,14 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.errors import CheckpointTimeoutError
+from hocket.ckpt.torch import CheckpointStore, functions, save
 from support.ranks import run_ranks
 
 
@@ -48,10 +50,17 @@ def faulty_job(folder):
     save("shapes", {"w": weight[: 1000 + rank]})
     save("keys", {"w": weight, f"bias{rank}": weight[:10]})
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
+    # What one rank was given wrongly, the others hear of, and the saves after it are not out of step.
+    found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))
+    found["mode"] = outcome(
+        lambda: store.save({"w": weight}, step=1, mode="async" if rank == 0 else "?").wait()
+    )
+    found["name"] = outcome(lambda: store.save({"w": weight}, step=1, name=f"of-{rank}"))
     save("good")
     save("good")
     found["again"] = found.pop("good")
     found["load"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19 if rank == 0 else 7)}))
+    found["source"] = outcome(lambda: store.load("good" if rank == 0 else "..", {"w": weight}))
     found["fine"] = outcome(lambda: store.load("good", {"w": torch.zeros(1 << 19)}))
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -81,6 +90,12 @@ def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
         assert found["again"][0] == "CheckpointExistsError"
         assert found["load"][0] == "CheckpointIncompatibleError"
         assert found["fine"] is None
+        assert found["name"][0] == "CheckpointStateError"
+        assert f"rank 1: `{tmp_path}/of-1` of step 1" in found["name"][1]
+    for name in ("step", "mode", "source"):
+        assert first[name][0] == "CheckpointError"
+        assert "failed on rank 1: ValueError: " in first[name][1]
+        assert second[name][0] == "ValueError"
     assert "failed on rank 1" in first["object"][1]
     assert "failed on rank 1" in first["load"][1]
     committed = [path.parent.name for path in tmp_path.glob("*/checkpoint.json.zst")]
@@ -136,6 +151,41 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
     assert torch.equal(store.load("step-1", {"w": torch.zeros(4)}).state["w"], torch.ones(4))
 
 
+def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_path):
+    store = CheckpointStore(str(tmp_path), timeout_s=0.01)
+    gate = threading.Event()
+    store._worker.submit(lambda: gate.wait(60))  # what a slow disk does
+    first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
+    with pytest.raises(CheckpointTimeoutError, match="still under way"):
+        store.save({"w": torch.full((1000,), 2.0)}, step=2)
+    second = store.save({"w": torch.full((1000,), 3.0)}, step=3, mode="async")
+    gate.set()
+    first.wait(60)
+    with pytest.raises(CheckpointTimeoutError, match="still under way"):
+        second.wait(60)
+    assert store.load("step-1", {"w": torch.zeros(1000)}).state["w"].eq(1).all()
+    store.timeout_s = 60
+    store.close()
+
+
+class Interrupting:
+    """A state that is interrupted where a save takes it apart."""
+
+    @property
+    def slots_like(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_an_asynchronous_save_copies_is_raised_and_ends_the_save(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for mode in ("async", "sync"):
+        with pytest.raises(KeyboardInterrupt):
+            store.save({"w": Interrupting()}, step=1, mode=mode)
+    store.save({"w": torch.zeros(3)}, step=2, mode="async").wait(60)
+    assert [entry.step for entry in store.list()] == [2]
+    store.close()
+
+
 LEAVING = """
 import sys, torch, torch.distributed as dist
 from hocket.ckpt.torch import CheckpointStore
@@ -156,6 +206,38 @@ def test_a_process_that_ends_waits_for_its_save(tmp_path):
     assert ended.returncode == 1
     assert "the script ends here" in ended.stderr
     assert [entry.status for entry in CheckpointStore(str(tmp_path)).list()] == ["committed"]
+
+
+FORKED = """
+import os, sys, torch
+from hocket.ckpt.torch import CheckpointStore
+store = CheckpointStore(sys.argv[1], timeout_s=60)
+store.save({"w": torch.zeros(10)}, step=1, mode="async").wait(60)
+child = os.fork()
+store.save({"w": torch.zeros(10)}, step=2 if child else 3, mode="async")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_saves_by_a_thread_of_its_own_and_waits_for_it(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], timeout=200, check=True)
+    assert [entry.step for entry in CheckpointStore(str(tmp_path)).list()] == [1, 2, 3]
+
+
+def test_stores_that_are_dropped_leave_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    for number in range(3):
+        CheckpointStore(f"{tmp_path}/own").save({}, step=number, mode="async").wait(60)
+    for number in range(9):
+        handle = save({}, f"{tmp_path}/{number}/x", step=0, mode="async")
+    handle.wait(60)
+    assert len(functions._stores) == functions._MOST_STORES
+    functions._stores.clear()
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
 
 
 TERMINATED = """

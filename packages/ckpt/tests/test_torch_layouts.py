@@ -74,6 +74,7 @@ def write(uri, fulls, placings, world_size, is_staged):
         plan = Planner(rank=rank, world_size=world_size).plan(mine)
         snapshot = Snapshot(mine, plan, {}, {}, None)
         job = SaveJob(
+            key="save-1",
             uri=uri,
             step=1,
             save_id=SAVE_ID,

@@ -12,14 +12,17 @@ import torch
 
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
     CheckpointStateError,
+    CheckpointTimeoutError,
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
 from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
 from hocket.native import _native
 
 
@@ -63,7 +66,7 @@ def test_values_come_back_with_their_types_and_replace_what_stands_there(tmp_pat
         "f": float("-inf"),
     }
     store.save({"model": {"w": torch.ones(2)}, "loop": values, "lr": 0.1}, step=4, user=[1, (2,)])
-    loaded = store.load("step-4", {"model": {"w": torch.zeros(2)}, "loop": {"other": 1}, "lr": None})
+    loaded = store.load("step-4", {"model": {"w": torch.zeros(2)}, "loop": {"a": 1}, "lr": None})
     assert loaded.state["loop"] == values
     assert loaded.state["lr"] == 0.1
     assert (loaded.name, loaded.step, loaded.user, loaded.per_rank) == ("step-4", 4, [1, (2,)], None)
@@ -150,6 +153,22 @@ def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):
     store.close()
 
 
+def test_a_failure_that_nobody_waited_for_is_raised_by_what_comes_next(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step in (1, 3):
+        store.save({"w": torch.ones(3)}, step=step)
+    failed = store.save({"w": torch.ones(3)}, step=1, mode="async")
+    with pytest.raises(CheckpointError, match=r"step-1`, step 1, failed, .*CheckpointExistsError"):
+        store.save({"w": torch.ones(3)}, step=2)
+    assert [entry.step for entry in store.list()] == [1, 2, 3]
+    with pytest.raises(CheckpointExistsError):
+        failed.wait(60)
+    store.save({"w": torch.ones(3)}, step=3, mode="async")
+    with pytest.raises(CheckpointError, match="step-3`, step 3, failed"):
+        store.close()
+    store.close()
+
+
 def test_a_layout_that_changes_is_planned_again(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for step, rows in enumerate([3, 3, 4, 4]):
@@ -169,6 +188,22 @@ def test_tied_tensors_are_written_once_and_stay_tied(tmp_path):
     apart = {"a": torch.zeros(300, 300), "b": torch.zeros(300, 300), "c": torch.zeros(100, 300)}
     store.load("step-0", apart)
     assert torch.equal(apart["b"], weight)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_conjugate_is_no_second_name_of_what_it_is_a_view_of(tmp_path, mode):
+    store = CheckpointStore(str(tmp_path))
+    t = torch.randn(300, dtype=torch.complex64)
+    state = {"t": t, "conj": t.conj(), "imag": t.imag, "minus": t.conj().imag, "again": t.conj()}
+    before = {name: tensor.resolve_conj().resolve_neg().clone() for name, tensor in state.items()}
+    store.save(state, step=0, mode=mode).wait(60)
+    into = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    store.load("step-0", into)
+    assert all(torch.equal(into[name], tensor) for name, tensor in before.items())
+    views = {"conj": into["t"].conj(), "minus": torch.zeros(300, dtype=torch.complex64).conj().imag}
+    store.load("step-0", views, include=list(views))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in views.items())
+    store.close()
 
 
 def test_two_tensors_do_not_go_into_one_memory(tmp_path):
@@ -234,6 +269,23 @@ def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
     empty = CheckpointStore(str(tmp_path / "more"))
     empty.save({"state": unstepped}, step=0)
     assert empty.load("step-0", {"state": unstepped}).state == {"state": {}}
+
+
+def test_what_the_checkpoint_lacks_is_missed_be_it_slots_or_values(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(2)}, "s": {"x": 1, "deep": {"a": 1}}}, step=0)
+    unstepped = SimpleNamespace(slots_like={"w": torch.zeros(2)})
+    into = {"model": {"w": torch.zeros(2)}, "optim": {"state": unstepped}}
+    with pytest.raises(CheckpointIncompatibleError, match=r"Not in the checkpoint: `optim\.state`"):
+        store.load("step-0", {**into, "s": {}})
+    assert store.load("step-0", into, include=["model.*"]).state["optim"]["state"] is unstepped
+    assert store.load("step-0", into, strict=False).state["optim"]["state"] is unstepped
+    into = {"model": {"w": torch.zeros(2)}, "s": {"x": 0, "y": 5, "deep": {"b": 2}}}
+    with pytest.raises(CheckpointIncompatibleError, match=r"Not in the checkpoint: `s\.y`.*, `s\.deep\.b`"):
+        store.load("step-0", into)
+    values = store.load("step-0", into, strict=False).state["s"]
+    assert values == {"x": 1, "y": 5, "deep": {"a": 1, "b": 2}}
+    assert store.load("step-0", {**into, "s": {"x": 0}}).state["s"] == {"x": 1, "deep": {"a": 1}}
 
 
 def test_a_saved_parameter_that_the_optimizer_does_not_have_is_refused(tmp_path):
@@ -305,6 +357,14 @@ def test_functions_save_and_load_by_uri(tmp_path):
     assert load(f"{tmp_path}/x", {"a": torch.zeros(2)}).state["a"].eq(1).all()
     with pytest.raises(CheckpointExistsError):
         save({"a": torch.ones(2)}, f"{tmp_path}/x", step=2)
+    save({"a": torch.ones(2)}, tmp_path / "y", step=1)
+    store = CheckpointStore(tmp_path)
+    for opened in (
+        load(tmp_path / "y", {"a": torch.zeros(2)}),
+        store.load(tmp_path / "y", {"a": torch.zeros(2)}),
+    ):
+        assert opened.state["a"].eq(1).all()
+    assert store.uri == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +386,28 @@ def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):
 def test_a_name_is_one_path_component(tmp_path, name):
     with pytest.raises(ValueError, match="one path component"):
         CheckpointStore(str(tmp_path)).save({}, step=0, name=name)
+
+
+def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_written(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    with pytest.raises(ValueError, match=r"`step` is 18446744073709551616; expected .* 2\^64 - 1"):
+        store.save({"w": torch.zeros(2)}, step=2**64)
+    with pytest.raises(CheckpointStateError, match="`model` holds tensors under an integer of 71 bits"):
+        store.save({"model": {2**70: torch.zeros(2)}}, step=0)
+    assert store.list() == []
+    store.save({"model": {-(2**63): torch.ones(2)}}, step=2**64 - 1)
+    into = {"model": {-(2**63): torch.zeros(2)}}
+    assert store.load(store.list()[0].name, into).step == 2**64 - 1
+    assert into["model"][-(2**63)].eq(1).all()
+
+
+def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
+    CheckpointStore(tmp_path).save({}, step=1)
+    rendezvous = Rendezvous(Alone(), rank=0, world_size=2, nonce=b"\0" * 16)
+    store = CheckpointStore(tmp_path, timeout_s=0.01, rendezvous=rendezvous)
+    said = "^The load of `.*` failed: Rank 1 did not report its part of the load of `.*` within"
+    with pytest.raises(CheckpointTimeoutError, match=said):
+        store.load("step-1", {})
 
 
 def test_values_of_a_rank_are_bounded(tmp_path):

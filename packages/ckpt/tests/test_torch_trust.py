@@ -103,6 +103,23 @@ def test_whatever_changes_after_an_asynchronous_save_is_not_in_it(store):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_what_every_device_still_computes_is_waited_for(store):
+    devices = range(torch.cuda.device_count())  # of several, one is the current one
+    held = {f"on{index}": torch.ones(1 << 20, device=f"cuda:{index}") for index in devices}
+    for mode in ("async", "sync"):
+        for index, tensor in zip(devices, held.values(), strict=True):
+            with torch.cuda.device(index):
+                torch.cuda._sleep(int(1e9))
+                tensor.mul_(2)
+        store.save(held, step=int(mode == "sync"), mode=mode).wait(60)
+    for step, expected in ((0, 2.0), (1, 4.0)):
+        into = {name: torch.zeros(1 << 20) for name in held}
+        store.load(f"step-{step}", into)
+        assert all(tensor.eq(expected).all() for tensor in into.values())
+
+
 def told(capsys, *arguments):
     """What the command prints."""
     with pytest.raises(SystemExit) as ended:

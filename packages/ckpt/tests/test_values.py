@@ -31,6 +31,10 @@ def test_a_value_comes_back_with_its_types(value):
 
 
 def test_the_order_of_keys_does_not_count():
+    keys = [2, 10, -1, 2**60, 2**70, "10", "a", (1, 2), b"x", None, True, 0.5]
+    mapping = {key: str(key) for key in keys}
+    assert canonical(mapping, "x") == canonical({key: str(key) for key in reversed(keys)}, "x")
+    assert list(from_canonical(canonical({10: 1, 9: 2}, "x"))) == [9, 10]
     assert canonical({"a": 1, "b": (2, 3)}, "x") == canonical({"b": (2, 3), "a": 1}, "x")
     assert canonical((1, 2), "x") != canonical([1, 2], "x")
     assert canonical(1, "x") != canonical(True, "x")
@@ -51,6 +55,12 @@ def test_not_a_number_stays_one():
 def test_anything_else_is_refused_by_name(value):
     with pytest.raises(CheckpointStateError, match=r"`scheduler\.x`"):
         canonical(value, "scheduler.x")
+
+
+def test_an_integer_that_no_reader_would_take_is_refused():
+    assert from_canonical(canonical(-(2**8192) + 1, "x")) == -(2**8192) + 1
+    with pytest.raises(CheckpointStateError, match=r"`seed` .* 16610 bits at `\[1\]`; expected at most 8192"):
+        canonical([1, 10**5000], "seed")
 
 
 def test_a_value_that_holds_itself_is_refused():

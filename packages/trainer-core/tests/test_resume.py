@@ -268,6 +268,30 @@ def test_callbacks_keep_their_numbers_and_tensors(tmp_path):
     assert [counter.weights.tolist() for counter in counters] == [[4.0, 4.0]] * 2
 
 
+class Told(Callback):
+    def __init__(self, **told):
+        self.told = told
+
+    def state_dict(self):
+        return self.told
+
+    def load_state_dict(self, state):
+        self.told = dict(state)
+
+
+class Later(Told):
+    pass
+
+
+def test_a_callback_may_be_new_or_have_other_entries_than_before(tmp_path):
+    with start(str(tmp_path), losses={}, max_duration="1ba", callbacks=[Told(a=1)]) as trainer:
+        trainer.fit()
+    told, later = Told(a=0, b=2), Later(c=3)
+    arguments = {"max_duration": "2ba", "callbacks": [told, later], "autoresume": True}
+    start(str(tmp_path), losses={}, **arguments).close()
+    assert (told.told, later.told) == ({"a": 1}, {"c": 3})
+
+
 def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
     with start(str(tmp_path), losses={}, max_duration="1ba") as trainer:
         trainer.fit()

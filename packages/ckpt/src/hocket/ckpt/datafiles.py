@@ -9,7 +9,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["compression_level", "data_path", "entry_name", "file_metadata", "stored_bytes"]
+__all__ = ["compression_level", "data_path", "entry_name", "file_metadata", "is_data_path", "stored_bytes"]
 
 _LEVELS = range(1, 23)
 
@@ -35,6 +35,11 @@ def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = N
     """The path of a data file inside its checkpoint."""
     suffix = "safetensors" if level is None else "blocks"
     return f"data/{save_id[:8]}-r{rank:05d}-{number:03d}.{suffix}"
+
+
+def is_data_path(path: str) -> bool:
+    """Whether a path inside a checkpoint is what `data_path` gives, whatever the save."""
+    return re.fullmatch(r"data/[0-9a-f]{8}-r[0-9].*\.(safetensors|blocks)", path) is not None
 
 
 def entry_name(name: str, start: tuple[int, ...], *, is_whole: bool) -> str:

@@ -35,7 +35,8 @@ class Listing:
 def list_checkpoints(prefix: str) -> list[Listing]:
     """Lists checkpoints: the uncommitted first, then by step, created and name, so that the newest is last.
 
-    Reads the first few KiB of each manifest and nothing else.
+    Reads the first few KiB of each manifest and nothing else. A symbolic link is passed over: what it
+    points to is listed where it stands.
 
     Args:
         prefix: A folder, or a URI such as `s3://bucket/run`.

@@ -45,6 +45,8 @@ ITEM_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes of one item, by safetensors' name of the dtype."""
 
+_INT_BITS = 8192  # Python itself refuses to write much more as digits, or to read them
+
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 PathItem = str | int
@@ -219,7 +221,8 @@ def encode_value(value: Any) -> Any:
 
     Raises:
         CheckpointIncompatibleError: Something else than None, bool, int, float, str, bytes, tuple, list or a
-            mapping of these; the message names where in the value it stands.
+            mapping of these, or an integer of more than 8,192 bits; the message names where in the value it
+            stands.
     """
     return _encode(value, "")
 
@@ -230,6 +233,12 @@ def _encode(value: Any, where: str) -> Any:
     if value is None or kind is bool or kind is str:
         return value
     if kind is int:
+        if value.bit_length() > _INT_BITS:
+            place = f" at `{where}`" if where else ""
+            raise CheckpointIncompatibleError(
+                f"an integer of {value.bit_length()} bits{place}; expected at most {_INT_BITS}. "
+                "Save it as bytes."
+            )
         return value if -(2**53) <= value <= 2**53 else {"$int": str(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hocket.ckpt.datafiles import is_data_path
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointPartialError
 from hocket.ckpt.manifest import Manifest
 from hocket.native import Store, _native
@@ -55,7 +56,8 @@ class Collected:
 def remove(uri: str, *, dry_run: bool = False) -> Removed:
     """Removes a checkpoint, committed or not: its manifest first, so that no instant shows a broken one.
 
-    Takes the manifest and the files under `data/`, then the folder if nothing else is in it.
+    Takes the manifest, the files that it names and those under `data/` that are named as a save names its
+    own, then the folder if nothing else is in it.
 
     Args:
         uri: The checkpoint's folder or URI.
@@ -79,14 +81,15 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 
 
 def _look(uri: str) -> Removed:
-    step, status = None, "committed"
+    step, status, named = None, "committed", set[str]()
     try:
-        step = Manifest.from_document(_native.ckpt_manifest_read(uri)).step
+        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        step, named = manifest.step, {file["path"] for file in manifest.files}
     except CheckpointPartialError:
         status = "partial"
     except (CheckpointCorruptError, CheckpointIncompatibleError):
         status = "foreign"
-    files = Store(uri).list("data")
+    files = [file for file in Store(uri).list("data") if file.key in named or is_data_path(file.key)]
     return Removed(
         uri=uri,
         status=status,  # type: ignore[arg-type]

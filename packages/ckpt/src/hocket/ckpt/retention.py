@@ -2,6 +2,10 @@
 
 Only committed checkpoints count, by listing, so that retention survives restarts and works remotely; what is
 partial or foreign is never touched. A checkpoint goes if no policy keeps it.
+
+The newest, to a policy, is what was saved last, which need not have the highest step: a run that goes on from
+an older checkpoint saves lower steps than stand there. The highest step stays, too, whatever policies say: it
+is what a listing ends with, and what a run that resumes by itself takes.
 """
 
 import math
@@ -24,12 +28,12 @@ class Policy(Protocol):
     """What keeps checkpoints."""
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of those to keep, of all that are committed, the newest last."""
+        """Names of those to keep, of all that are committed, what was saved last at the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepLast:
-    """Keeps the newest, by step and creation."""
+    """Keeps those that were saved last."""
 
     num: int
 
@@ -76,7 +80,7 @@ class KeepBest:
             raise ValueError(f"`mode` is {self.mode!r}; expected 'min' or 'max'")
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of the `num` best; of two that are as good, the newer."""
+        """Names of the `num` best; of two that are as good, the one saved later."""
         sign = 1 if self.mode == "min" else -1
         ranked = []
         for age, listing in enumerate(reversed(committed)):
@@ -104,9 +108,12 @@ class Retainer:
         self._prefix = prefix
         self._policies = tuple(policies)
         self._users: dict[str | None, Any] = {}
+        self._numbers: dict[str | None, int] = {}
 
     def after(self, name: str) -> list[str]:
-        """Deletes, once the checkpoint `name` is committed, those that no policy keeps; `name` itself stays.
+        """Deletes, once the checkpoint `name` is committed, those that no policy keeps.
+
+        `name` itself stays, and so does the highest step.
 
         Returns:
             The names of the deleted.
@@ -114,14 +121,23 @@ class Retainer:
         if not self._policies:
             return []
         committed = [found for found in list_checkpoints(self._prefix) if found.status == "committed"]
-        kept = {name}.union(*(policy.keeps(committed, self._user_of) for policy in self._policies))
-        gone = [listing.name for listing in committed if listing.name not in kept]
+        kept = {name, *(listing.name for listing in committed[-1:])}
+        self._numbers.update((it.save_id, len(self._numbers) + 1) for it in committed if it.name == name)
+        committed.sort(key=self._age)
+        kept = kept.union(*(policy.keeps(committed, self._user_of) for policy in self._policies))
+        # One save may stand under two names (a folder that is mounted twice): its files are the same.
+        kept_saves = {listing.save_id for listing in committed if listing.name in kept}
+        gone = [listing.name for listing in committed if listing.save_id not in kept_saves]
         for each in gone:
             try:
                 _native.ckpt_delete(self._prefix, each)
             except CheckpointNotFoundError:
                 continue  # somebody else was quicker
         return gone
+
+    def _age(self, listing: Listing) -> tuple[int, str, int]:
+        """What was saved later has more: in this process as it came, and before that by the clock."""
+        return self._numbers.get(listing.save_id, 0), listing.created or "", listing.step or 0
 
     def _user_of(self, listing: Listing) -> Any:
         """Read once for each save: a manifest does not change under its save id."""

@@ -109,6 +109,11 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
                     f"`{join(path)}` holds tensors under the key {key!r}: expected keys that are strings or "
                     f"integers."
                 )
+            if isinstance(key, int) and not -(2**63) <= key < 2**63:
+                raise CheckpointStateError(
+                    f"`{join(path)}` holds tensors under an integer of {key.bit_length()} bits: expected at "
+                    "most 63. Make it a string."
+                )
             yield from _leaves(item, (*path, key), is_tensor)
         return
     kind = type(node)

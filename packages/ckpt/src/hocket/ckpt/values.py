@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.manifest import decode_value, encode_value
@@ -21,7 +22,7 @@ def canonical(value: object, where: str) -> bytes:
         CheckpointStateError: Something else is in it.
     """
     try:
-        encoded = encode_value(value)
+        encoded = _ordered(encode_value(value))
         return json.dumps(
             encoded, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":")
         ).encode()
@@ -36,6 +37,23 @@ def canonical(value: object, where: str) -> bytes:
             f"`{where}` cannot be saved: it holds text that is no Unicode (a lone surrogate). Save it as "
             f"bytes."
         ) from error
+
+
+def _ordered(encoded: Any) -> Any:
+    """The same, with the pairs of each `$map` in one order: integers by size, then all else by its text."""
+    if isinstance(encoded, list):
+        return [_ordered(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    ordered = {key: _ordered(item) for key, item in encoded.items()}
+    if "$map" in ordered:
+        ordered["$map"].sort(key=_order_of_key)
+    return ordered
+
+
+def _order_of_key(pair: list[Any]) -> tuple[int, int, str]:
+    key = pair[0]
+    return (0, key, "") if type(key) is int else (1, 0, json.dumps(key, sort_keys=True))
 
 
 def canonical_leaves(leaves: Mapping[str, Leaf]) -> dict[str, bytes]:

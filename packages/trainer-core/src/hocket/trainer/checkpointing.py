@@ -203,7 +203,7 @@ def load(
     Raises:
         ResumeError: If ranks loaded different steps.
     """
-    loaded: Any = store.load(source, run_state.tree())
+    loaded: Any = store.load(source, run_state.tree_to_fill())
     said = run_state.take(loaded)
     steps = agreement.gather(state.timestamp.counts.batch)
     if len(set(steps)) > 1:

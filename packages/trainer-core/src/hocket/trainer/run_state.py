@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.feeding import Feed
 from hocket.trainer.generators import capture_generators, reseed, restore_generators
@@ -18,6 +20,8 @@ from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Loaded, StateTree
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
+
+_PARTS = ("schedulers", "callbacks", "algorithms")
 
 
 class RunState:
@@ -55,6 +59,17 @@ class RunState:
             "device_train_microbatch_size": state.device_train_microbatch_size,
         }
 
+    def tree_to_fill(self) -> StateTree:
+        """The tree to load into: `tree`, in which the parts of a run that hold no tensors take what is there.
+
+        A callback may be new in this run, or have other entries than when the checkpoint was saved.
+        """
+        tree = self.tree()
+        for kind in _PARTS:
+            if not _has_tensors(tree[kind]):
+                tree[kind] = {}
+        return tree
+
     def per_rank(self) -> dict[str, Any]:
         """What only this rank has."""
         mine: dict[str, Any] = {"generators": capture_generators(self._state.device)}
@@ -83,7 +98,7 @@ class RunState:
             )
         for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
             take_optimizer_state(optimizer, state.model, saved)
-        for kind in ("schedulers", "callbacks", "algorithms"):
+        for kind in _PARTS:
             _give_states(getattr(state, kind), tree[kind])
         self._precision.load_state_dict(dict(tree["precision"]))
         state.timestamp = state.previous_timestamp = Timestamp.from_state_dict(tree["timestamp"])
@@ -157,6 +172,13 @@ def _named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _states_of(parts: Iterable[Any]) -> dict[str, Any]:
     states = {name: part.state_dict() for name, part in _named(parts) if hasattr(part, "state_dict")}
     return {name: dict(state) for name, state in states.items() if state}
+
+
+def _has_tensors(node: object) -> bool:
+    if isinstance(node, torch.Tensor):
+        return True
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return any(map(_has_tensors, children))
 
 
 def _give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:

@@ -75,6 +75,8 @@ class HocketWriter(StorageWriter):
         user: Whatever plain value goes with it; the coordinator's is kept.
         compression: `"zstd:N"` for compressed data files, N from 1 to 22.
         overwrite: Take the place of a checkpoint that is there, in one step; it is refused otherwise.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won; it is refused otherwise.
 
     Raises:
         ValueError: `step` or `compression` makes no sense.
@@ -95,15 +97,19 @@ class HocketWriter(StorageWriter):
         user: object = None,
         compression: str | None = None,
         overwrite: bool = False,
+        unfenced: bool = False,
     ) -> None:
         super().__init__()
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise ValueError(f"`step` is {step!r}; expected None or an integer from 0 on")
+        if step is not None and (
+            isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64
+        ):
+            raise ValueError(f"`step` is {step!r:.80}; expected None or an integer from 0 to 2^64 - 1")
         self._uri = None if path is None else _uri(path)
         self._step = step
         self._user = canonical(user, "user")
         self._level = compression_level(compression)
         self._overwrite = overwrite
+        self._unfenced = unfenced
         self._save_id = ""
         self._replaces: Manifest | None = None
 
@@ -225,7 +231,7 @@ class HocketWriter(StorageWriter):
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
             may_remove = False  # an error may be no more than an answer that was lost
-            commit(self.uri, manifest, self._replaces)
+            commit(self.uri, manifest, self._replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
                 self._remove([file["path"] for report in reports for file in report.files])
@@ -281,7 +287,7 @@ def _uri(path: str | os.PathLike[str]) -> str:
 
 
 def _step_of(uri: str) -> int:
-    number = re.search(r"\d+$", uri.rpartition("/")[2])
+    number = re.search(r"[0-9]{1,18}$", uri.rpartition("/")[2])  # more digits are no count of steps
     return int(number[0]) if number else 0
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hocket.ckpt.errors import CheckpointTimeoutError
 
-__all__ = ["SaveHandle", "Worker", "close_at_exit", "hold_sigterm", "release_sigterm"]
+__all__ = ["SaveHandle", "Worker", "close_at_exit", "close_quietly", "hold_sigterm", "release_sigterm"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +25,15 @@ class SaveHandle:
     Attributes:
         name: The checkpoint's name.
         uri: Where it is, or will be.
+        step: Its step.
+        is_heard: Whether it failed and somebody was told.
     """
 
-    def __init__(self, name: str, uri: str, future: "Future[None]"):
+    def __init__(self, name: str, uri: str, step: int, future: "Future[None]"):
         self.name = name
         self.uri = uri
+        self.step = step
+        self.is_heard = False
         self._future = future
 
     def __repr__(self) -> str:
@@ -53,17 +57,25 @@ class SaveHandle:
             self._future.result(timeout_s)
         except TimeoutError as error:
             if self._future.done():
+                self.is_heard = True
                 raise
             raise CheckpointTimeoutError(
                 f"The save of `{self.uri}` is not done after {timeout_s} s."
             ) from error
+        except BaseException:
+            self.is_heard = self._future.done()
+            raise
+
+    def failure(self) -> BaseException | None:
+        """Why it failed; None where it is under way, or has ended well."""
+        return self._future.exception() if self._future.done() else None
 
 
 class Worker:
     """Runs saves one after the other on a thread named `hocket-ckpt-save`, which starts with the first.
 
     The thread is a daemon: the interpreter would otherwise wait for it without a deadline. `close_at_exit`
-    waits for it with one.
+    waits for it with one. It ends when the worker is dropped, once all tasks are done.
     """
 
     def __init__(self) -> None:
@@ -78,6 +90,8 @@ class Worker:
                 target=_work, args=(self._tasks,), name="hocket-ckpt-save", daemon=True
             )
             self._thread.start()
+            self._end = weakref.finalize(self, self._tasks.put, None)
+            self._end.atexit = False  # `stop` does it then
         future: Future[None] = Future()
         self._tasks.put((task, future))
         return future
@@ -86,7 +100,7 @@ class Worker:
         """Ends the thread once all tasks are done; whether that was in time."""
         if self._thread is None:
             return True
-        self._tasks.put(None)
+        self._end()
         self._thread.join(timeout_s)
         ended, self._thread = not self._thread.is_alive(), None
         return ended
@@ -128,10 +142,15 @@ def close_at_exit(store: Closable) -> None:
 
 def _close_all() -> None:
     for store in list(_open):
-        try:
-            store.close()
-        except Exception as error:  # noqa: BLE001 - the others are to be closed, too
-            _log.error("closing a checkpoint store failed: %s", error)
+        close_quietly(store)
+
+
+def close_quietly(store: Closable) -> None:
+    """Closes a store where nobody is there to be told of a failure: it is logged."""
+    try:
+        store.close()
+    except Exception as error:  # noqa: BLE001 - the caller has other stores to close, or a save to begin
+        _log.error("closing a checkpoint store failed: %s", error)
 
 
 class _Term:

@@ -29,6 +29,8 @@ _SHOWN_CHARS = 120
 class Report:
     """What a rank says of its part of a save."""
 
+    destination: str = ""
+    """What is saved, for people to read; the same on all ranks."""
     layout: str = ""
     """Digest of the tensors' names, dtypes, shapes and placements."""
     values: str = ""
@@ -176,21 +178,23 @@ def build_manifest(
     )
 
 
-def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None) -> None:
+def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None, *, unfenced: bool = False) -> None:
     """Writes the manifest, checked once more as a reader would; from here on there is a checkpoint.
 
     Args:
         uri: The checkpoint.
         manifest: Its manifest.
         replaces: That of the checkpoint whose place it takes, in one step. Its files stay.
+        unfenced: Commit also where the store cannot keep two savers apart.
 
     Raises:
         CheckpointExistsError: Another save was quicker.
-        CheckpointUnfencedError: The store cannot keep two savers apart.
+        CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` is not given.
     """
     _native.ckpt_commit(
         uri,
         _native.ckpt_manifest_encode(manifest.to_document()),
         manifest.save_id,
+        unfenced=unfenced,
         replaces=None if replaces is None else replaces.save_id,
     )

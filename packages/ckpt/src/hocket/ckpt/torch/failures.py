@@ -58,7 +58,7 @@ def agree(
         key: Names this agreement; the same on all ranks, and used once.
         error: This rank's; it is what is raised here.
         timeout_s: How long to wait for the others.
-        what: What is agreed on, to begin messages with.
+        what: What is agreed on, for messages: `load of …`.
 
     Raises:
         CheckpointError: Another rank failed, or did not come in time.
@@ -68,7 +68,10 @@ def agree(
         failure = mine
         try:
             others = rendezvous.collect(
-                f"{key}/report", range(1, rendezvous.world_size), timeout_s=timeout_s, what=what
+                f"{key}/report",
+                range(1, rendezvous.world_size),
+                timeout_s=timeout_s,
+                what=f"its part of the {what}",
             )
             told = [mine, *(json.loads(others[rank]) for rank in sorted(others))]
             failure = merge([failure for failure in told if failure is not None])
@@ -81,9 +84,12 @@ def agree(
             rendezvous.forget(f"{key}/outcome", f"{key}/seen")
     else:
         rendezvous.post(f"{key}/report/{rendezvous.rank}", json.dumps(mine).encode())
-        failure = json.loads(rendezvous.receive(f"{key}/outcome", timeout_s=2 * timeout_s, what=what))
+        outcome = rendezvous.receive(
+            f"{key}/outcome", timeout_s=2 * timeout_s, what=f"what became of the {what}"
+        )
+        failure = json.loads(outcome)
         rendezvous.tick(f"{key}/seen")
     if error is not None:
         raise error
     if failure is not None:
-        raise unpack_error(failure, what)
+        raise unpack_error(failure, f"The {what}")

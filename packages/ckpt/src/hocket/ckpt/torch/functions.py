@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
 from hocket.ckpt.retention import KeepLast
-from hocket.ckpt.torch.background import SaveHandle
+from hocket.ckpt.torch.background import SaveHandle, close_quietly
 from hocket.ckpt.torch.loading import Loaded
 from hocket.ckpt.torch.store import CheckpointStore
 
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["load", "provide", "save"]
 
 _stores: dict[tuple[str, int], CheckpointStore] = {}
+"""By prefix and world size, the one used last at the end."""
+
+_MOST_STORES = 4  # each may hold a thread and a staging buffer
 
 
-def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
+def provide(uri: str | os.PathLike[str], *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
     """Makes a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
 
     Args:
@@ -35,7 +39,7 @@ def provide(uri: str, *, keep_last: int | None = None, **options: Any) -> Checkp
 
 def save(
     state: object,
-    destination: str,
+    destination: str | os.PathLike[str],
     *,
     step: int,
     per_rank: Mapping[str, object] | None = None,
@@ -46,14 +50,15 @@ def save(
 ) -> SaveHandle:
     """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
-    Stores are kept by their prefix, so that a loop that saves next to its last checkpoint plans once.
+    Stores are kept by their prefix, the last few of them, so that a loop that saves next to its last
+    checkpoint plans once. One that is given up waits for its save under way.
 
     Example:
         >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first", step=0)
         >>> load(f"{folder}/first", {"weight": torch.zeros(3)}).state
         {'weight': tensor([0., 1., 2.])}
     """
-    store, name = _store_of(destination)
+    store, name = _store_of(os.fspath(destination))
     return store.save(
         state,
         step=step,
@@ -67,7 +72,7 @@ def save(
 
 
 def load(
-    source: str,
+    source: str | os.PathLike[str],
     into: object,
     *,
     strict: bool = True,
@@ -78,6 +83,7 @@ def load(
     peers: Sequence[int] | DeviceMesh | None = None,
 ) -> Loaded:
     """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
+    source = os.fspath(source)
     store, _ = _store_of(source)
     return store.load(
         source,
@@ -98,6 +104,8 @@ def _store_of(uri: str) -> tuple[CheckpointStore, str]:
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
     # A store that was opened before the job had its process group knows of one rank only.
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
-    if (prefix, world_size) not in _stores:
-        _stores[prefix, world_size] = CheckpointStore(prefix)
-    return _stores[prefix, world_size], name
+    store = _stores.pop((prefix, world_size), None)
+    _stores[prefix, world_size] = store = store or CheckpointStore(prefix)
+    while len(_stores) > _MOST_STORES:  # alike on all ranks, which make the same calls
+        close_quietly(_stores.pop(next(iter(_stores))))
+    return store, name

@@ -166,7 +166,9 @@ def describe(
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Equal for two tensors that are the same view of the same storage, be it empty."""
     storage = tensor.untyped_storage()._cdata
-    return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype)
+    # Two bits of a view say that its numbers are the memory's conjugates, or negatives.
+    bits = (tensor.is_conj(), tensor.is_neg())
+    return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype, bits)
 
 
 def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:

@@ -58,11 +58,13 @@ def select(
 
     Args:
         manifest: The checkpoint's.
-        into: Nested dicts and lists. A part of it without tensors is replaced as a whole by what the
-            checkpoint has at its place. An object with `slots_like` (name → parameter) becomes {name: {slot:
-            tensor}}, each tensor made as its parameter is laid out where it has the parameter's shape, else
-            plain.
-        strict: Refuse what only one side has; otherwise what is missing stays as it is.
+        into: Nested dicts and lists. A part of it without tensors is replaced by what the checkpoint has at
+            its place: lists and empty dicts as a whole, a dict with entries key by key, so that one that the
+            checkpoint does not have counts as missing. An object with `slots_like` (name → parameter) becomes
+            {name: {slot: tensor}}, each tensor made as its parameter is laid out where it has the parameter's
+            shape, else plain; where the checkpoint has nothing at its place, it is missing.
+        strict: Refuse what only one side has; otherwise what is missing stays as it is. Values that only the
+            checkpoint has beside others come back with these.
         cast: Convert where dtypes differ.
         include: Globs over names; the rest of the tree stays as it is.
         source: The checkpoint's URI, for messages.
@@ -118,6 +120,10 @@ class _Matcher:
             self._take_tensor(into, stored, path)
             return into
         if hasattr(into, "slots_like"):
+            if stored is _ABSENT:
+                if self._wanted(join(path)):
+                    self.missing.append(join(path))
+                return into
             return self._take_slots(into.slots_like, stored, path)
         if not _has_tensors(into):
             return self._take_value(into, stored, path)
@@ -162,7 +168,7 @@ class _Matcher:
     def _take_slots(
         self, parameters: Mapping[str, torch.Tensor], stored: object, path: Path
     ) -> dict[str, Any]:
-        there = dict(_children(stored) or {})
+        there = _children(stored) or {}
         state: dict[str, Any] = {}
         for key, parameter in parameters.items():
             slots = there.pop(clean_key(key), None)
@@ -190,7 +196,21 @@ class _Matcher:
         if tensors:
             self.unexpected.extend(tensors)
             return into
-        return stored if self.include is None else _merged(into, stored)
+        return self._replaced(into, stored, path) if self.include is None else _merged(into, stored)
+
+    def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
+        """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
+        if not (_is_node(into) and _is_node(stored)):
+            return stored
+        taken = dict(stored)
+        for key, child in into.items():
+            cleaned = clean_key(key)
+            if cleaned in stored:
+                taken[cleaned] = self._replaced(child, stored[cleaned], (*path, cleaned))
+            else:
+                self.missing.append(join((*path, cleaned)))
+                taken[cleaned] = child
+        return taken
 
     def _unexpected(self, stored: object, path: Path) -> None:
         names = list(_stored_names(stored))
@@ -236,6 +256,11 @@ def _has_tensors(node: object) -> bool:
     if isinstance(node, Mapping):
         return any(map(_has_tensors, node.values()))
     return isinstance(node, list) and any(map(_has_tensors, node))
+
+
+def _is_node(node: object) -> bool:
+    """Whether it is a dict that a save takes apart."""
+    return isinstance(node, Mapping) and bool(node) and all(isinstance(key, str) for key in node)
 
 
 def _children(stored: object) -> dict[Any, object] | None:

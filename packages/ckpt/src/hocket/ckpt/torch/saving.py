@@ -46,18 +46,23 @@ def new_save_id(rendezvous: Rendezvous, number: int, destination: str) -> str:
 class SaveJob:
     """A save under way on this rank: `write`, then `settle`, both on one thread."""
 
+    key: str
+    """Names the save among the ranks; the same on all of them."""
     uri: str
     step: int
-    save_id: str
     rendezvous: Rendezvous
     timeout_s: float
     policy: Literal["reseed", "require", "drop"]
     overwrite: bool = False
     """Take the place of the checkpoint that is there when the save begins."""
+    save_id: str = ""
+    """Of the files and the manifest."""
     level: int | None = None
     """zstd's, for compressed data files."""
     background: bool = False
     """The job trains meanwhile: writing gives way to it."""
+    unfenced: bool = False
+    """Commit also where the store cannot keep two savers apart."""
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
@@ -65,6 +70,8 @@ class SaveJob:
     entries: list[Entry] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
     """What keeps the entries' memory alive."""
+    is_staged: bool = False
+    """Whether that is the store's staging buffer, which the next save waits for."""
     error: BaseException | None = None
     """What went wrong on this rank so far; the other ranks are told by `settle`."""
     written: CkptWritten | None = None
@@ -143,6 +150,10 @@ class SaveJob:
             failure = merge([report.failure for report in reports if report.failure is not None])
             if failure is not None:
                 raise unpack_error(failure, self._what)
+            destinations = [report.destination for report in reports]
+            if len(set(destinations)) > 1:
+                told = "; ".join(f"rank {rank}: {where}" for rank, where in enumerate(destinations))
+                raise CheckpointStateError(f"the ranks save different checkpoints ({told:.2000}).")
             leads = leads_of(reports)
             if not all(report.is_like(reports[lead]) for report, lead in zip(reports, leads, strict=True)):
                 self._post("outcome", {"explain": True})
@@ -162,7 +173,7 @@ class SaveJob:
             # From here on an error need not mean that nothing was committed: it may be the answer that was
             # lost.
             may_remove = False
-            committing.commit(self.uri, manifest, self.replaces)
+            committing.commit(self.uri, manifest, self.replaces, unfenced=self.unfenced)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
@@ -177,7 +188,7 @@ class SaveJob:
     def _gather(self) -> list[Report]:
         others = range(1, self.rendezvous.world_size)
         found = self.rendezvous.collect(
-            f"{self.save_id}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
+            f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
         return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
 
@@ -193,20 +204,20 @@ class SaveJob:
         assert self.snapshot is not None
         others = range(1, self.rendezvous.world_size)
         found = self.rendezvous.collect(
-            f"{self.save_id}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
+            f"{self.key}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
         )
         return committing.describe_difference({0: committing.explain(self.snapshot), **found}, leads)
 
     def _post(self, key: str, outcome: dict[str, Any]) -> None:
-        self.rendezvous.post(f"{self.save_id}/{key}", json.dumps(outcome).encode())
+        self.rendezvous.post(f"{self.key}/{key}", json.dumps(outcome).encode())
 
     # --- the other ranks ---
 
     def _follow(self) -> None:
         try:
-            self.rendezvous.post(f"{self.save_id}/report/{self.rendezvous.rank}", self.report().to_bytes())
+            self.rendezvous.post(f"{self.key}/report/{self.rendezvous.rank}", self.report().to_bytes())
             if self.error is not None:
-                self.rendezvous.tick(f"{self.save_id}/seen")  # nothing to hear: nobody need wait for us
+                self.rendezvous.tick(f"{self.key}/seen")  # nothing to hear: nobody need wait for us
             outcome = {} if self.error is not None else self._hear()
         except (CheckpointTimeoutError, RuntimeError) as error:
             # The coordinator is silent or gone; whether it came to the commit stands in the store.
@@ -228,16 +239,16 @@ class SaveJob:
         if outcome.get("explain"):
             assert self.snapshot is not None
             explanation = committing.explain(self.snapshot)
-            self.rendezvous.post(f"{self.save_id}/explain/{self.rendezvous.rank}", explanation)
+            self.rendezvous.post(f"{self.key}/explain/{self.rendezvous.rank}", explanation)
             outcome = self._receive("verdict")
-        self.rendezvous.tick(f"{self.save_id}/seen")
+        self.rendezvous.tick(f"{self.key}/seen")
         return outcome
 
     def _receive(self, key: str) -> dict[str, Any]:
         # Twice: the coordinator's own wait may begin when ours does, and ends before ours.
         timeout_s = 2 * self.timeout_s
         text = self.rendezvous.receive(
-            f"{self.save_id}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
+            f"{self.key}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
         )
         outcome: dict[str, Any] = json.loads(text)
         return outcome
@@ -270,6 +281,7 @@ class SaveJob:
                 offset, length = lies[_entry_name(entry, shapes)]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
         return Report(
+            destination=f"`{self.uri}` of step {self.step}",
             layout=self.snapshot.plan.digest,
             values=self.snapshot.values_digest,
             files=files,  # type: ignore[arg-type]
@@ -281,6 +293,8 @@ class SaveJob:
 
     def _remove_files(self) -> None:
         """Takes back what this rank wrote: it is no part of any checkpoint."""
+        if self.snapshot is None:
+            return  # nothing was, and the destination may be no good name
         self._remove([] if self.written is None else [self.written["path"]])
 
     def _remove(self, paths: list[str]) -> None:

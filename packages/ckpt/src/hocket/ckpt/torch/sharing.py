@@ -81,7 +81,7 @@ def fill_sharing(
         failed = error
         if rendezvous.is_coordinator:
             rendezvous.post(f"{key}/tree", b"")
-    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"The load of `{uri}`")
+    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{uri}`")
     if rendezvous.is_coordinator:
         rendezvous.forget(f"{key}/tree")
     _exchange(shares, rank)
@@ -129,9 +129,10 @@ def _exchange(shares: Sequence[_Share], rank: int) -> None:
             if share.batch != number:
                 continue
             local = share.info.local
+            is_plain = local.is_contiguous() and not (local.is_conj() or local.is_neg())
             run = (
-                local.contiguous()
-                if share.reader == rank or local.is_contiguous()
+                local.resolve_conj().resolve_neg().contiguous()
+                if share.reader == rank or is_plain
                 else torch.empty(local.shape, dtype=local.dtype, device=local.device)
             )
             flat = run.view(-1).view(torch.uint8)  # no backend has all dtypes

@@ -195,6 +195,10 @@ class Staging:
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
         self._copies: list[torch.Tensor] = []
 
+    def like(self) -> "Staging":
+        """Another one, with the same budget."""
+        return Staging(self._budget_bytes)
+
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone.
 
@@ -202,13 +206,14 @@ class Staging:
             CheckpointStateError: They are more than the budget.
         """
         layout = [(view.dtype, view.shape) for view in views]
-        on_device = any(view.device.type != "cpu" for view in views)
+        devices = {view.device for view in views if view.device.type != "cpu"}
+        on_device = bool(devices)
         if layout != self._layout or (on_device and not self._buffer.is_pinned()):
             self._lay_out(views, layout, on_device=on_device)
         if views:
             torch._foreach_copy_(self._copies, list(views), non_blocking=True)
-        if on_device:
-            torch.accelerator.synchronize()
+        for device in devices:  # each copies by a queue of its own
+            torch.accelerator.synchronize(device)
         return list(self._copies)
 
     def _lay_out(

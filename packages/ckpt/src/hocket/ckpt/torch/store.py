@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.datafiles import compression_level
-from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
+from hocket.ckpt.errors import (
+    CheckpointError,
+    CheckpointIncompatibleError,
+    CheckpointNotFoundError,
+    CheckpointTimeoutError,
+)
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.background import (
@@ -74,9 +80,11 @@ class CheckpointStore:
             delete is logged and fails no save.
         staging_bytes: A budget for this rank's staging buffer; a save that needs more is refused. Without
             one, the buffer is as large as what the rank writes.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
 
     Attributes:
-        uri: As given, without a slash at its end.
+        uri: As given, as text without a slash at its end.
 
     Example:
         >>> store = CheckpointStore(folder)
@@ -89,17 +97,19 @@ class CheckpointStore:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | os.PathLike[str],
         *,
         timeout_s: float = 600,
         compression: str | None = None,
         retention: Policy | Sequence[Policy] = (),
         staging_bytes: int | None = None,
+        unfenced: bool = False,
         rendezvous: Rendezvous | None = None,
     ):
-        self.uri = uri.rstrip("/") or "/"
+        self.uri = os.fspath(uri).rstrip("/") or "/"
         self.timeout_s = timeout_s
         self._level = compression_level(compression)
+        self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
         self._retainer = Retainer(self.uri, policies)
         self._rendezvous = rendezvous or open_rendezvous()
@@ -109,9 +119,11 @@ class CheckpointStore:
         self._num_saves = 0
         self._num_loads = 0
         self._under_way: SaveHandle | None = None
+        self._unheard: list[SaveHandle] = []
         self._staged_is_written = threading.Event()
         self._staged_is_written.set()
         self._unseen: str | None = None
+        self._pid = os.getpid()
         close_at_exit(self)
 
     @property
@@ -137,12 +149,13 @@ class CheckpointStore:
         Synchronous: returns when the checkpoint is committed, and writes from the tensors' own memory.
         Asynchronous: copies this rank's bytes to a staging buffer and returns; the state may change at once.
         The buffer is one per store, as large as what this rank writes, kept and used again: the next save
-        waits until it is free.
+        waits until it is free. A failure that nobody waited for is raised by the next `save`, once that one
+        is under way or done, or by `close`.
 
         Args:
             state: Nested dicts and lists of tensors, DTensors and plain values, the same on all ranks. A
                 plain tensor is taken to be equal on all of them, and written once.
-            step: What the listing is ordered by.
+            step: What the listing is ordered by: from 0 to 2^64 - 1.
             name: The checkpoint's name, one path component; `step-<step>` without.
             per_rank: This rank's own values (generators, say), at most 64 KiB.
             per_rank_policy: What a load with another number of ranks does about them: `require` refuses; with
@@ -159,44 +172,81 @@ class CheckpointStore:
         Raises:
             CheckpointExistsError: There is a checkpoint of that name; with `overwrite`, one that came while
                 this save went on. (Asynchronous: from the handle, as all that another rank can cause.)
+            CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
             CheckpointStateError: The state holds what no checkpoint can hold, or differs between ranks.
             CheckpointTimeoutError: A rank did not report.
-            CheckpointError: The save failed on a rank, which is named. Nothing was committed.
+            CheckpointError: The save failed on a rank, which is named. Nothing was committed. Or an
+                asynchronous save before it failed, which is named: then this one goes on all the same.
+            ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
-        _check_arguments(step, mode, per_rank_policy)
+        self._leave_parent()
+        self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
         uri = self._uri_of(name := name or f"step-{step}")
-        self._num_saves += 1
         job = SaveJob(
+            key=f"save-{self._num_saves}",
             uri=uri,
             step=step,
-            save_id=new_save_id(self._rendezvous, self._num_saves, uri),
             rendezvous=self._rendezvous,
             timeout_s=self.timeout_s,
             policy=per_rank_policy,
             overwrite=overwrite,
             level=self._level,
             background=mode == "async",
+            unfenced=self._unfenced,
         )
         try:
             self._await_turn(mode)
+            _check_name(name)
+            _check_arguments(step, mode, per_rank_policy)
+            job.save_id = new_save_id(self._rendezvous, self._num_saves, uri)
             job.per_rank = checked_per_rank(per_rank)
             job.user = canonical(user, "user")
             ranks = as_peers(peers, rank=job.rendezvous.rank, world_size=job.rendezvous.world_size)
             job.snapshot = self._planner.snapshot(state, ranks)
             is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
+            if is_staged:
+                self._staged_is_written.clear()
+                job.is_staged = True
             job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             job.error = error
         if mode == "async":
-            self._staged_is_written.clear()
             hold_sigterm(self)
             future = self._worker.submit(lambda: self._finish(job))
         else:
             self._finish(job)
             future = Future()
             future.set_result(None)
-        self._under_way = SaveHandle(name, uri, future)
+        self._under_way = SaveHandle(name, uri, step, future)
+        if job.error is not None and not isinstance(job.error, Exception):
+            raise job.error  # Ctrl-C, which is nobody's to keep; the other ranks hear of it
+        self._unheard.append(self._under_way)
+        self._raise_unheard(self._unheard[:-1])  # this one's belongs to who waits for its handle
         return self._under_way
+
+    def _raise_unheard(self, handles: Sequence[SaveHandle]) -> None:
+        """Raises the first failure of these that nobody has heard of; each once."""
+        for handle in handles:
+            if not handle.done():
+                continue
+            self._unheard.remove(handle)
+            failure = handle.failure()
+            if failure is not None and not handle.is_heard:
+                handle.is_heard = True
+                raise CheckpointError(
+                    f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
+                    f"for it: {type(failure).__name__}: {failure}"
+                ) from failure
+
+    def _leave_parent(self) -> None:
+        """In a forked child: what the parent has under way is the parent's, and its thread is not here."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._worker, self._staging = Worker(), self._staging.like()
+        self._staged_is_written = threading.Event()
+        self._staged_is_written.set()
+        self._under_way, self._unseen, self._unheard = None, None, []
 
     def _await_turn(self, mode: str) -> None:
         """Waits for the staging buffer, or, before a synchronous save, for all of the save under way."""
@@ -219,8 +269,9 @@ class CheckpointStore:
         try:
             job.write()
         finally:
-            self._staged_is_written.set()
-        before, self._unseen = self._unseen, job.save_id
+            if job.is_staged:  # one that was refused says nothing of the buffer
+                self._staged_is_written.set()
+        before, self._unseen = self._unseen, job.key
         job.settle()
         if before is not None and self._rendezvous.is_coordinator:
             # All ranks have reported this save, so all have seen the outcome of the one before.
@@ -236,7 +287,7 @@ class CheckpointStore:
 
     def load(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         into: object,
         *,
         strict: bool = True,
@@ -256,7 +307,8 @@ class CheckpointStore:
             source: A name in this store, or the path or URI of a checkpoint anywhere.
             into: The tree to fill. A part of it without tensors is replaced by what the checkpoint has there;
                 an optimizer's node with `slots_like` (name → parameter) becomes its slots, newly made.
-            strict: Refuse keys that only one side has.
+            strict: Refuse keys that only one side has; but an empty dict takes whatever values there are, a
+                list is replaced as a whole, and a dict without tensors takes values that it has no keys for.
             cast: Convert dtypes that differ, which is refused otherwise.
             include: Globs over names (`model.*`; a node's name stands for all below it): only these are
                 loaded.
@@ -274,14 +326,17 @@ class CheckpointStore:
             CheckpointIncompatibleError: Keys, shapes or dtypes differ; they are listed.
             CheckpointError: The load failed on a rank, which is named.
         """
-        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
         self._num_loads += 1
-        key, what = f"load-{self._num_loads}", f"The load of `{uri}`"
+        source = os.fspath(source)
+        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
+        key, what = f"load-{self._num_loads}", f"load of `{uri}`"
         rendezvous, timeout_s = self._rendezvous, self.timeout_s
         rank, world_size = rendezvous.rank, rendezvous.world_size
         is_shared = read_once and world_size > 1
         failed: BaseException | None = None
         try:
+            if "/" not in source:
+                _check_name(source)
             stage = as_peers(peers, rank=rank, world_size=world_size)
             manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
             selection = select(
@@ -363,7 +418,9 @@ class CheckpointStore:
 
         Raises:
             CheckpointTimeoutError: The save is still under way.
+            CheckpointError: An asynchronous save has failed, and nobody waited for it.
         """
+        self._leave_parent()
         in_time = self._worker.stop(self.timeout_s)
         release_sigterm(self)
         unseen, self._unseen = self._unseen, None
@@ -375,16 +432,20 @@ class CheckpointStore:
             raise CheckpointTimeoutError(
                 f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
             )
+        self._raise_unheard(tuple(self._unheard))
 
     def _uri_of(self, name: str) -> str:
-        if not name or name in (".", "..") or "/" in name or "\\" in name:
-            raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
         return f"{self.uri.rstrip('/')}/{name}"
 
 
+def _check_name(name: str) -> None:
+    if not name or name in (".", "..") or "/" in name or "\\" in name:
+        raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
+
+
 def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"`step` is {step!r}; expected an integer from 0 on")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64:
+        raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
     if mode not in ("sync", "async"):
         raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
     if per_rank_policy not in ("reseed", "require", "drop"):

@@ -1,7 +1,8 @@
 //! Where a checkpoint is, and the small questions that are asked of it.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hocket_store::{Store, StoreError, StoreOptions};
@@ -74,7 +75,7 @@ impl Place {
         };
         let path = root.join(key);
         let mut bytes = Vec::new();
-        let mut read = || File::open(&path)?.take(limit).read_to_end(&mut bytes);
+        let mut read = || open_file(&path)?.take(limit).read_to_end(&mut bytes);
         found(read(), &path, "read the file").map(|read| read.map(|_| bytes))
     }
 
@@ -107,6 +108,20 @@ impl Place {
             reason: reason.into(),
         }
     }
+}
+
+/// Opens a file for reading; what is there and no regular file counts as not there. A pipe in its place makes nobody
+/// wait.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let reason = "it is no regular file";
+    Err(io::Error::new(io::ErrorKind::NotFound, reason))
 }
 
 /// None where there is no such file.

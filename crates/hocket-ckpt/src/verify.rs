@@ -42,7 +42,10 @@ pub fn verify_file(
         header,
     };
     let mut bad = match place.kind() {
-        Kind::Local(root) => task.run_local(root, &open_data(root, place, file)?, interrupted)?,
+        Kind::Local(root) => {
+            let handle = open_data(root, place, file, file.stored_bytes())?;
+            task.run_local(root, &handle, interrupted)?
+        }
         Kind::Remote(store) => task.run_remote(store, interrupted)?,
     };
     bad.sort_unstable();

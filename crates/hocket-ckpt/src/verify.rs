@@ -63,13 +63,13 @@ impl Task<'_> {
     /// Judges the bytes of the file that stand before its first block: the header, or its frame.
     fn judge_header(&self, stored: &[u8]) -> Option<Bad> {
         let start = self.file.data_start;
-        let content = if self.file.frames.is_some() {
+        let digest = if self.file.frames.is_some() {
             // A frame that does not decompress has no digest either.
-            zstd::bulk::decompress(stored, start as usize).unwrap_or_default()
+            xxh3_128(&zstd::bulk::decompress(stored, start as usize).unwrap_or_default())
         } else {
-            stored.to_vec()
+            xxh3_128(stored)
         };
-        (xxh3_128(&content) != self.header).then(|| (-1, -(start as i64)))
+        (digest != self.header).then(|| (-1, -(start as i64)))
     }
 
     fn block(&self, number: u64) -> Block<'_> {

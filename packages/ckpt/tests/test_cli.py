@@ -14,6 +14,8 @@ import hocket.ckpt
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.demo import write_demo
+from hocket.ckpt.manifest import Manifest, TensorRecord, ValueRecord
+from hocket.native import _native
 
 COMMAND = Path(sys.executable).with_name("hocket-ckpt")
 
@@ -131,6 +133,35 @@ def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     assert call(capsys, "rm", tmp_path / "early")[0] == 0
     assert not (tmp_path / "early").exists()
     assert next(entry for entry in json.loads(out) if entry["name"] == "three")["problem"]
+
+
+def test_what_a_checkpoint_says_is_no_command_to_the_terminal(tmp_path, capsys):
+    evil = "a\x1b[2J\nb\x9b31m\u202e"
+    manifest = Manifest(
+        save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version=evil, writer=evil,
+        world_size=1, mesh={evil: 1}, user=evil,
+        tensors={evil: TensorRecord(dtype="F32", shape=(0,), path=(evil,))},
+        values={f"v{evil}": ValueRecord(path=(f"v{evil}",), value=evil)},
+    )  # fmt: skip
+    uri = str(tmp_path / "evil")
+    _native.ckpt_commit(uri, _native.ckpt_manifest_encode(manifest.to_document()), "0" * 32)
+    write_demo(str(tmp_path / "demo"))
+    for arguments in (
+        ["ls", tmp_path], ["inspect", uri], ["inspect", uri, "--json"], ["inspect", uri, "--tensor", evil],
+        ["inspect", uri, "--tensor", f"x{evil}"], ["verify", uri], ["diff", uri, tmp_path / "demo"],
+        ["convert", uri, tmp_path / "x", "--to", "safetensors"], ["rm", uri, "--dry-run"],
+    ):  # fmt: skip
+        _, out, error = call(capsys, *arguments)
+        told = (out + error).replace("\n", "")
+        assert told
+        assert all(letter.isprintable() or letter == "\u202e" for letter in told), (arguments, told)
+        assert "\u202e" not in told or "--json" in arguments
+    assert r"a\x1b[2J\nb\x9b31m\u202e" in call(capsys, "inspect", uri)[1]
+
+
+def test_the_version_is_told(capsys):
+    code, out, _ = call(capsys, "--version")
+    assert (code, out) == (0, f"hocket-ckpt {_native.__version__}\n")
 
 
 def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):

@@ -8,6 +8,7 @@ use std::path::Path;
 use hocket_store::{Store, StoreError, StoreOptions};
 
 use crate::error::{CkptError, Result};
+use crate::leftover;
 use crate::pace::Interrupted;
 use crate::remote;
 
@@ -91,7 +92,9 @@ impl Place {
         let look = || -> io::Result<bool> {
             let mut is_empty = true;
             for entry in path.read_dir()? {
-                if is_data_file(&entry?.file_name().to_string_lossy()) {
+                let name = entry?.file_name();
+                let name = name.to_string_lossy();
+                if is_data_file(leftover::name_of(&name).unwrap_or(&name)) {
                     return Ok(true);
                 }
                 is_empty = false;

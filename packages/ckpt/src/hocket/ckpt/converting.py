@@ -20,7 +20,7 @@ from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
-from hocket.ckpt.formats.boxes import Box, pieces
+from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
 from hocket.ckpt.formats.targets import (
     Content,
@@ -31,6 +31,7 @@ from hocket.ckpt.formats.targets import (
     plan_torch,
 )
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord, join_path
+from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.ckpt.reader import open as open_checkpoint
 from hocket.native import _native

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.chunks import Chunk, Columns
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.tree import join as join_path
 from hocket.native._native import CKPT_FORMAT
 
 if TYPE_CHECKING:
@@ -49,11 +50,6 @@ _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list's position."""
-
-
-def join_path(path: Iterable[PathItem]) -> str:
-    """The name of a leaf: its path joined by `.`."""
-    return ".".join(str(item) for item in path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

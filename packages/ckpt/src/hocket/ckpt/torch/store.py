@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hocket.ckpt.datafiles import compression_level
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import read_manifest
 from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.background import (
     SaveHandle,
@@ -255,7 +256,8 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
                 never finished.
             CheckpointCorruptError: Bytes are not those that were saved; tensor, file and offset are named.
-            CheckpointIncompatibleError: Keys, shapes or dtypes differ; they are listed.
+            CheckpointIncompatibleError: Keys, shapes or dtypes differ, and are listed; or it is a checkpoint
+                of another format.
             CheckpointError: The load failed on a rank, which is named.
         """
         uri = source.rstrip("/") if "/" in source else self._uri_of(source)
@@ -292,7 +294,7 @@ class CheckpointStore:
         self, uri: str, into: object, *, strict: bool, cast: bool, include: Sequence[str] | None
     ) -> tuple[Loaded, Sequence[Fill], Manifest]:
         """What the load will return, and the tensors that are to be filled for it."""
-        manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+        manifest = read_manifest(uri)
         rank, world_size = self._rendezvous.rank, self._rendezvous.world_size
         selection = select(manifest, into, strict=strict, cast=cast, include=include, source=uri)
         per_rank = _own_values(manifest, uri, rank, world_size)

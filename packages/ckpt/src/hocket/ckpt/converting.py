@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.datafiles import compression_level
+from hocket.ckpt.datafiles import compression_level, stored_bytes
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
@@ -34,6 +34,7 @@ from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord, jo
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.ckpt.reader import open as open_checkpoint
+from hocket.ckpt.resuming import check_sizes, is_whole, spared
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
@@ -92,8 +93,9 @@ def convert(
 
     Tensors pass through in pieces, several at a time; none is ever whole in memory (but for one whose items
     the source compressed in another order than C's). What tells readers that the destination is complete is
-    written last. On an error nothing stays of what was written. After a kill, the same call goes on: a file
-    that stands there is compared with what it would become, byte by byte, and not written again.
+    written last. On an error before that nothing stays; from there on nothing is removed, since an error may
+    be no more than an answer that was lost. After a kill or such an error, the same call goes on: a file that
+    stands there is compared with what it would become, byte by byte, and not written again.
 
     Args:
         source: What `open` takes.
@@ -257,6 +259,8 @@ def _plan(
 def _is_committed(plan: Plan, destination: str) -> bool:
     """Whether an earlier run came to its end; looks, before a byte is written, for what is not ours.
 
+    A checkpoint that has lost files since is written once more, as far as they are gone.
+
     Raises:
         CheckpointExistsError: Something else stands there.
     """
@@ -268,7 +272,8 @@ def _is_committed(plan: Plan, destination: str) -> bool:
         with contextlib.suppress(CheckpointNotFoundError):
             if json.loads(_native.ckpt_manifest_head(plan.root))["save_id"] != plan.save_id:
                 raise foreign
-            return True
+            manifest = Manifest.from_document(_native.ckpt_manifest_read(plan.root))
+            return is_whole(plan.root, manifest.files)
     own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
     # In a folder of its own; a file may stand beside others.
     others = [path for path in _MARKERS if path not in own] if plan.root == destination.rstrip("/") else []
@@ -291,6 +296,7 @@ def _write(
     total = sum(file.size for file in plan.files)
     done, num_found = 0, 0
     written: list[str] = []
+    may_remove = True
 
     def passed(num_bytes: int) -> None:
         nonlocal done
@@ -299,27 +305,39 @@ def _write(
             on_progress(done, total)
 
     try:
-        records = []
-        with _Reader(source, plan.files, piece_bytes) as reader:
+        records, sizes = [], {}
+        with contextlib.ExitStack() as stack:
+            if plan.save_id is not None:
+                stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
+            reader = stack.enter_context(_Reader(source, plan.files, piece_bytes))
             for file in plan.files:
                 was_there, record = _write_file(plan.root, file, reader, passed)
                 num_found += was_there
                 if not was_there:
                     written.append(file.path)
+                sizes[file.path] = file.size
                 if record is not None:
                     records.append(record)
-        if plan.last is not None:
-            num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
-        if plan.commit is not None:
-            plan.commit(records)
+                    sizes[file.path] = stored_bytes(record)
+            check_sizes(plan.root, sizes)
+            may_remove = False
+            if plan.last is not None:
+                num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
+            if plan.commit is not None:
+                plan.commit(records)
     except BaseException:
-        store = _native.Store(plan.root)
-        for path in written:
-            # The first error is the one to tell.
-            with contextlib.suppress(Exception):
-                store.delete(path)
+        if may_remove:
+            _remove(plan.root, written)
         raise
     return num_found
+
+
+def _remove(root: str, paths: Sequence[str]) -> None:
+    store = _native.Store(root)
+    for path in paths:
+        # The first error is the one to tell.
+        with contextlib.suppress(Exception):
+            store.delete(path)
 
 
 def _write_file(

@@ -72,7 +72,10 @@ class Conversion:
     num_bytes: int
     """Bytes of all files, before they are compressed."""
     left_out: tuple[str, ...]
-    """Names of what the destination has no place for: values in safetensors, opaque things everywhere."""
+    """Names of what the destination has no place for: values in safetensors; `(step)`, `(user)` and
+    `(per rank)` in all formats but Hocket's; opaque things everywhere."""
+    text_keyed: tuple[str, ...] = ()
+    """Names of mappings whose keys look like integers and are text, in a source that has no other keys."""
 
 
 def convert(
@@ -147,11 +150,25 @@ def convert(
         format=opened.format,
         to=to,
         tensors=len(content.tensors),
-        values=len(content.values) - len(plan.left_out),
+        values=len(content.values.keys() - plan.left_out),
         files=len(files) + (plan.commit is not None),
         files_found=num_found,
         num_bytes=sum(file.size for file in files),
         left_out=(*plan.left_out, *opaque),
+        text_keyed=_text_keyed(content) if to == "torch" else (),
+    )
+
+
+def _text_keyed(content: Content) -> tuple[str, ...]:
+    """Where integers were made text before: torch's planner of distributed checkpoints does it."""
+    origin = content.origin
+    writer = origin.writer if isinstance(origin, Manifest) else origin.format
+    if writer not in ("dcp", "hocket.ckpt.dcp"):
+        return ()
+    paths = [tensor.path for tensor in content.tensors] + [record.path for record in content.values.values()]
+    steps = [(path[:depth], step) for path in paths for depth, step in enumerate(path)]
+    return tuple(
+        sorted({join_path(node) for node, step in steps if isinstance(step, str) and step.isdecimal()})
     )
 
 
@@ -172,6 +189,7 @@ def _content(
     tensors: list[Tensor] = []
     first: dict[tuple[str, str], str] = {}
     taken: set[str] = set()
+    keyed: set[tuple[PathItem, ...]] = set()
 
     def name_of(path: tuple[PathItem, ...], old: str) -> tuple[str, tuple[PathItem, ...]]:
         new = _renamed(path, rename)
@@ -181,6 +199,11 @@ def _content(
                 f"`{old}` becomes `{name}`, and so does another. Rename it apart."
             )
         taken.add(name)
+        # Of what was renamed, the end of the path is what it was.
+        shift = len(new) - len(path)
+        for depth in range(max(0, -shift), len(path)):
+            if path[:depth] in contents.integer_keyed and new[depth + shift :] == path[depth:]:
+                keyed.add(new[: depth + shift])
         return name, new
 
     for old, record in contents.tensors.items():
@@ -205,7 +228,7 @@ def _content(
         if selection.takes(old):
             name, path = name_of(value.path, old)
             values[name] = ValueRecord(path=path, value=value.value)
-    return Content(tensors=tensors, values=values, origin=contents)
+    return Content(tensors=tensors, values=values, origin=contents, integer_keyed=frozenset(keyed))
 
 
 def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:

@@ -56,6 +56,8 @@ class Snapshot:
     value_texts: Mapping[str, bytes]
     """Each value's canonical JSON: what the caller does to its lists after the save is no longer seen."""
     mesh: Mapping[str, int] | None
+    integer_keyed: frozenset[Path] = frozenset()
+    """As the manifest has them."""
 
     @property
     def values_digest(self) -> str:
@@ -87,7 +89,12 @@ class Planner:
         infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size)
         paths = {name: leaf.path for name, leaf in flat.values.items()}
         return Snapshot(
-            infos, self.plan(infos), paths, canonical_leaves(flat.values), mesh_axes(flat.tensors)
+            infos,
+            self.plan(infos),
+            paths,
+            canonical_leaves(flat.values),
+            mesh_axes(flat.tensors),
+            frozenset(flat.integer_keyed),
         )
 
     def plan(self, infos: Sequence[TensorInfo]) -> Plan:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hocket.ckpt
+from hocket.ckpt.cli import progress
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.demo import write_demo
@@ -188,6 +189,18 @@ def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
     code, _, error = call(capsys, "verify", partial)
     assert code == 3
     assert "never committed" in error
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(demo, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_EVERY_S", 0)
+    for verb, *options in (["convert", "--to", "dcp"], ["reshard", "--ranks", "2"]):
+        code, out, error = call(capsys, verb, demo, tmp_path / verb, *options)
+        assert (code, f"{verb}ing: " in error) == (0, True)
+        assert f"{verb}ing: " not in out
+        assert call(capsys, verb, demo, tmp_path / f"{verb}-json", *options, "--json")[2] == ""
+    # A folder that cannot be made is the disk's failure, and no key that is missing in a store.
+    code, _, error = call(capsys, "convert", demo, "/proc/no", "--to", "dcp")
+    assert (code, "cannot make the folder" in error) == (5, True)
 
 
 def test_a_store_without_credentials_is_5():

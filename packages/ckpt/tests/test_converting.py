@@ -20,6 +20,7 @@ import hocket.ckpt
 from hocket.ckpt import collect_garbage, converting
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
 from hocket.ckpt.formats.parts import Tensor
 from hocket.ckpt.formats.pickling import Global, New, dumps
@@ -171,6 +172,21 @@ def test_gc_spares_what_a_rerun_finds_and_a_file_that_goes_all_the_same_is_told(
         assert not (target / "checkpoint.json.zst").exists()
         bring(target)
         check(target, arrays)
+
+
+def test_diff_reads_small_tensors_together(source, tmp_path, monkeypatch):
+    uri, arrays = source
+    convert(uri, str(tmp_path / "h"), to="hocket")
+    read, num_reads = hocket.ckpt.Checkpoint.read, []
+
+    def counted(self, wanted):
+        num_reads.append(len(wanted))
+        return read(self, wanted)
+
+    monkeypatch.setattr(hocket.ckpt.Checkpoint, "read", counted)
+    found = diff(str(tmp_path / "h"), str(tmp_path / "h"))
+    assert (found.num_equal, found.num_bytes) == (len(arrays), sum(array.nbytes for array in arrays.values()))
+    assert len(num_reads) == 2
 
 
 def test_a_file_that_another_run_is_writing_is_not_taken_from_it(source, tmp_path):

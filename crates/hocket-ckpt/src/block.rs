@@ -186,10 +186,15 @@ impl Source<'_> {
     }
 }
 
-/// Opens a data file whose size is what the manifest says.
-pub(crate) fn open_data(root: &Path, place: &Place, file: &DataFile) -> Result<Opened> {
+/// Opens a data file whose size is what the manifest says, to read about `wanted` bytes of it.
+pub(crate) fn open_data(
+    root: &Path,
+    place: &Place,
+    file: &DataFile,
+    wanted: u64,
+) -> Result<Opened> {
     let path = root.join(&file.path);
-    let handle = Opened::open(&path).map_err(|error| match error.kind() {
+    let handle = Opened::open(&path, wanted).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => missing(place, file),
         _ => CkptError::io(&path, "open the data file", &error),
     })?;

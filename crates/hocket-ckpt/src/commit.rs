@@ -1,6 +1,6 @@
 //! The commit: the manifest gets its name if and only if nobody has it yet.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::durable::{sync_folder, sync_parent};
 use crate::error::{CkptError, Result};
 use crate::manifest::{MANIFEST_NAME, decode, decode_head};
 use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place};
+use crate::place::{Kind, Place, open_file};
 use crate::replace::{Put, probe, replace};
 
 /// On which condition a checkpoint is committed.
@@ -153,7 +153,7 @@ pub(crate) fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<b
 /// The name is taken: by us (an answer was lost, or this is a second try) or by another.
 fn settle(place: &Place, name: &Path, save_id: &str) -> Result<()> {
     let mut bytes = Vec::new();
-    File::open(name)
+    open_file(name)
         .and_then(|mut file| io::Read::read_to_end(&mut file, &mut bytes))
         .map_err(|error| CkptError::io(name, "read back the manifest", &error))?;
     compare(place, &bytes, save_id)

@@ -102,7 +102,6 @@ impl CkptError {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 StoreError::Permission { uri, reason }
             }
-            io::ErrorKind::NotFound => StoreError::NotFound { uri },
             _ => StoreError::Io { uri, reason },
         })
     }

@@ -11,6 +11,7 @@ use hocket_store::Unfinished;
 
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
+use crate::leftover;
 use crate::list::folders;
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document, read_head};
 use crate::pace::Interrupted;
@@ -66,6 +67,8 @@ struct Found {
     changed: SystemTime,
     /// The upload's own name.
     upload: Option<String>,
+    /// Whether somebody is writing it.
+    is_held: bool,
 }
 
 /// Removes what no checkpoint under a prefix needs and no running save can still want.
@@ -136,13 +139,19 @@ pub fn gc(
     Ok(collected)
 }
 
-/// What may go, each with the age of its save. One young file keeps all of its save's.
+/// What may go, each with the age of its save. One young file keeps all of its save's, and so does one that is being
+/// written, whatever the least age is.
 fn choose(
     found: Vec<Found>,
     committed: Option<&HashSet<String>>,
     min_age: Duration,
     now: SystemTime,
 ) -> Vec<(Found, Duration)> {
+    let held: HashSet<String> = found
+        .iter()
+        .filter(|one| one.is_held)
+        .map(|one| one.save.clone())
+        .collect();
     let mut youngest: BTreeMap<String, Duration> = BTreeMap::new();
     for one in &found {
         // What comes from a clock that is ahead of ours is young.
@@ -153,6 +162,7 @@ fn choose(
     let mut chosen: Vec<_> = found
         .into_iter()
         .filter(|one| committed.is_none_or(|paths| !paths.contains(&one.path)))
+        .filter(|one| !held.contains(&one.save))
         .filter_map(|one| {
             let age = youngest.get(&one.save).copied().unwrap_or_default();
             (age >= min_age).then_some((one, age))
@@ -224,10 +234,12 @@ fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
             bytes,
             changed,
             upload: None,
+            is_held: false,
         };
     let data_file = |name: &str, bytes: u64, changed: SystemTime| {
         let path = format!("data/{name}");
-        Some(found_at(path, Waste::File, save_of(name)?, bytes, changed))
+        let save = save_of(leftover::name_of(name).unwrap_or(name))?;
+        Some(found_at(path, Waste::File, save, bytes, changed))
     };
     let root = match child.kind() {
         Kind::Local(root) => root,
@@ -270,7 +282,10 @@ fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
                 .modified()
                 .map_err(|error| CkptError::io(&path, "look at the file", &error))?;
             if below == "data" {
-                all.extend(data_file(name, metadata.len(), changed));
+                let is_held =
+                    leftover::name_of(name).is_some() && leftover::has_writer(&path) == Some(true);
+                let file = data_file(name, metadata.len(), changed);
+                all.extend(file.map(|file| Found { is_held, ..file }));
             } else if let Some(save) = save_of_temporary(name) {
                 let path = name.to_owned();
                 all.push(found_at(
@@ -327,6 +342,7 @@ fn upload_found((path, upload): &(String, Unfinished)) -> Found {
         bytes: 0,
         changed: at_ms(upload.initiated_ms),
         upload: Some(upload.id.clone()),
+        is_held: false,
     }
 }
 

@@ -6,6 +6,9 @@ use std::fs::File;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::place::open_file;
 
 const SUFFIX: &str = ".unfinished";
 
@@ -19,26 +22,35 @@ pub(crate) fn mark_alive(file: &File) {
     let _ = flock(file, FlockOperation::NonBlockingLockExclusive);
 }
 
+/// What a hidden file was to be called when it is whole; none where the name is no hidden one of ours.
+pub(crate) fn name_of(hidden: &str) -> Option<&str> {
+    let (name, writer) = hidden
+        .strip_prefix('.')?
+        .strip_suffix(SUFFIX)?
+        .rsplit_once('.')?;
+    let is_ours = !writer.is_empty() && writer.bytes().all(|byte| byte.is_ascii_digit());
+    is_ours.then_some(name)
+}
+
+/// Whether a file has a writer; none where the file system does not tell, or the file is gone.
+pub(crate) fn has_writer(path: &Path) -> Option<bool> {
+    let file = open_file(path).ok()?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Some(false),
+        Err(Errno::WOULDBLOCK) => Some(true),
+        Err(_) => None,
+    }
+}
+
 /// Removes what killed writers of a file left beside it. Best effort: what stays is only waste.
 pub(crate) fn sweep(target: &Path) {
     let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
         return;
     };
-    let prefix = format!(".{}.", name.to_string_lossy());
+    let name = name.to_string_lossy();
     for entry in folder.read_dir().into_iter().flatten().flatten() {
-        let found = entry.file_name();
-        let found = found.to_string_lossy();
-        let Some(writer) = found
-            .strip_prefix(&prefix)
-            .and_then(|rest| rest.strip_suffix(SUFFIX))
-        else {
-            continue;
-        };
-        let is_ours = !writer.is_empty() && writer.bytes().all(|byte| byte.is_ascii_digit());
-        let Ok(file) = File::open(entry.path()) else {
-            continue;
-        };
-        if is_ours && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let is_ours = name_of(&entry.file_name().to_string_lossy()) == Some(&*name);
+        if is_ours && has_writer(&entry.path()) == Some(false) {
             let _ = std::fs::remove_file(entry.path());
         }
     }

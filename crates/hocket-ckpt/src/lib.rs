@@ -46,7 +46,7 @@ pub use pace::Interrupted;
 pub use place::Place;
 pub use plan::Read;
 pub use read::read;
-pub use remove::{delete, delete_files};
+pub use remove::{delete, delete_files, discard_file};
 pub use safetensors::{Dtype, Entry, Memory};
 pub use sink::{Sink, SinkOptions, Sunk};
 pub use verify::verify_file;

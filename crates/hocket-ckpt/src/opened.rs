@@ -11,10 +11,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::aligned::{BUFFER_BYTES, Buffer};
+use crate::place::open_file;
 use crate::safetensors::ALIGNMENT;
 
 /// Smaller files go through the page cache: there is nothing to gain.
 const DIRECT_MIN_BYTES: u64 = 64 << 20;
+
+/// Nor where less of a file is read: the look alone takes as long as some hundreds of small reads.
+const LOOK_MIN_BYTES: u64 = 16 << 20;
 
 /// Of larger files the beginning stands for all: a page of each takes time and a byte to tell.
 const LOOKED_AT_BYTES: usize = 256 << 20;
@@ -27,11 +31,12 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens `path`.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let cached = File::open(path)?;
+    /// Opens `path`, of which about `wanted` bytes will be read.
+    pub(crate) fn open(path: &Path, wanted: u64) -> io::Result<Self> {
+        let cached = open_file(path)?;
         let size = cached.metadata()?.len();
-        let is_cold = size >= DIRECT_MIN_BYTES && !is_cached(&cached, size as usize);
+        let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
+        let is_cold = is_long && !is_cached(&cached, size as usize);
         let open_direct = || {
             OpenOptions::new()
                 .read(true)
@@ -141,7 +146,7 @@ mod tests {
             .collect();
         std::fs::write(file.path(), &data).unwrap();
         file.as_file().sync_all().unwrap();
-        let mut opened = Opened::open(file.path()).unwrap();
+        let mut opened = Opened::open(file.path(), u64::MAX).unwrap();
         assert!(opened.direct.is_none(), "small");
         opened.direct = OpenOptions::new()
             .read(true)
@@ -166,5 +171,22 @@ mod tests {
         }
         let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, &mut buffer);
         assert_eq!(beyond.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn only_where_much_is_read_a_look_tells_whether_the_file_is_cold() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // A hole, of which nothing is cached.
+        file.as_file().set_len(DIRECT_MIN_BYTES).unwrap();
+        let has_direct = |wanted| {
+            let opened = Opened::open(file.path(), wanted).unwrap();
+            opened.direct.is_some()
+        };
+        let direct = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path());
+        assert!(!has_direct(LOOK_MIN_BYTES - 1));
+        assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_ok());
     }
 }

@@ -1,12 +1,14 @@
 //! Where a checkpoint is, and the small questions that are asked of it.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hocket_store::{Store, StoreError, StoreOptions};
 
 use crate::error::{CkptError, Result};
+use crate::leftover;
 use crate::pace::Interrupted;
 use crate::remote;
 
@@ -74,7 +76,7 @@ impl Place {
         };
         let path = root.join(key);
         let mut bytes = Vec::new();
-        let mut read = || File::open(&path)?.take(limit).read_to_end(&mut bytes);
+        let mut read = || open_file(&path)?.take(limit).read_to_end(&mut bytes);
         found(read(), &path, "read the file").map(|read| read.map(|_| bytes))
     }
 
@@ -90,7 +92,9 @@ impl Place {
         let look = || -> io::Result<bool> {
             let mut is_empty = true;
             for entry in path.read_dir()? {
-                if save_of(&entry?.file_name().to_string_lossy()).is_some() {
+                let name = entry?.file_name();
+                let name = name.to_string_lossy();
+                if save_of(leftover::name_of(&name).unwrap_or(&name)).is_some() {
                     return Ok(true);
                 }
                 is_empty = false;
@@ -107,6 +111,20 @@ impl Place {
             reason: reason.into(),
         }
     }
+}
+
+/// Opens a file for reading; what is there and no regular file counts as not there. A pipe in its place makes nobody
+/// wait.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let reason = "it is no regular file";
+    Err(io::Error::new(io::ErrorKind::NotFound, reason))
 }
 
 /// None where there is no such file.

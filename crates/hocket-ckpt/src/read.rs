@@ -260,8 +260,13 @@ fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
 /// Opens the files that the plan touches.
 fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<Opened>>> {
     let mut opened: Vec<Option<Opened>> = job.files.iter().map(|_| None).collect();
+    let mut wanted = vec![0; job.files.len()];
+    for read in job.reads {
+        wanted[read.file] += read.memory.bytes() as u64;
+    }
     for index in job.touched() {
-        opened[index] = Some(open_data(root, job.place, &job.files[index])?);
+        let file = &job.files[index];
+        opened[index] = Some(open_data(root, job.place, file, wanted[index])?);
     }
     Ok(opened)
 }

@@ -8,6 +8,7 @@ use hocket_store::Store;
 
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
+use crate::leftover;
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document};
 use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, is_data_path, is_ours, is_plain_name};
@@ -139,6 +140,23 @@ pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(CkptError::io(path, "list the folder", &error)),
     }
+}
+
+/// Removes a data file that its writer did not finish: it was killed.
+///
+/// # Errors
+/// `Exists` where somebody is writing it, `Invalid` where `path` is no data file's, and what the disk or the store says.
+pub fn discard_file(place: &Place, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
+    // An object appears when it is whole: nobody is writing one that is there.
+    if let Kind::Local(root) = place.kind()
+        && leftover::has_writer(&root.join(path)) == Some(true)
+    {
+        return Err(CkptError::Exists {
+            uri: format!("{}/{path}", place.uri().trim_end_matches('/')),
+            reason: "another run is writing it. Wait for that one, or stop it first".to_owned(),
+        });
+    }
+    delete_files(place, &[path.to_owned()], interrupted)
 }
 
 /// Removes data files of a checkpoint that no manifest names any more, and their folders where nothing else is in

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -13,7 +14,7 @@ use crate::commit::{compare, publish};
 use crate::error::{CkptError, Result};
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode_head};
 use crate::pace::Interrupted;
-use crate::place::{Place, found, found_remote};
+use crate::place::{Place, found, found_remote, open_file};
 use crate::remote;
 
 /// Whoever holds it alone replaces or removes a folder's manifest. Creating one needs no lock: a link is atomic.
@@ -27,6 +28,7 @@ impl Lock {
             .write(true)
             .create(true)
             .truncate(false)
+            .custom_flags(libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| CkptError::io(&path, "open the lock", &error))?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
@@ -45,7 +47,7 @@ pub(crate) fn replace(
 ) -> Result<bool> {
     let _lock = Lock::take(temporary.parent().unwrap_or(Path::new(".")))?;
     let mut start = Vec::new();
-    let mut read = || File::open(name)?.take(HEAD_BYTES).read_to_end(&mut start);
+    let mut read = || open_file(name)?.take(HEAD_BYTES).read_to_end(&mut start);
     if found(read(), name, "read the manifest")?.is_none() {
         return publish(temporary, name, unfenced);
     }

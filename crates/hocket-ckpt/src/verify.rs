@@ -42,7 +42,10 @@ pub fn verify_file(
         header,
     };
     let mut bad = match place.kind() {
-        Kind::Local(root) => task.run_local(root, &open_data(root, place, file)?, interrupted)?,
+        Kind::Local(root) => {
+            let handle = open_data(root, place, file, file.stored_bytes())?;
+            task.run_local(root, &handle, interrupted)?
+        }
         Kind::Remote(store) => task.run_remote(store, interrupted)?,
     };
     bad.sort_unstable();
@@ -60,13 +63,13 @@ impl Task<'_> {
     /// Judges the bytes of the file that stand before its first block: the header, or its frame.
     fn judge_header(&self, stored: &[u8]) -> Option<Bad> {
         let start = self.file.data_start;
-        let content = if self.file.frames.is_some() {
+        let digest = if self.file.frames.is_some() {
             // A frame that does not decompress has no digest either.
-            zstd::bulk::decompress(stored, start as usize).unwrap_or_default()
+            xxh3_128(&zstd::bulk::decompress(stored, start as usize).unwrap_or_default())
         } else {
-            stored.to_vec()
+            xxh3_128(stored)
         };
-        (xxh3_128(&content) != self.header).then(|| (-1, -(start as i64)))
+        (digest != self.header).then(|| (-1, -(start as i64)))
     }
 
     fn block(&self, number: u64) -> Block<'_> {

@@ -12,6 +12,7 @@ use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
 use crate::direct::Direct;
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
+use crate::leftover;
 use crate::manifest::DataFile;
 use crate::pace::{self, Interrupted};
 use crate::place::{BLOCKS_SUFFIX, Kind, Place, is_data_path};
@@ -195,6 +196,7 @@ fn write_local(
             },
             _ => CkptError::io(path, "create the file", &error),
         })?;
+    leftover::mark_alive(&file);
     let outcome = fill(path, &file, layout, options, interrupted).and_then(|content| {
         if options.sync {
             flush(path.to_owned(), file, interrupted)?;

@@ -13,6 +13,7 @@ use crate::ckpt::call;
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_delete, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_delete_files, module)?)?;
+    module.add_function(wrap_pyfunction!(ckpt_discard_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_gc, module)?)?;
     Ok(())
 }
@@ -28,6 +29,13 @@ fn ckpt_delete(py: Python<'_>, uri: &str, name: &str) -> PyResult<()> {
 fn ckpt_delete_files(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<()> {
     call(py, |interrupted| {
         hocket_ckpt::delete_files(&Place::open(uri)?, &paths, interrupted)
+    })
+}
+
+#[pyfunction]
+fn ckpt_discard_file(py: Python<'_>, uri: &str, path: &str) -> PyResult<()> {
+    call(py, |interrupted| {
+        hocket_ckpt::discard_file(&Place::open(uri)?, path, interrupted)
     })
 }
 

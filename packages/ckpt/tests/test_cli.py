@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import hocket.ckpt
+from hocket.ckpt.cli import progress
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.demo import write_demo
+from hocket.ckpt.manifest import Manifest, TensorRecord, ValueRecord
+from hocket.native import _native
 
 COMMAND = Path(sys.executable).with_name("hocket-ckpt")
 
@@ -133,6 +136,35 @@ def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     assert next(entry for entry in json.loads(out) if entry["name"] == "three")["problem"]
 
 
+def test_what_a_checkpoint_says_is_no_command_to_the_terminal(tmp_path, capsys):
+    evil = "a\x1b[2J\nb\x9b31m\u202e"
+    manifest = Manifest(
+        save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version=evil, writer=evil,
+        world_size=1, mesh={evil: 1}, user=evil,
+        tensors={evil: TensorRecord(dtype="F32", shape=(0,), path=(evil,))},
+        values={f"v{evil}": ValueRecord(path=(f"v{evil}",), value=evil)},
+    )  # fmt: skip
+    uri = str(tmp_path / "evil")
+    _native.ckpt_commit(uri, _native.ckpt_manifest_encode(manifest.to_document()), "0" * 32)
+    write_demo(str(tmp_path / "demo"))
+    for arguments in (
+        ["ls", tmp_path], ["inspect", uri], ["inspect", uri, "--json"], ["inspect", uri, "--tensor", evil],
+        ["inspect", uri, "--tensor", f"x{evil}"], ["verify", uri], ["diff", uri, tmp_path / "demo"],
+        ["convert", uri, tmp_path / "x", "--to", "safetensors"], ["rm", uri, "--dry-run"],
+    ):  # fmt: skip
+        _, out, error = call(capsys, *arguments)
+        told = (out + error).replace("\n", "")
+        assert told
+        assert all(letter.isprintable() or letter == "\u202e" for letter in told), (arguments, told)
+        assert "\u202e" not in told or "--json" in arguments
+    assert r"a\x1b[2J\nb\x9b31m\u202e" in call(capsys, "inspect", uri)[1]
+
+
+def test_the_version_is_told(capsys):
+    code, out, _ = call(capsys, "--version")
+    assert (code, out) == (0, f"hocket-ckpt {_native.__version__}\n")
+
+
 def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
     cases = [
         (2, ("inspect", "ftp://host/x")),
@@ -157,6 +189,18 @@ def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
     code, _, error = call(capsys, "verify", partial)
     assert code == 3
     assert "never committed" in error
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(demo, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_EVERY_S", 0)
+    for verb, *options in (["convert", "--to", "dcp"], ["reshard", "--ranks", "2"]):
+        code, out, error = call(capsys, verb, demo, tmp_path / verb, *options)
+        assert (code, f"{verb}ing: " in error) == (0, True)
+        assert f"{verb}ing: " not in out
+        assert call(capsys, verb, demo, tmp_path / f"{verb}-json", *options, "--json")[2] == ""
+    # A folder that cannot be made is the disk's failure, and no key that is missing in a store.
+    code, _, error = call(capsys, "convert", demo, "/proc/no", "--to", "dcp")
+    assert (code, "cannot make the folder" in error) == (5, True)
 
 
 def test_a_store_without_credentials_is_5():

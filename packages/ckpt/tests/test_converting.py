@@ -1,7 +1,9 @@
 """Conversions go on after a kill, cut what is large, and stay within their memory, whatever they read."""
 
+import fcntl
 import itertools
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -18,8 +20,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import hocket.ckpt
+from hocket.ckpt import collect_garbage, converting
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
 from hocket.ckpt.formats.parts import Tensor
 from hocket.ckpt.formats.pickling import Global, New, dumps
@@ -104,6 +108,105 @@ def test_what_is_not_of_an_earlier_run_is_not_touched(source, tmp_path, to):
         with pytest.raises(CheckpointExistsError, match="not touched"):
             convert(str(tmp_path / "other.safetensors"), str(target), to=to, **options)
         assert files_of(target) == before
+
+
+@pytest.mark.parametrize("to", ["hocket", "dcp", "safetensors"])
+def test_an_interrupt_at_the_commit_takes_nothing_and_what_is_gone_is_written_again(
+    source, tmp_path, to, monkeypatch
+):
+    uri, arrays = source
+    target, last = tmp_path / TARGETS[to], {"dcp": ".metadata", "safetensors": "model.safetensors.index.json"}
+    commit, sink = _native.ckpt_commit, converting._write_file
+
+    def interrupted_commit(*args, **options):
+        commit(*args, **options)
+        raise KeyboardInterrupt
+
+    def interrupted_write(root, file, *rest):
+        done = sink(root, file, *rest)
+        if file.path == last.get(to):
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_native, "ckpt_commit", interrupted_commit)
+        patched.setattr(converting, "_write_file", interrupted_write)
+        with pytest.raises(KeyboardInterrupt):
+            convert(uri, str(target), to=to, max_shard_bytes=9000)
+    check(target, arrays)
+    data = sorted(path for path in target.rglob("*") if path.suffix in (".safetensors", ".distcp"))
+    data[0].unlink()
+    again = convert(uri, str(target), to=to, max_shard_bytes=9000)
+    assert again.files_found < again.files
+    check(target, arrays)
+
+
+def test_gc_spares_what_a_rerun_finds_and_a_file_that_goes_all_the_same_is_told(
+    source, tmp_path, monkeypatch
+):
+    uri, arrays = source
+    one, two, commit = tmp_path / "runs/one", tmp_path / "runs/two", _native.ckpt_commit
+
+    def bring(target, tell=None):
+        if target == one:
+            return convert(uri, str(one), to="hocket", max_shard_bytes=9000, on_progress=tell).files_found
+        return reshard(str(one), str(two), ranks=2, on_file=tell).num_found
+
+    def commit_beside_gc(*args, **options):
+        assert collect_garbage(str(tmp_path / "runs"), min_age_s=3600).garbage == ()
+        commit(*args, **options)
+
+    for target in (one, two):
+        assert bring(target) == 0
+        # As a kill before the commit leaves it, long ago.
+        (target / "checkpoint.json.zst").unlink()
+        files = sorted((target / "data").iterdir())
+        for path in files:
+            os.utime(path, (1, 1))
+        assert len(collect_garbage(str(target.parent), min_age_s=3600, dry_run=True).garbage) == len(files)
+        with monkeypatch.context() as patched:
+            patched.setattr(_native, "ckpt_commit", commit_beside_gc)
+            assert bring(target) == len(files)
+        assert sorted((target / "data").iterdir()) == files
+        check(target, arrays)
+        (target / "checkpoint.json.zst").unlink()
+        with pytest.raises(CheckpointError, match=r"is gone.*run it again"):
+            bring(target, lambda *_, lost=files[0]: lost.unlink(missing_ok=True))
+        assert not (target / "checkpoint.json.zst").exists()
+        bring(target)
+        check(target, arrays)
+
+
+def test_diff_reads_small_tensors_together(source, tmp_path, monkeypatch):
+    uri, arrays = source
+    convert(uri, str(tmp_path / "h"), to="hocket")
+    read, num_reads = hocket.ckpt.Checkpoint.read, []
+
+    def counted(self, wanted):
+        num_reads.append(len(wanted))
+        return read(self, wanted)
+
+    monkeypatch.setattr(hocket.ckpt.Checkpoint, "read", counted)
+    found = diff(str(tmp_path / "h"), str(tmp_path / "h"))
+    assert (found.num_equal, found.num_bytes) == (len(arrays), sum(array.nbytes for array in arrays.values()))
+    assert len(num_reads) == 2
+
+
+def test_a_file_that_another_run_is_writing_is_not_taken_from_it(source, tmp_path):
+    uri, arrays = source
+    one, two = tmp_path / "one", tmp_path / "two"
+    convert(uri, str(one), to="hocket")
+    reshard(str(one), str(two), ranks=2)
+    (two / "checkpoint.json.zst").unlink()
+    half = sorted((two / "data").iterdir())[0]
+    half.write_bytes(half.read_bytes()[:-1])
+    with half.open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointExistsError, match="another run is writing it"):
+            reshard(str(one), str(two), ranks=2)
+        assert half.exists()
+    assert reshard(str(one), str(two), ranks=2).num_written == 1
+    check(two, arrays)
 
 
 @pytest.mark.parametrize("to", ["hocket", "dcp"])
@@ -191,7 +294,7 @@ def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tm
     packed_dcp(tmp_path / "dcp", array, order=order)
     checkpoint = hocket.ckpt.open(str(tmp_path / "dcp"))
     assert hocket.ckpt.verify(str(tmp_path / "dcp")).is_sound
-    from hocket.ckpt.formats.boxes import Box
+    from hocket.ckpt.planning import Box
 
     for start in [(280, 0, 0), (3, 100, 7), (290, 150, 2), (0, 0, 0)]:
         box = Box(start, (10, 50, 20))
@@ -271,7 +374,7 @@ def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
         killed = work(source, target, **options)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and killed.poll() is None:
-            if len(list(target.glob("data/[!.]*"))) >= stop:
+            if len(list(target.glob("data/*-r00000-*s"))) >= stop:
                 break
             time.sleep(0.001)
         killed.send_signal(signal.SIGKILL)

@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 
 import hocket.ckpt
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointUnsafeError
-from hocket.ckpt.formats.boxes import Box, Filling, pieces
+from hocket.ckpt.formats.boxes import Filling, pieces
 from hocket.ckpt.formats.catalogue import ForeignChunk
+from hocket.ckpt.planning import Box
 from support.sampling import cases
 
 TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"

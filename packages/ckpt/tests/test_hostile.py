@@ -1,12 +1,22 @@
 """Hostile files are refused within a second of computing and 100 MB, and nothing of them is carried out."""
 
+import base64
 import json
+import os
 import struct
 import subprocess
 import sys
 
 import pytest
+import zstandard
 from safetensors.numpy import save
+
+import hocket.ckpt
+from hocket.ckpt import list_checkpoints
+from hocket.ckpt.demo import write_demo
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.manifest import Manifest
+from hocket.native import _native
 
 PICKLES = {
     # os.system("touch executed"), by REDUCE, by INST and by a stack of two texts.
@@ -171,3 +181,68 @@ def test_indices(tmp_path, refused):
         (files[name] / "x.safetensors").write_bytes(save({"a": np.zeros(1)}))
         (files[name] / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert set(refused(files).values()) == {"CheckpointCorruptError"}
+
+
+def manifest_of(document, head=()):
+    """A manifest with its digests right, whatever it says."""
+    frame = zstandard.compress(document)
+    raw = {
+        "format": 1, "version": "0.1.0", "save_id": "0" * 32, "step": 1,
+        "created": "2026-01-01T00:00:00.000000Z", "files": 0, "tensors": 0, "bytes": 0,
+        "digest": _native.xxh3_128(frame).hex(), **dict(head),
+    }  # fmt: skip
+    content = zstandard.compress(json.dumps(raw).encode() + b"\n") + frame
+    return content + bytes.fromhex("502a4d1810000000") + _native.xxh3_128(content)
+
+
+def test_a_manifest_that_unfolds_to_much_is_refused_and_one_that_repeats_itself_is_read():
+    with pytest.raises(CheckpointCorruptError, match=r"67108864 bytes when decompressed, at most"):
+        _native.ckpt_manifest_decode(manifest_of(b" " * (64 << 20)))
+    # Ours stay readable, be they a million times the same.
+    manifest = Manifest(
+        save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version="0.1.0", writer="test",
+        world_size=1, user=["the same"] * 10**6,
+    )  # fmt: skip
+    document = manifest.to_document()
+    encoded = _native.ckpt_manifest_encode(document)
+    assert 30 * len(encoded) < len(document)
+    assert _native.ckpt_manifest_decode(encoded) == document
+
+
+def test_a_header_as_long_as_the_file_is_refused():
+    size = 6 << 30
+    file = {
+        "path": "data/x.safetensors", "size": size, "data_start": size,
+        "header": base64.b64encode(bytes(16)).decode(), "digests": "",
+    }  # fmt: skip
+    manifest = Manifest(
+        save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version="0.1.0", writer="test",
+        world_size=1, files=(file,),
+    )  # fmt: skip
+    with pytest.raises(CheckpointCorruptError, match="a header of 6442450944 bytes"):
+        _native.ckpt_manifest_encode(manifest.to_document())
+
+
+def test_a_time_that_is_none_is_refused_where_it_is_listed():
+    for created in ("2026-01-01", "\x1b[31m026-01-01T00:00:00.00Z", "2026-01-01T00:00:00.000000+"):
+        with pytest.raises(CheckpointCorruptError, match="expected `YYYY-MM-DDTHH"):
+            _native.ckpt_manifest_decode(manifest_of(b"{}", {"created": created}))
+
+
+def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path):
+    for name in ("checkpoint.json.zst", "model.safetensors", "model.safetensors.index.json", ".metadata"):
+        folder = tmp_path / f"of {name}"
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        with pytest.raises(CheckpointNotFoundError):
+            hocket.ckpt.open(str(folder))
+    os.mkfifo(tmp_path / "model.pt")
+    with pytest.raises(CheckpointNotFoundError):
+        hocket.ckpt.open(str(tmp_path / "model.pt"))
+    assert {one.status for one in list_checkpoints(str(tmp_path))} == {"foreign"}
+    manifest = write_demo(str(tmp_path / "demo"))
+    data = tmp_path / "demo" / manifest.files[1]["path"]
+    data.unlink()
+    os.mkfifo(data)
+    [flaw] = hocket.ckpt.verify(str(tmp_path / "demo")).flaws
+    assert (flaw.file, flaw.problem) == (manifest.files[1]["path"], "the file is missing")

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import math
 import random
 import shutil
 
@@ -14,7 +15,8 @@ from safetensors import safe_open
 import hocket.ckpt
 from hocket.ckpt.demo import _tensors, write_demo
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointPartialError
-from hocket.ckpt.manifest import join_path
+from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord, join_path
+from hocket.ckpt.owners import Owners
 from hocket.native import _native
 
 
@@ -81,6 +83,43 @@ def test_a_tensor_cut_along_its_last_dim_is_put_together(tmp_path):
     ).to_document()
     _native.ckpt_commit(str(tmp_path), _native.ckpt_manifest_encode(document), "0" * 32)
     np.testing.assert_array_equal(hocket.ckpt.open(str(tmp_path))["w"], whole)
+
+
+@given(st.data())
+def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
+    block = _native.CKPT_BLOCK_BYTES
+    tensors, ends = {}, [0, 0]
+    for number in range(data.draw(st.integers(0, 8))):
+        chunks = []
+        for _ in range(data.draw(st.integers(0, 3))):
+            file, length = (
+                data.draw(st.integers(0, 1)),
+                data.draw(st.sampled_from([1, 9, block - 9, 3 * block])),
+            )
+            offset = ends[file] + data.draw(st.sampled_from([0, 1, block]))
+            ends[file] = offset + length
+            chunks.append(Chunk(file=file, offset=offset, length=length, start=(0,), size=(length,)))
+        same_as = data.draw(st.sampled_from([None, None, *tensors]))
+        own = () if same_as else tuple(chunks)
+        tensors[f"t{number}"] = TensorRecord(dtype="U8", shape=(1,), path=(), same_as=same_as, chunks=own)
+    files = tuple(
+        {"path": f"data/{i}", "size": 0, "data_start": 0, "header": "", "digests": ""} for i in (0, 1)
+    )
+    manifest = Manifest(
+        save_id="", step=0, created="", version="", writer="", world_size=1, files=files, tensors=tensors
+    )
+    owners = Owners(manifest)
+    for file, offset in [(i, at) for i in (0, 1) for at in (None, *range(0, ends[i] + block, block))]:
+        first, last = (0, math.inf) if offset is None else (offset, offset + block)
+        hit = {
+            name
+            for name, record in tensors.items()
+            for chunk in record.chunks
+            if chunk.file == file and chunk.offset < last and chunk.offset + chunk.length > first
+        }
+        expected = [name for name, record in tensors.items() if name in hit or record.same_as in hit]
+        assert owners.names(f"data/{file}", offset) == expected
+    assert owners.names("data/2", None) == []
 
 
 def test_any_safetensors_reader_reads_a_data_file(sound):

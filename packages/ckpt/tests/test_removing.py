@@ -1,5 +1,6 @@
 """Removal takes what it says: `rm` one checkpoint, `gc` what unfinished saves left, on disks and stores."""
 
+import fcntl
 import json
 import os
 import time
@@ -98,6 +99,29 @@ def test_gc_leaves_alone_what_it_cannot_read(prefix, capsys):
     assert remove(f"{prefix}/later").status == "foreign"
     with pytest.raises(CheckpointNotFoundError):
         remove(f"{prefix}/later")
+
+
+def test_what_a_killed_conversion_left_goes_and_what_a_live_one_writes_stays(tmp_path, capsys):
+    data = tmp_path / "one/data"
+    data.mkdir(parents=True)
+    whole, hidden = (
+        data / "0badc0de-r00000-000.safetensors",
+        data / ".0badc0de-r00000-001.safetensors.7.unfinished",
+    )
+    hidden.write_bytes(b"half")
+    assert "partial" in call(capsys, "ls", tmp_path)[1]
+    whole.write_bytes(b"whole")
+    with hidden.open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert collect_garbage(str(tmp_path), min_age_s=0).garbage == ()
+    assert collect_garbage(str(tmp_path), min_age_s=3600).garbage == ()
+    found = collect_garbage(str(tmp_path), min_age_s=0).garbage
+    assert {one.path for one in found} == {f"data/{whole.name}", f"data/{hidden.name}"}
+    assert list(tmp_path.iterdir()) == []
+    data.mkdir(parents=True)
+    hidden.write_bytes(b"half")
+    assert call(capsys, "rm", tmp_path / "one")[0] == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_young_file_keeps_all_of_its_save(tmp_path):

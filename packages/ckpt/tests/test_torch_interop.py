@@ -14,10 +14,11 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import hocket.ckpt
+import hocket.ckpt.torch
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
-from hocket.ckpt.errors import CheckpointExistsError
+from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleError
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from support.sampling import cases
 
@@ -186,6 +187,42 @@ def test_any_chain_of_formats_gives_the_same_back(tmp_path_factory, data):
         source = target
     check(source, tensors)
     assert diff(str(folder / "0.pt"), str(source)).is_empty
+
+
+def test_an_optimizers_state_survives_every_way_to_torch(tmp_path, capsys):
+    def adam():
+        weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        return weight, torch.optim.AdamW([weight], lr=0.1)
+
+    weight, optimizer = adam()
+    (weight**2).sum().backward()
+    optimizer.step()
+    state = {"o": optimizer.state_dict()}
+    hocket.ckpt.torch.save(state, str(tmp_path / "saved"), step=3, user="me")
+    torch.save(state, tmp_path / "a.pt")
+    convert(str(tmp_path / "a.pt"), str(tmp_path / "by way of"), to="hocket")
+    for number, source in enumerate(["saved", "by way of"]):
+        for renamed in ({}, {"o": "p.q"}):
+            target = tmp_path / f"{number}-{len(renamed)}.pt"
+            done = convert(str(tmp_path / source), str(target), to="torch", rename=renamed)
+            assert ("(user)" in done.left_out, done.text_keyed) == (source == "saved", ())
+            loaded = torch.load(target, weights_only=True)
+            _, fresh = adam()
+            fresh.load_state_dict(loaded["p.q" if renamed else "o"])
+            for slot, tensor in optimizer.state[weight].items():
+                assert torch.equal(next(iter(fresh.state.values()))[slot], tensor), slot
+    # A distributed checkpoint does not know, and it is said.
+    convert(str(tmp_path / "saved"), str(tmp_path / "d"), to="dcp")
+    with pytest.raises(SystemExit):
+        app(["convert", str(tmp_path / "d"), str(tmp_path / "d.pt"), "--to", "torch"])
+    assert "keys of o.state are text" in capsys.readouterr().out
+    # What goes with the tree is compared, and what of it is lost is told.
+    hocket.ckpt.torch.save(state, str(tmp_path / "other"), step=4, user="me", per_rank={"n": 1})
+    assert diff(str(tmp_path / "saved"), str(tmp_path / "other")).values == {
+        "(step)": (3, 4), "(per rank)": (None, [{"n": 1}])
+    }  # fmt: skip
+    with pytest.raises(CheckpointIncompatibleError, match=r"is a file of torch\.save.*HocketReader"):
+        hocket.ckpt.torch.load(str(tmp_path / "a.pt"), state)
 
 
 def test_casting_choosing_and_renaming(saved, tmp_path):

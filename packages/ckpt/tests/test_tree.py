@@ -72,6 +72,14 @@ def test_integer_keys_with_tensors_keep_their_place_and_without_are_one_leaf():
     assert flat.values["table"].value == {1: "a", 2: "b"}
 
 
+def test_mappings_with_integer_keys_are_no_lists_when_they_come_back():
+    state = {"module.state": {0: {"m": Tensor()}, 1: {"m": Tensor()}}, "list": [Tensor(), {0: [Tensor(), 1]}]}
+    flat = flatten(state, is_tensor=is_tensor)
+    assert flat.integer_keyed == {("state",), ("list", 1)}
+    leaves = [(leaf.path, leaf.value) for leaf in (*flat.tensors.values(), *flat.values.values())]
+    assert unflatten(leaves, flat.integer_keyed) == {"state": state["module.state"], "list": state["list"]}
+
+
 def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
     unstepped = SimpleNamespace(slots_like={"fc.weight": Tensor()})
     flat = flatten({"state": unstepped}, is_tensor=is_tensor)

@@ -10,7 +10,7 @@ use hocket_store::Store;
 
 use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;
-use crate::place::{Kind, Place, found, found_remote};
+use crate::place::{Kind, Place, found, found_remote, open_file};
 use crate::remote;
 
 /// No single read is longer, whatever a file says of itself.
@@ -51,14 +51,13 @@ impl Blob {
         match place.kind() {
             Kind::Local(root) => {
                 let path = root.join(name);
-                let Some(file) = found(File::open(&path), &path, "open the file")? else {
+                let Some(file) = found(open_file(&path), &path, "open the file")? else {
                     return Ok(None);
                 };
                 let metadata = file
                     .metadata()
                     .map_err(|error| CkptError::io(&path, "look at the file", &error))?;
-                let is_file = metadata.is_file();
-                Ok(is_file.then(|| blob(metadata.len(), Source::Local(path, file))))
+                Ok(Some(blob(metadata.len(), Source::Local(path, file))))
             }
             Kind::Remote(store) => {
                 let size = remote::wait(remote::size(store.clone(), name.to_owned()), interrupted)?;

@@ -101,6 +101,9 @@ pub(super) struct Document {
     pub(super) per_rank: Option<PerRank>,
     #[allow(dead_code, reason = "anything is allowed, but it has to be there")]
     user: IgnoredAny,
+    #[serde(default)]
+    #[allow(dead_code, reason = "its type is checked")]
+    integer_keyed: Vec<Vec<Step>>,
 }
 
 #[derive(DeriveDeserialize)]

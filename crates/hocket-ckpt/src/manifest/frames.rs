@@ -1,6 +1,7 @@
 //! The manifest's bytes: a small frame with the head, the document's frame, a skippable frame with the digest of both.
 
 use std::collections::HashSet;
+use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
@@ -10,8 +11,14 @@ use super::{HEAD_BYTES, rules};
 use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
 
-/// A document has at most so many bytes.
+/// A document has at most so many bytes, and where it has more than a few, at most so many for each as it is stored:
+/// a manifest of a million chunks fits, and a small one that unfolds to more than memory is refused before it does.
 const DOCUMENT_LIMIT: u64 = 1 << 30;
+const DOCUMENT_FREE_BYTES: u64 = 4 << 20;
+const DOCUMENT_RATIO: u64 = 256;
+
+/// A piece that is compressed for itself takes at least 4 bytes, the 128th part.
+const PIECE_BYTES: usize = 512;
 
 /// Magic number of a skippable frame, and the length of ours.
 const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0];
@@ -61,7 +68,10 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
         });
     }
     rules::check(&parsed, uri)?;
-    let frame = compress(document)?;
+    let mut frame = compress(document)?;
+    if document.len() as u64 > document_limit(&frame) {
+        frame = compress_less(document)?;
+    }
     let head = head_of(&parsed, hex(&xxh3_128(&frame)));
     let mut json = serde_json::to_vec(&head)
         .map_err(|error| CkptError::Invalid(format!("the head has no JSON form: {error}")))?;
@@ -108,8 +118,8 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
             "the document's frame does not have the digest that the head names".to_owned(),
         ));
     }
-    let (document, used) =
-        decompress(frame, DOCUMENT_LIMIT).map_err(|reason| bad(format!("document: {reason}")))?;
+    let (document, used) = decompress(frame, document_limit(frame))
+        .map_err(|reason| bad(format!("document: {reason}")))?;
     if used != frame.len() {
         return Err(bad(format!(
             "{} bytes stand between the document and the digest",
@@ -145,6 +155,7 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usi
         });
     }
     let head: Head = serde_json::from_slice(&json).map_err(|error| bad(error.to_string()))?;
+    rules::check_created(&head.created).map_err(bad)?;
     Ok((head, json, used))
 }
 
@@ -177,6 +188,26 @@ fn head_of(document: &Document, digest: String) -> Head {
             .fold(0, |sum, file| sum.saturating_add(file.stored_bytes())),
         digest,
     }
+}
+
+/// Bytes that the document in a frame has at most.
+fn document_limit(frame: &[u8]) -> u64 {
+    (frame.len() as u64 * DOCUMENT_RATIO + DOCUMENT_FREE_BYTES).min(DOCUMENT_LIMIT)
+}
+
+/// A frame that is at most [`DOCUMENT_RATIO`] times smaller: for a document that says the same over and over.
+fn compress_less(bytes: &[u8]) -> Result<Vec<u8>> {
+    let run = || {
+        let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL)?;
+        encoder.include_checksum(true)?;
+        encoder.set_pledged_src_size(Some(bytes.len() as u64))?;
+        for piece in bytes.chunks(PIECE_BYTES) {
+            encoder.write_all(piece)?;
+            encoder.flush()?;
+        }
+        encoder.finish()
+    };
+    run().map_err(|error: std::io::Error| CkptError::Invalid(format!("zstd: {error}")))
 }
 
 fn compress(bytes: &[u8]) -> Result<Vec<u8>> {

@@ -40,6 +40,7 @@ fn check_top(document: &Document) -> std::result::Result<(), String> {
             "save_id `{id}`: expected 32 lower-case hexadecimal digits"
         ));
     }
+    check_created(&document.created)?;
     if document.world_size == 0 {
         return Err("world_size 0: expected at least 1".to_owned());
     }
@@ -53,6 +54,18 @@ fn check_top(document: &Document) -> std::result::Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// `YYYY-MM-DDTHH:MM:SS.ffffffZ`, as a listing shows it and compares it.
+pub(super) fn check_created(created: &str) -> std::result::Result<(), String> {
+    const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
+    let fits = |(byte, form): (u8, u8)| byte == form || form == b'0' && byte.is_ascii_digit();
+    if created.len() == FORM.len() && created.bytes().zip(FORM.iter().copied()).all(fits) {
+        return Ok(());
+    }
+    Err(format!(
+        "created {created:?}: expected `YYYY-MM-DDTHH:MM:SS.ffffffZ`"
+    ))
 }
 
 fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
@@ -71,6 +84,12 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
             return Err(format!(
                 "file `{path}`: data_start {} is beyond its size {}",
                 file.data_start, file.size
+            ));
+        }
+        if file.data_start > HEADER_LIMIT as u64 {
+            return Err(format!(
+                "file `{path}`: a header of {} bytes, at most {HEADER_LIMIT} are read",
+                file.data_start
             ));
         }
         if file.header_digest().is_none() {
@@ -100,9 +119,6 @@ fn check_frames(file: &DataFile) -> std::result::Result<(), String> {
     let starts = file
         .frame_starts()
         .ok_or("`frames` has not one length for the header and one for each block")?;
-    if file.data_start > HEADER_LIMIT as u64 {
-        return Err(format!("a header of {} bytes", file.data_start));
-    }
     let header_limit = compress_bound(file.data_start as usize) as u64;
     let limit = compress_bound(BLOCK_BYTES as usize) as u64;
     let is_too_long = starts.first().is_none_or(|length| *length > header_limit)

@@ -14,13 +14,13 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.datafiles import compression_level
+from hocket.ckpt.datafiles import compression_level, stored_bytes
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
-from hocket.ckpt.formats.boxes import Box, pieces
+from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
 from hocket.ckpt.formats.targets import (
     Content,
@@ -31,8 +31,10 @@ from hocket.ckpt.formats.targets import (
     plan_torch,
 )
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord, join_path
+from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.ckpt.reader import open as open_checkpoint
+from hocket.ckpt.resuming import check_sizes, is_whole, spared
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
@@ -70,7 +72,10 @@ class Conversion:
     num_bytes: int
     """Bytes of all files, before they are compressed."""
     left_out: tuple[str, ...]
-    """Names of what the destination has no place for: values in safetensors, opaque things everywhere."""
+    """Names of what the destination has no place for: values in safetensors; `(step)`, `(user)` and
+    `(per rank)` in all formats but Hocket's; opaque things everywhere."""
+    text_keyed: tuple[str, ...] = ()
+    """Names of mappings whose keys look like integers and are text, in a source that has no other keys."""
 
 
 def convert(
@@ -91,8 +96,9 @@ def convert(
 
     Tensors pass through in pieces, several at a time; none is ever whole in memory. (An item that the source
     compressed in another order than C's is unpacked to a temporary file, where `TMPDIR` says.) What tells
-    readers that the destination is complete is written last. On an error nothing stays of what was written.
-    After a kill, the same call goes on: a file that stands there is compared with what it would become, byte
+    readers that the destination is complete is written last. On an error before that nothing stays; from
+    there on nothing is removed, since an error may be no more than an answer that was lost. After a kill or
+    such an error, the same call goes on: a file that stands there is compared with what it would become, byte
     by byte, and not written again.
 
     Args:
@@ -145,11 +151,25 @@ def convert(
         format=opened.format,
         to=to,
         tensors=len(content.tensors),
-        values=len(content.values) - len(plan.left_out),
+        values=len(content.values.keys() - plan.left_out),
         files=len(files) + (plan.commit is not None),
         files_found=num_found,
         num_bytes=sum(file.size for file in files),
         left_out=(*plan.left_out, *opaque),
+        text_keyed=_text_keyed(content) if to == "torch" else (),
+    )
+
+
+def _text_keyed(content: Content) -> tuple[str, ...]:
+    """Where integers were made text before: torch's planner of distributed checkpoints does it."""
+    origin = content.origin
+    writer = origin.writer if isinstance(origin, Manifest) else origin.format
+    if writer not in ("dcp", "hocket.ckpt.dcp"):
+        return ()
+    paths = [tensor.path for tensor in content.tensors] + [record.path for record in content.values.values()]
+    steps = [(path[:depth], step) for path in paths for depth, step in enumerate(path)]
+    return tuple(
+        sorted({join_path(node) for node, step in steps if isinstance(step, str) and step.isdecimal()})
     )
 
 
@@ -170,6 +190,7 @@ def _content(
     tensors: list[Tensor] = []
     first: dict[tuple[str, str], str] = {}
     taken: set[str] = set()
+    keyed: set[tuple[PathItem, ...]] = set()
 
     def name_of(path: tuple[PathItem, ...], old: str) -> tuple[str, tuple[PathItem, ...]]:
         new = _renamed(path, rename)
@@ -179,6 +200,11 @@ def _content(
                 f"`{old}` becomes `{name}`, and so does another. Rename it apart."
             )
         taken.add(name)
+        # Of what was renamed, the end of the path is what it was.
+        shift = len(new) - len(path)
+        for depth in range(max(0, -shift), len(path)):
+            if path[:depth] in contents.integer_keyed and new[depth + shift :] == path[depth:]:
+                keyed.add(new[: depth + shift])
         return name, new
 
     for old, record in contents.tensors.items():
@@ -203,7 +229,7 @@ def _content(
         if selection.takes(old):
             name, path = name_of(value.path, old)
             values[name] = ValueRecord(path=path, value=value.value)
-    return Content(tensors=tensors, values=values, origin=contents)
+    return Content(tensors=tensors, values=values, origin=contents, integer_keyed=frozenset(keyed))
 
 
 def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
@@ -257,6 +283,8 @@ def _plan(
 def _is_committed(plan: Plan, destination: str) -> bool:
     """Whether an earlier run came to its end; looks, before a byte is written, for what is not ours.
 
+    A checkpoint that has lost files since is written once more, as far as they are gone.
+
     Raises:
         CheckpointExistsError: Something else stands there.
     """
@@ -268,7 +296,8 @@ def _is_committed(plan: Plan, destination: str) -> bool:
         with contextlib.suppress(CheckpointNotFoundError):
             if json.loads(_native.ckpt_manifest_head(plan.root))["save_id"] != plan.save_id:
                 raise foreign
-            return True
+            manifest = Manifest.from_document(_native.ckpt_manifest_read(plan.root))
+            return is_whole(plan.root, manifest.files)
     own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
     # In a folder of its own; a file may stand beside others.
     others = [path for path in _MARKERS if path not in own] if plan.root == destination.rstrip("/") else []
@@ -291,6 +320,7 @@ def _write(
     total = sum(file.size for file in plan.files)
     done, num_found = 0, 0
     written: list[str] = []
+    may_remove = True
 
     def passed(num_bytes: int) -> None:
         nonlocal done
@@ -299,27 +329,39 @@ def _write(
             on_progress(done, total)
 
     try:
-        records = []
-        with _Reader(source, plan.files, piece_bytes) as reader:
+        records, sizes = [], {}
+        with contextlib.ExitStack() as stack:
+            if plan.save_id is not None:
+                stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
+            reader = stack.enter_context(_Reader(source, plan.files, piece_bytes))
             for file in plan.files:
                 was_there, record = _write_file(plan.root, file, reader, passed)
                 num_found += was_there
                 if not was_there:
                     written.append(file.path)
+                sizes[file.path] = file.size
                 if record is not None:
                     records.append(record)
-        if plan.last is not None:
-            num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
-        if plan.commit is not None:
-            plan.commit(records)
+                    sizes[file.path] = stored_bytes(record)
+            check_sizes(plan.root, sizes)
+            may_remove = False
+            if plan.last is not None:
+                num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
+            if plan.commit is not None:
+                plan.commit(records)
     except BaseException:
-        store = _native.Store(plan.root)
-        for path in written:
-            # The first error is the one to tell.
-            with contextlib.suppress(Exception):
-                store.delete(path)
+        if may_remove:
+            _remove(plan.root, written)
         raise
     return num_found
+
+
+def _remove(root: str, paths: Sequence[str]) -> None:
+    store = _native.Store(root)
+    for path in paths:
+        # The first error is the one to tell.
+        with contextlib.suppress(Exception):
+            store.delete(path)
 
 
 def _write_file(

@@ -1,7 +1,8 @@
 """Two checkpoints compared, tensor by tensor, whatever their formats."""
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.formats.boxes import pieces
-from hocket.ckpt.manifest import ITEM_BYTES, encode_value
+from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord, encode_value
+from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.reader import open as open_checkpoint
 
@@ -54,6 +56,7 @@ class Difference:
     only_b: list[str] = field(default_factory=list)
     tensors: list[TensorDifference] = field(default_factory=list)
     values: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """By name, of both; of two Hocket checkpoints `(step)`, `(user)` and `(per rank)` are among them."""
     num_equal: int = 0
     """Tensors that are bit for bit the same, or equal as numbers."""
     num_bytes: int = 0
@@ -74,8 +77,9 @@ def diff(
 ) -> Difference:
     """Compares two checkpoints: names, shapes, dtypes, every item, and the values that are no tensors.
 
-    Items are compared as numbers, so that what was cast without loss differs in its dtype alone; two NaNs are
-    equal. Tensors pass in pieces.
+    Of two Hocket checkpoints, step, what the user attached and what differs by rank are compared, too; other
+    formats have no such. Items are compared as numbers, so that what was cast without loss differs in its
+    dtype alone; two NaNs are equal. Tensors pass in pieces.
 
     Args:
         a: What `open` takes.
@@ -95,12 +99,38 @@ def diff(
         if locate is not None:
             locate(names)
     limit = max(1 << 16, memory_bytes // _COPIES)
-    for name in names:
-        _compare_tensor(first, second, name, limit, found)
-        found.num_bytes += first.record(name).num_bytes
+    tallies = {name: _Tally() for name in names}
+    for batch in _batches(first, second, names, limit):
+        for (name, _), left, right in zip(batch, first.read(batch), second.read(batch), strict=True):
+            tallies[name].add(left, right)
+            found.num_bytes += left.nbytes
         if on_progress is not None:
             on_progress(found.num_bytes, total)
+    for name, tally in tallies.items():
+        _judge(first.record(name), second.record(name), name, tally, found)
     return found
+
+
+def _batches(
+    first: Checkpoint, second: Checkpoint, names: Iterable[str], limit: int
+) -> Iterator[list[tuple[str, Box]]]:
+    """Boxes of the tensors that have one shape on both sides, small ones together: a read has its price."""
+    batch: list[tuple[str, Box]] = []
+    size = 0
+    for name in names:
+        a, b = first.record(name), second.record(name)
+        if a.shape != b.shape:
+            continue
+        item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
+        for box in pieces(a.shape, item_bytes, limit):
+            num_bytes = item_bytes * math.prod(box.size)
+            if batch and size + num_bytes > limit:
+                yield batch
+                batch, size = [], 0
+            batch.append((name, box))
+            size += num_bytes
+    if batch:
+        yield batch
 
 
 def _compare_keys(first: Checkpoint, second: Checkpoint, found: Difference) -> list[str]:
@@ -113,6 +143,10 @@ def _compare_keys(first: Checkpoint, second: Checkpoint, found: Difference) -> l
         other = b.values.get(name)
         if other is not None and _canonical(record.value) != _canonical(other.value):
             found.values[name] = (record.value, other.value)
+    if isinstance(a, Manifest) and isinstance(b, Manifest):
+        for name, left in a.attached.items():
+            if _canonical(left) != _canonical(b.attached[name]):
+                found.values[name] = (left, b.attached[name])
     return [name for name in a.tensors if name in b.tensors]
 
 
@@ -120,25 +154,19 @@ def _canonical(value: Any) -> str:
     return json.dumps(encode_value(value), sort_keys=True)
 
 
-def _compare_tensor(first: Checkpoint, second: Checkpoint, name: str, limit: int, found: Difference) -> None:
-    a, b = first.record(name), second.record(name)
-    numbers: Mapping[str, Any] = {}
-    if a.shape == b.shape:
-        item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
-        tally = _Tally()
-        for box in pieces(a.shape, item_bytes, limit):
-            [left], [right] = first.read([(name, box)]), second.read([(name, box)])
-            tally.add(left, right)
-        numbers = {
-            "num_items": tally.num_items,
-            "largest_absolute": tally.largest_absolute,
-            "largest_relative": tally.largest_relative,
-        }
-    if a.shape == b.shape and a.dtype == b.dtype and not numbers["num_items"]:
+def _judge(a: TensorRecord, b: TensorRecord, name: str, tally: "_Tally", found: Difference) -> None:
+    if a.shape == b.shape and a.dtype == b.dtype and not tally.num_items:
         found.num_equal += 1
         return
     found.tensors.append(
-        TensorDifference(name=name, dtypes=(a.dtype, b.dtype), shapes=(a.shape, b.shape), **numbers)
+        TensorDifference(
+            name=name,
+            dtypes=(a.dtype, b.dtype),
+            shapes=(a.shape, b.shape),
+            num_items=tally.num_items,
+            largest_absolute=tally.largest_absolute,
+            largest_relative=tally.largest_relative,
+        )
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.chunks import Chunk, Columns
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.tree import join as join_path
 from hocket.native._native import CKPT_FORMAT
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 PathItem = str | int
 """A step in the state tree: a mapping's key or a list's position."""
-
-
-def join_path(path: Iterable[PathItem]) -> str:
-    """The name of a leaf: its path joined by `.`."""
-    return ".".join(str(item) for item in path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +106,20 @@ class Manifest:
     values: Mapping[str, ValueRecord] = field(default_factory=dict)
     per_rank: PerRank | None = None
     user: Any = None
+    integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
+    """Paths of the mappings with integers for keys that hold leaves, and else look like lists."""
     format: int = CKPT_FORMAT
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, each storage counted once."""
         return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
+
+    @property
+    def attached(self) -> dict[str, Any]:
+        """What goes with the tree, under names that a listing shows: `(step)`, `(user)`, `(per rank)`."""
+        own = None if self.per_rank is None else list(self.per_rank.ranks)
+        return {"(step)": self.step, "(user)": self.user, "(per rank)": own}
 
     def to_document(self) -> bytes:
         """The document as one line of JSON, for `ckpt_manifest_encode`.
@@ -145,6 +149,8 @@ class Manifest:
             "per_rank": per_rank,
             "user": encode_value(self.user),
         }
+        if self.integer_keyed:
+            document["integer_keyed"] = sorted(map(list, self.integer_keyed), key=join_path)
         return (
             json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         )
@@ -172,6 +178,7 @@ class Manifest:
                     ranks=tuple(decode_value(value) for value in per_rank["ranks"]),
                 ),
                 user=decode_value(raw.pop("user")),
+                integer_keyed=frozenset(map(tuple, raw.pop("integer_keyed", ()))),
                 **raw,
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:

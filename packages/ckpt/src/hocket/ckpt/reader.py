@@ -1,7 +1,6 @@
 """Tensors of a checkpoint as NumPy arrays, without torch."""
 
 import difflib
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,15 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
-from hocket.ckpt.formats.boxes import Box, Filling, index_of, whole
-from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, TensorRecord
+from hocket.ckpt.formats.boxes import Filling, index_of, whole
+from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
+from hocket.ckpt.planning import Box
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.ckpt.formats.catalogue import Catalogue
 
-__all__ = ["Checkpoint", "name_tensors", "open"]
+__all__ = ["Checkpoint", "open"]
 
 _NUMPY = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
@@ -193,6 +193,26 @@ def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read
     return Checkpoint(source, Manifest.from_document(document), check=check)
 
 
+def read_manifest(source: str) -> Manifest:
+    """The manifest of a Hocket checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
+        CheckpointCorruptError: It is not what was written, or breaks a rule of the format.
+        CheckpointIncompatibleError: A later format, or somebody else's; what reads that is named.
+    """
+    checkpoint = open(source)
+    if isinstance(checkpoint.contents, Manifest):
+        return checkpoint.contents
+    from hocket.ckpt.formats.catalogue import FORMATS
+
+    raise CheckpointIncompatibleError(
+        f"`{source}` is a {FORMATS[checkpoint.format]}, where a Hocket checkpoint was expected. "
+        f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
+        "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`."
+    )
+
+
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """NumPy's dtype for safetensors' name of it; bf16 and fp8 by ml_dtypes."""
     if name in _NUMPY:
@@ -201,25 +221,6 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
     dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
     return dtype
-
-
-def name_tensors(manifest: Manifest, file: str | None, offset: int | None) -> list[str]:
-    """Tensors, aliases too, that have bytes in a block.
-
-    Args:
-        manifest: The checkpoint's.
-        file: The data file's path.
-        offset: Where the block begins in the file's data; None is the whole file.
-    """
-    paths = [entry["path"] for entry in manifest.files]
-    end = math.inf if offset is None else offset + _native.CKPT_BLOCK_BYTES
-
-    def is_hit(chunk: Chunk) -> bool:
-        in_block = chunk.offset < end and chunk.offset + chunk.length > (offset or 0)
-        return in_block and paths[chunk.file] == file
-
-    hit = {name for name, record in manifest.tensors.items() if any(map(is_hit, record.chunks))}
-    return [name for name, record in manifest.tensors.items() if name in hit or record.same_as in hit]
 
 
 assert _NUMPY.keys() | _ML_DTYPES.keys() == ITEM_BYTES.keys()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.chunks import near
-from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata
+from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata, stored_bytes
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -28,7 +28,8 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRecord
 from hocket.ckpt.overlap import overlap
 from hocket.ckpt.planning import Box, Placing, local_box
-from hocket.ckpt.reader import numpy_dtype
+from hocket.ckpt.reader import numpy_dtype, read_manifest
+from hocket.ckpt.resuming import check_sizes, is_whole, spared
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ def reshard(
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
         CheckpointCorruptError: A block of the source is not what was written.
-        CheckpointExistsError: Something else is at the destination.
-        CheckpointIncompatibleError: The source requires its own number of ranks.
+        CheckpointExistsError: Something else is at the destination, or another run of this is writing there.
+        CheckpointIncompatibleError: The source requires its own number of ranks, or has another format.
 
     Example:
         >>> reshard(folder + "/demo", folder + "/demo-3", ranks=3).manifest.world_size
@@ -109,7 +110,7 @@ def reshard(
     """
     _check_arguments(ranks, memory_bytes)
     level = compression_level(compression)
-    manifest = Manifest.from_document(_native.ckpt_manifest_read(source))
+    manifest = read_manifest(source)
     per_rank = _own_values(manifest, source, ranks)
     files = list(_plan(manifest, ranks, memory_bytes // (_WORKERS * _HELD)))
     save_id = _save_id(source, ranks, memory_bytes, level)
@@ -117,9 +118,11 @@ def reshard(
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
     job = _Job(source, manifest, destination, save_id, level, on_file)
-    written = job.run(files)
-    resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
-    _native.ckpt_commit(destination, _native.ckpt_manifest_encode(resharded.to_document()), save_id)
+    with spared(destination, save_id, list(map(job.path, files))):
+        written = job.run(files)
+        resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
+        check_sizes(destination, {file["path"]: stored_bytes(file) for file in written})
+        _native.ckpt_commit(destination, _native.ckpt_manifest_encode(resharded.to_document()), save_id)
     return Resharded(manifest=resharded, num_written=len(files) - job.num_found, num_found=job.num_found)
 
 
@@ -149,7 +152,7 @@ def _save_id(source: str, ranks: int, memory_bytes: int, level: int | None) -> s
 
 
 def _committed(destination: str, save_id: str) -> Manifest | None:
-    """The manifest of an earlier run that came to its end."""
+    """The manifest of an earlier run that came to its end, if all its files are still there."""
     try:
         head = json.loads(_native.ckpt_manifest_head(destination))
     except CheckpointNotFoundError:
@@ -159,7 +162,8 @@ def _committed(destination: str, save_id: str) -> Manifest | None:
             f"`{destination}` holds another checkpoint already, of step {head['step']}, and was not touched. "
             "Name another place, or remove it first."
         )
-    return Manifest.from_document(_native.ckpt_manifest_read(destination))
+    manifest = Manifest.from_document(_native.ckpt_manifest_read(destination))
+    return manifest if is_whole(destination, manifest.files) else None
 
 
 def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
@@ -239,6 +243,10 @@ class _Job:
             future.result()  # raises what stopped the rest
         return [future.result() for future in futures]
 
+    def path(self, file: _File) -> str:
+        """A file's path inside the checkpoint."""
+        return data_path(self._save_id, file.rank, file.number, level=self._level)
+
     def _bring(self, file: _File) -> "CkptWritten":
         arrays = self._gather(file.parts)
         shapes = {name: record.shape for name, record in self._manifest.tensors.items()}
@@ -252,7 +260,7 @@ class _Job:
             )
             for part, array in zip(file.parts, arrays, strict=True)
         ]
-        path = data_path(self._save_id, file.rank, file.number, level=self._level)
+        path = self.path(file)
         written = self._write(path, entries)
         if self._on_file is not None:
             self._on_file(path, sum(array.nbytes for array in arrays))
@@ -271,7 +279,7 @@ class _Job:
         except CheckpointExistsError:
             expected = _native.ckpt_describe_file(path, entries=entries, metadata=metadata, level=level)
         if not _is_there(self._destination, expected):
-            _native.ckpt_delete_files(self._destination, [path])
+            _native.ckpt_discard_file(self._destination, path)
             return write()
         self._found.put(None)
         return expected

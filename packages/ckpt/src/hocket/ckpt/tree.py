@@ -1,6 +1,6 @@
 """State trees: nested dicts and lists taken apart into named leaves, and put together again."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hocket.ckpt.errors import CheckpointStateError
@@ -32,6 +32,8 @@ class Flat(NamedTuple):
 
     tensors: dict[str, Leaf]
     values: dict[str, Leaf]
+    integer_keyed: set[Path]
+    """Paths of the mappings among the nodes that have integers for keys, which else look like lists."""
 
 
 def clean_key(key: str) -> str:
@@ -62,9 +64,10 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
     Raises:
         CheckpointStateError: Something is neither, or two paths have one name.
     """
-    flat = Flat({}, {})
-    for path, value in _leaves(state, (), is_tensor):
-        cleaned = tuple(clean_key(part) if isinstance(part, str) else part for part in path)
+    flat = Flat({}, {}, set())
+    keyed: set[Path] = set()
+    for path, value in _leaves(state, (), is_tensor, keyed):
+        cleaned = _cleaned(path)
         leaf = Leaf(join(cleaned), cleaned, value)
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
@@ -74,10 +77,17 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
                     f"(as given: {list(path)}). Rename one of them."
                 )
         (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
+    flat.integer_keyed.update(map(_cleaned, keyed))
     return flat
 
 
-def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> Iterator[tuple[Path, object]]:
+def _cleaned(path: Path) -> Path:
+    return tuple(clean_key(part) if isinstance(part, str) else part for part in path)
+
+
+def _leaves(
+    node: object, path: Path, is_tensor: Callable[[object], bool], keyed: set[Path]
+) -> Iterator[tuple[Path, object]]:
     if is_tensor(node) or isinstance(node, _SCALARS):
         yield path, node
         return
@@ -97,7 +107,7 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
             yield path, node
             return
         for position, item in enumerate(node):
-            yield from _leaves(item, (*path, position), is_tensor)
+            yield from _leaves(item, (*path, position), is_tensor, keyed)
         return
     if isinstance(node, Mapping):
         if not node or not (all(isinstance(key, str) for key in node) or _holds_tensor(node, is_tensor)):
@@ -114,7 +124,9 @@ def _leaves(node: object, path: Path, is_tensor: Callable[[object], bool]) -> It
                     f"`{join(path)}` holds tensors under an integer of {key.bit_length()} bits: expected at "
                     "most 63. Make it a string."
                 )
-            yield from _leaves(item, (*path, key), is_tensor)
+            if isinstance(key, int):
+                keyed.add(path)
+            yield from _leaves(item, (*path, key), is_tensor, keyed)
         return
     kind = type(node)
     raise CheckpointStateError(
@@ -141,11 +153,11 @@ def _refuse_tensors(node: object, path: Path, is_tensor: Callable[[object], bool
         )
 
 
-def unflatten(leaves: Iterable[tuple[Path, object]]) -> object:
+def unflatten(leaves: Iterable[tuple[Path, object]], integer_keyed: Collection[Path] = ()) -> object:
     """Puts a tree together from paths and leaves.
 
-    A node whose keys are the integers from 0 on is a list; any other node is a dict. No leaves at all give an
-    empty dict; a leaf with an empty path is the whole tree.
+    A node whose keys are the integers from 0 on is a list, unless its path is in `integer_keyed`; any other
+    node is a dict. No leaves at all give an empty dict; a leaf with an empty path is the whole tree.
 
     Raises:
         CheckpointStateError: A leaf stands where others are below it.
@@ -163,15 +175,18 @@ def unflatten(leaves: Iterable[tuple[Path, object]]) -> object:
         if path[-1] in node:
             raise CheckpointStateError(f"`{join(path)}` is there twice, or stands above other leaves.")
         node[path[-1]] = value
-    return _finished(root)
+    return _finished(root, (), integer_keyed)
 
 
 class _Node(dict[str | int, object]):
     """An inner node under construction; its own type, so that a leaf that is a dict is not taken for one."""
 
 
-def _finished(node: dict[str | int, object]) -> object:
-    done = {key: _finished(child) if isinstance(child, _Node) else child for key, child in node.items()}
-    if done and set(done) == set(range(len(done))):
+def _finished(node: dict[str | int, object], path: Path, integer_keyed: Collection[Path]) -> object:
+    done = {
+        key: _finished(child, (*path, key), integer_keyed) if isinstance(child, _Node) else child
+        for key, child in node.items()
+    }
+    if done and set(done) == set(range(len(done))) and path not in integer_keyed:
         return [done[position] for position in range(len(done))]
     return done

@@ -1,5 +1,6 @@
 """Every byte of a checkpoint compared with what was written."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.flaws import verify_file
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.reader import name_tensors, open  # noqa: A004 - this package's own
+from hocket.ckpt.owners import Owners
+from hocket.ckpt.reader import open  # noqa: A004 - this package's own
 from hocket.native import _native
 
 __all__ = ["Flaw", "Verdict", "verify"]
@@ -80,8 +82,9 @@ def verify(
     manifest = opened.manifest
     flaws: list[Flaw] = []
     num_blocks = 0
+    owners = functools.cache(lambda: Owners(manifest))  # a sound one needs none
     for file in manifest.files:
-        found = _flaws(source, manifest, file["path"], file)
+        found = _flaws(source, owners, file["path"], file)
         flaws += found
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
@@ -117,9 +120,9 @@ def _verify_foreign(
     )
 
 
-def _flaws(uri: str, manifest: Manifest, path: str, file: "_native.CkptFile") -> list[Flaw]:
+def _flaws(uri: str, owners: Callable[[], Owners], path: str, file: "_native.CkptFile") -> list[Flaw]:
     def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
-        tensors = tuple(name_tensors(manifest, path, offset)) if is_data else ()
+        tensors = tuple(owners().names(path, offset)) if is_data else ()
         return Flaw(file=path, offset=offset, tensors=tensors, problem=problem)
 
     try:

@@ -845,6 +845,14 @@ def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
         ValueError: A path is not below `data/`.
     """
 
+def ckpt_discard_file(uri: str, path: str) -> None:
+    """Removes a data file that its writer did not finish; one that is gone already is no error.
+
+    Raises:
+        CheckpointExistsError: Somebody is writing it, as far as the file system tells.
+        ValueError: The path is not below `data/`.
+    """
+
 def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
     """Removes what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
 

@@ -10,13 +10,30 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="hocket-ckpt",
-    help="Looks at checkpoints, checks and tidies them: on a disk or on an object store, without torch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 done, 1 found wanting, 2 wrong use, 3 not found, 4 refused, 5 store failed.",
 )
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from hocket.native import _native
+
+        print(f"hocket-ckpt {_native.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Looks at checkpoints, checks and tidies them: on a disk or on an object store, without torch."""
+
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

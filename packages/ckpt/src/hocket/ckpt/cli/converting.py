@@ -98,3 +98,9 @@ def show(
             Text(f"left out, without a place in this format: {count(len(done.left_out), 'value')} ({shown})",
                  "yellow")
         )  # fmt: skip
+    if done.text_keyed:
+        shown = ", ".join(done.text_keyed[:5]) + (", …" if len(done.text_keyed) > 5 else "")
+        out.print(
+            Text(f"keys of {shown} are text, such as '0', where they may have been integers: a distributed "
+                 "checkpoint does not tell, and an optimizer's state needs integers", "yellow")
+        )  # fmt: skip

@@ -50,7 +50,9 @@ def told() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except (HocketError, ValueError) as error:
+        from hocket.ckpt.cli.text import shown
+
         message = " ".join(str(error).split())
-        print(f"hocket-ckpt: {message}", file=sys.stderr)
+        print(f"hocket-ckpt: {shown(message)}", file=sys.stderr)
         codes = (code for kinds, code in _CODES if isinstance(error, kinds))
         raise typer.Exit(next(codes, _STORE_FAILED)) from None

@@ -5,9 +5,9 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from hocket.ckpt.cli.progress import progress
 from hocket.ckpt.cli.text import console, count, print_json, size
 from hocket.ckpt.datafiles import stored_bytes
 from hocket.ckpt.formats.catalogue import Catalogue
@@ -34,17 +34,14 @@ def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
 
 
 def _with_progress(uri: str, strict: bool, out: Console) -> Verdict:
-    num_bytes = sum(map(stored_bytes, open(uri).contents.files))
-    bar = Progress(
-        TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        console=out, transient=True,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("", total=num_bytes)
-        print_file = _FilePrinter(out)
+    total = sum(map(stored_bytes, open(uri).contents.files))
+    print_file, done = _FilePrinter(out), 0
+    with progress("verifying", quiet=False, out=out) as on_progress:
 
         def on_file(path: str, size: int, flaws: list[Flaw]) -> None:
-            bar.advance(task, size)
+            nonlocal done
+            done += size
+            on_progress(done, total)
             if flaws:
                 print_file(path, size, flaws)
 

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats import boxes
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint
@@ -159,7 +158,7 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[Target]) -> None:
 def _fill_from_arrays(checkpoint: Checkpoint, targets: list[Target]) -> None:
     """Other formats, by way of arrays; a bounded number of bytes at a time."""
     for batch in _batches(targets):
-        wanted = [(target.name, boxes.Box(*target.box)) for target in batch]
+        wanted = [(target.name, target.box) for target in batch]
         for target, array in zip(batch, checkpoint.read(wanted), strict=True):
             if array.size:
                 # As bytes: NumPy's names of bf16 and fp8 mean nothing to torch.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import pickle
 import re
@@ -21,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from hocket.ckpt.datafiles import compression_level, data_path, file_metadata
+from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
@@ -330,10 +329,8 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 def _entry_name(item: WriteItem) -> str:
     """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
     assert item.tensor_data is not None
-    chunk = item.tensor_data.chunk
-    if math.prod(chunk.sizes) == math.prod(item.tensor_data.size):
-        return item.index.fqn
-    return f"{item.index.fqn}@{','.join(map(str, chunk.offsets))}"
+    chunk, size = item.tensor_data.chunk, item.tensor_data.size
+    return entry_name(item.index.fqn, tuple(chunk.offsets), is_whole=chunk.sizes == size)
 
 
 def _files_of(found: Sequence[WriteResult]) -> list[CkptFile]:

@@ -3,22 +3,16 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.chunks import Chunk, near
 from hocket.ckpt.formats.catalogue import ForeignChunk, c_strides
+from hocket.ckpt.planning import Box
 
-__all__ = ["Box", "Filling", "index_of", "pieces", "whole"]
-
-
-class Box(NamedTuple):
-    """A part of a tensor."""
-
-    start: tuple[int, ...]
-    size: tuple[int, ...]
+__all__ = ["Filling", "index_of", "pieces", "whole"]
 
 
 def index_of(start: Iterable[int], size: Iterable[int]) -> tuple[Any, ...]:

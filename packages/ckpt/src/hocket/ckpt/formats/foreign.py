@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import Box, Filling
+from hocket.ckpt.formats.boxes import Filling
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk
 from hocket.ckpt.formats.spilling import Spilled
 from hocket.ckpt.manifest import Manifest, TensorRecord
+from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 from hocket.native import _native
 

@@ -31,6 +31,8 @@ class Content:
     tensors: Sequence[Tensor]
     values: Mapping[str, ValueRecord]
     origin: Manifest | Catalogue
+    integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
+    """Paths of mappings with integers for keys, which else look like lists."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,7 +49,7 @@ class Plan:
     save_id: str | None = None
     """What it will be committed as, for a Hocket checkpoint."""
     left_out: list[str] = field(default_factory=list)
-    """Values that the format has no place for."""
+    """Values, and what goes with the tree, that the format has no place for."""
 
 
 def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
@@ -118,7 +120,8 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, ensure_ascii=False).encode() + b"\n"
         last = OutFile(path="model.safetensors.index.json", parts=[text])
-    return Plan(root=root, files=files, last=last, left_out=list(content.values))
+    left_out = [*content.values, *_attached(content)]
+    return Plan(root=root, files=files, last=last, left_out=left_out)
 
 
 def plan_torch(root: str, name: str, content: Content) -> Plan:
@@ -127,21 +130,18 @@ def plan_torch(root: str, name: str, content: Content) -> Plan:
         *((tensor.path, tensor) for tensor in content.tensors),
         *((record.path, record.value) for record in content.values.values()),
     ]
-    keyed = content.origin.integer_keyed if isinstance(content.origin, Catalogue) else frozenset()
-    tree = _integer_keyed(unflatten(leaves), (), keyed)
+    tree = unflatten(leaves, content.integer_keyed)
     # A storage's owner stands before those that share it, whatever their order in the tree.
     ordered = sorted(content.tensors, key=lambda tensor: tensor.same_as is not None)
-    return Plan(root=root, files=[OutFile(path=name, parts=torch_zip(tree, ordered))])
+    files = [OutFile(path=name, parts=torch_zip(tree, ordered))]
+    return Plan(root=root, files=files, left_out=_attached(content))
 
 
-def _integer_keyed(node: Any, path: tuple[str | int, ...], keyed: frozenset[tuple[str | int, ...]]) -> Any:
-    """Lists that were mappings in the source become mappings again."""
-    if isinstance(node, list):
-        items = [_integer_keyed(item, (*path, i), keyed) for i, item in enumerate(node)]
-        return dict(enumerate(items)) if path in keyed else items
-    if isinstance(node, dict):
-        return {key: _integer_keyed(item, (*path, key), keyed) for key, item in node.items()}
-    return node
+def _attached(content: Content) -> list[str]:
+    """What only Hocket's format has a place for, as far as there is some."""
+    if not isinstance(content.origin, Manifest):
+        return []
+    return [name for name, value in content.origin.attached.items() if value is not None]
 
 
 _DCP = "torch.distributed.checkpoint.metadata"
@@ -188,17 +188,14 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
             "version": "1.0.0",
         },
     )
-    return Plan(root=root, files=files, last=OutFile(path=".metadata", parts=[dumps(metadata)]))
+    last = OutFile(path=".metadata", parts=[dumps(metadata)])
+    return Plan(root=root, files=files, last=last, left_out=_attached(content))
 
 
 def _keys(path: tuple[PathItem, ...], content: Content) -> tuple[PathItem, ...]:
     """A path in which only positions in lists are integers; as torch's planner has it, keys are text."""
-    origin = content.origin
-    if not isinstance(origin, Catalogue) or not origin.integer_keyed:
-        return path
-    return tuple(
-        str(step) if path[:depth] in origin.integer_keyed else step for depth, step in enumerate(path)
-    )
+    keyed = content.integer_keyed
+    return tuple(str(step) if path[:depth] in keyed else step for depth, step in enumerate(path))
 
 
 _FILESYSTEM = "torch.distributed.checkpoint.filesystem"
@@ -267,15 +264,11 @@ def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level:
         tensor.name: TensorRecord(
             dtype=tensor.dtype,
             shape=tensor.shape,
-            path=_keys(tensor.path, content),
+            path=tensor.path,
             same_as=tensor.same_as,
             chunks=tuple(sorted(chunks.get(tensor.name, ()), key=lambda chunk: chunk.start)),
         )
         for tensor in content.tensors
-    }
-    values = {
-        name: ValueRecord(path=_keys(record.path, content), value=record.value)
-        for name, record in content.values.items()
     }
 
     def commit(written: Sequence["CkptFile"]) -> None:
@@ -290,7 +283,8 @@ def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level:
             mesh=origin.mesh if origin else None,
             files=tuple(written),
             tensors=tensors,
-            values=values,
+            values=content.values,
+            integer_keyed=content.integer_keyed,
             per_rank=origin.per_rank if origin else None,
             user=origin.user if origin else None,
         )

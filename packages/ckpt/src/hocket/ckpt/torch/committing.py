@@ -175,6 +175,7 @@ def build_manifest(
         values=values,
         per_rank=None if all(value is None for value in own) else PerRank(policy=policy, ranks=tuple(own)),
         user=user,
+        integer_keyed=tree.integer_keyed,
     )
 
 

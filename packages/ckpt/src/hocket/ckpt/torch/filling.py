@@ -1,7 +1,6 @@
 """From the manifest's chunks to this rank's memory: which bytes to read, and where they go."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from hocket.ckpt.chunks import near
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.overlap import overlap
+from hocket.ckpt.owners import Owners
 from hocket.ckpt.planning import Box
 from hocket.ckpt.torch.layout import describe, torch_dtype
 from hocket.ckpt.tree import Leaf
@@ -208,13 +208,6 @@ def _run(
 
 def _names_at(manifest: Manifest, file: str | None, offset: int | None) -> str:
     """The tensors that have bytes in a bad block."""
-    names = []
-    for name, record in manifest.tensors.items():
-        for chunk in record.chunks:
-            if manifest.files[chunk.file]["path"] != file:
-                continue
-            block_end = math.inf if offset is None else offset + _native.CKPT_BLOCK_BYTES
-            if chunk.offset < block_end and chunk.offset + chunk.length > (offset or 0):
-                names.append(f"`{name}`")
+    names = [f"`{name}`" for name in Owners(manifest).names(file, offset)]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"Tensor {', '.join(names[:5])}{more}" if names else "A tensor"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.datafiles import data_path, file_metadata
+from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -307,6 +307,4 @@ class SaveJob:
 def _entry_name(entry: Entry, shapes: dict[str, tuple[int, ...]]) -> str:
     """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
     name, box = entry.part
-    if box.size == shapes[name]:
-        return name
-    return f"{name}@{','.join(map(str, box.start))}"
+    return entry_name(name, box.start, is_whole=box.size == shapes[name])

@@ -61,6 +61,8 @@ class Snapshot:
     """The ranks that hold this tree, where not all do."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of what other trees may hold, too; on the first of the peers alone."""
+    integer_keyed: frozenset[Path] = frozenset()
+    """As the manifest has them."""
 
     @property
     def values_digest(self) -> str:
@@ -95,13 +97,14 @@ class Planner:
         flat = flatten(state, is_tensor=is_tensor)
         infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size, peers=peers)
         return Snapshot(
-            infos,
-            self.plan(infos, peers),
-            {name: leaf.path for name, leaf in flat.values.items()},
-            canonical_leaves(flat.values),
-            mesh_axes(flat.tensors),
-            peers,
-            digests_of(infos) if peers is not None and self.rank == peers[0] else {},
+            infos=infos,
+            plan=self.plan(infos, peers),
+            value_paths={name: leaf.path for name, leaf in flat.values.items()},
+            value_texts=canonical_leaves(flat.values),
+            mesh=mesh_axes(flat.tensors),
+            peers=peers,
+            digests=digests_of(infos) if peers is not None and self.rank == peers[0] else {},
+            integer_keyed=frozenset(flat.integer_keyed),
         )
 
     def plan(self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None = None) -> Plan:

@@ -53,6 +53,8 @@ class Tree:
     tensors: Mapping[str, Held]
     values: Mapping[str, tuple[Path, bytes]]
     """Paths and canonical JSON."""
+    integer_keyed: frozenset[Path] = frozenset()
+    """As the manifest has them."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Tree:
@@ -63,7 +65,7 @@ class Tree:
             digest = snapshot.digests.get(info.name)
             tensors[info.name] = Held(record, info.placing.ranks, digest)
         values = {name: (path, snapshot.value_texts[name]) for name, path in snapshot.value_paths.items()}
-        return cls(tensors, values)
+        return cls(tensors, values, snapshot.integer_keyed)
 
     def to_json(self) -> dict[str, Any]:
         """The tree for a report; ranks of many tensors stand there once."""
@@ -75,7 +77,8 @@ class Tree:
             told = [record.path, record.dtype, record.shape, record.same_as]
             tensors.append([name, *told, held.digest, at[held.ranks]])
         values = [[name, path, text.decode()] for name, (path, text) in self.values.items()]
-        return {"ranks": ranks, "tensors": tensors, "values": values}
+        keyed = sorted(map(list, self.integer_keyed), key=str)
+        return {"ranks": ranks, "tensors": tensors, "values": values, "integer_keyed": keyed}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Tree:
@@ -89,7 +92,8 @@ class Tree:
             )
             for name, path, dtype, shape, same_as, digest, at in told["tensors"]
         }
-        return cls(tensors, {name: (tuple(path), text.encode()) for name, path, text in told["values"]})
+        values = {name: (tuple(path), text.encode()) for name, path, text in told["values"]}
+        return cls(tensors, values, frozenset(map(tuple, told["integer_keyed"])))
 
 
 def as_peers(
@@ -159,7 +163,8 @@ def merge_trees(trees: Mapping[int, Tree]) -> Tree:
             if name in tensors or values.setdefault(name, value) != value:
                 raise _conflict("value", name, told_by[name], rank)
             told_by.setdefault(name, rank)
-    return Tree(tensors, _without_hollow(tensors, values, told_by))
+    keyed = frozenset().union(*(tree.integer_keyed for tree in trees.values()))
+    return Tree(tensors, _without_hollow(tensors, values, told_by), keyed)
 
 
 def _is_same(first: Held, other: Held) -> bool:

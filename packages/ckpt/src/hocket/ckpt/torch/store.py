@@ -18,6 +18,7 @@ from hocket.ckpt.errors import (
     CheckpointTimeoutError,
 )
 from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import read_manifest
 from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.background import (
     SaveHandle,
@@ -323,7 +324,8 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
                 never finished.
             CheckpointCorruptError: Bytes are not those that were saved; tensor, file and offset are named.
-            CheckpointIncompatibleError: Keys, shapes or dtypes differ; they are listed.
+            CheckpointIncompatibleError: Keys, shapes or dtypes differ, and are listed; or it is a checkpoint
+                of another format.
             CheckpointError: The load failed on a rank, which is named.
         """
         self._num_loads += 1
@@ -338,7 +340,7 @@ class CheckpointStore:
             if "/" not in source:
                 _check_name(source)
             stage = as_peers(peers, rank=rank, world_size=world_size)
-            manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
+            manifest = read_manifest(uri)
             selection = select(
                 manifest,
                 into,

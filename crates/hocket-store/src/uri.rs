@@ -368,7 +368,6 @@ mod tests {
         for uri in [
             "",
             "ftp://b/p",
-            "gs://b@c/p",
             "az://",
             "s3://",
             "s3:///p",
@@ -396,6 +395,7 @@ mod tests {
             "s3://key:secret/more@bucket/p",
             "s3://secret@bucket/p",
             "oci://key:secret@bucket/p",
+            "gs://secret@c/p",
             "sftp://user:secret@host/p",
         ] {
             let error = Location::parse(uri).expect_err(uri).to_string();

@@ -93,8 +93,7 @@ impl Place {
             let mut is_empty = true;
             for entry in path.read_dir()? {
                 let name = entry?.file_name();
-                let name = name.to_string_lossy();
-                if save_of(leftover::name_of(&name).unwrap_or(&name)).is_some() {
+                if is_ours(&format!("data/{}", name.to_string_lossy())) {
                     return Ok(true);
                 }
                 is_empty = false;
@@ -171,9 +170,11 @@ pub(crate) fn save_of(name: &str) -> Option<&str> {
     is_ours.then_some(save)
 }
 
-/// Whether a path inside a checkpoint is that of a data file of ours, by its name.
+/// Whether a path inside a checkpoint is that of a data file of ours by its name, be it the hidden one of a file in the
+/// making.
 pub(crate) fn is_ours(path: &str) -> bool {
-    path.strip_prefix("data/").and_then(save_of).is_some()
+    let name = path.strip_prefix("data/");
+    name.is_some_and(|name| save_of(leftover::name_of(name).unwrap_or(name)).is_some())
 }
 
 /// Whether `path` is a plain relative path below `data/`: what a data file may be called.

@@ -78,7 +78,10 @@ fn delete_remote(
         Ok(objects)
     };
     let mut objects = remote::wait(begin, interrupted)?;
-    objects.retain(|object| named.contains(&object.key) || is_ours(&object.key));
+    objects.retain(|object| {
+        let key = &object.key;
+        named.contains(key) || is_ours(key) || save_of_probe(key).is_some()
+    });
     let remove = |index: usize| {
         let (store, key) = (store.clone(), objects[index].key.clone());
         async move { Ok(store.delete(&key).await?) }

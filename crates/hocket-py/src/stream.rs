@@ -9,7 +9,6 @@ use hocket_store::StoreOptions;
 use hocket_stream::batch::{BatchColumn, ColumnData};
 use hocket_stream::buffers::Buffer;
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
-use hocket_stream::files;
 use hocket_stream::hash;
 use hocket_stream::index::Index;
 use hocket_stream::lookup;
@@ -371,12 +370,6 @@ fn hash_names() -> Vec<&'static str> {
     hash::NAMES.iter().map(|(name, _)| *name).collect()
 }
 
-#[pyfunction]
-fn write_whole(py: Python<'_>, path: PathBuf, data: PyBackedBytes) -> PyResult<()> {
-    let written = py.detach(|| files::write_whole(&path, &data));
-    raise(py, written)
-}
-
 /// Adds this module's functions and classes to the extension.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardIndex>()?;
@@ -384,6 +377,5 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(look_up, module)?)?;
-    module.add_function(wrap_pyfunction!(hash_names, module)?)?;
-    module.add_function(wrap_pyfunction!(write_whole, module)?)
+    module.add_function(wrap_pyfunction!(hash_names, module)?)
 }

@@ -606,13 +606,6 @@ def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline
 def hash_names() -> _list[str]:
     """Return the digests that shards may carry, the quickest to compute first."""
 
-def write_whole(path: str | PathLike[str], data: bytes) -> None:
-    """Write a file durably under a temporary name, then rename it into place.
-
-    Raises:
-        StreamIOError: The folder refuses.
-    """
-
 # --- ckpt -------------------------------------------------------------------------------------
 # `uri` is the checkpoint's own folder or prefix (`/run/ep0-ba1000`, `s3://bucket/run/ep0-ba1000`); `path` a
 # file inside it, as the manifest names it (`data/….safetensors`). Addresses are plain integers: the caller

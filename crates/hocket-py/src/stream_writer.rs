@@ -9,6 +9,7 @@ use hocket_stream::StreamError;
 use hocket_stream::codec::Compression;
 use hocket_stream::hash::Algorithm;
 use hocket_stream::index::FileInfo;
+use hocket_stream::raw_file;
 use hocket_stream::writer::{self, WriterOptions, Written};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -99,8 +100,8 @@ impl ShardWriter {
     ) -> PyResult<()> {
         let samples = samples.samples.take(keep);
         let assembled = match &header {
-            None => writer::assemble(basename, &config, samples).map(|file| vec![file]),
-            Some(header) => writer::assemble_text(basename, &config, header, samples)
+            None => raw_file::assemble(basename, &config, samples).map(|file| vec![file]),
+            Some(header) => raw_file::assemble_text(basename, &config, header, samples)
                 .map(|(data, meta)| vec![data, meta]),
         };
         let mut shard = Some(assembled.map_err(|error| stream_error(py, &error))?);

@@ -1,16 +1,21 @@
 //! Files that appear under their final name whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use crate::error::{Result, StreamError};
+use crate::raw_file::Contents;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
+
+/// Smaller files go through the page cache: their flush costs more than their copy.
+const DIRECT_MIN_BYTES: usize = 8 << 20;
 
 /// A file in the making: `.<name>.part` beside its target, held by a kernel lock.
 ///
@@ -74,6 +79,39 @@ impl Part {
         &self.path
     }
 
+    /// Writes its bytes: past the page cache where they are many and the file system does that.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub fn write(&self, contents: &Contents) -> Result<()> {
+        let fill = || {
+            if contents.len() >= DIRECT_MIN_BYTES && self.write_direct(contents)? {
+                return Ok(());
+            }
+            self.file.write_all_at(contents, 0)
+        };
+        fill().map_err(|e| StreamError::io(&self.path, "write", &e))
+    }
+
+    /// Whether the file system took it; if not, there may be some of it.
+    fn write_direct(&self, contents: &Contents) -> io::Result<bool> {
+        let mut options = OpenOptions::new();
+        let direct = options
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32);
+        let Ok(direct) = direct.open(&self.path) else {
+            return Ok(false);
+        };
+        match direct.write_all_at(contents.padded(), 0) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
+            other => {
+                other?;
+                self.file.set_len(contents.len() as u64)?;
+                Ok(true)
+            }
+        }
+    }
+
     /// Makes the part's bytes durable.
     ///
     /// # Errors
@@ -111,30 +149,21 @@ impl Drop for Part {
     }
 }
 
-/// Writes `contents` to `target`, whole or not at all.
-///
-/// # Errors
-/// [`StreamError::Io`] where the disk refuses.
-pub fn write_whole(target: &Path, contents: &[u8]) -> Result<()> {
-    let part = Part::lock(target, &AtomicBool::new(false))?;
-    fs::write(part.path(), contents).map_err(|e| StreamError::io(part.path(), "write", &e))?;
-    part.commit()
-}
-
-/// Writes `contents` to `target`, whole or not at all, unless there is a file of that name.
+/// `contents` as a part that only has to be committed to be `target`, replacing what has that name or, with
+/// `only_new`, refusing to.
 ///
 /// # Errors
 /// [`StreamError::Exists`]; [`StreamError::Io`] where the disk refuses.
-pub fn write_new(target: &Path, contents: &[u8]) -> Result<()> {
+pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part> {
     let part = Part::lock(target, &AtomicBool::new(false))?;
     // Looked at under the lock that every writer of this target takes.
-    if target.exists() {
+    if only_new && target.exists() {
         return Err(StreamError::Exists {
             path: target.display().to_string(),
         });
     }
-    fs::write(part.path(), contents).map_err(|e| StreamError::io(part.path(), "write", &e))?;
-    part.commit()
+    part.write(contents)?;
+    Ok(part)
 }
 
 fn part_path(target: &Path) -> PathBuf {
@@ -191,6 +220,7 @@ fn not_writable(path: &Path, doing: &str, error: &std::io::Error) -> StreamError
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
+    use crate::buffers::Buffer;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
@@ -207,12 +237,28 @@ mod tests {
         let target = folder.path().join("a.bin");
         drop(Part::lock(&target, &AtomicBool::new(false)).unwrap());
         assert!(names(folder.path()).is_empty());
-        write_whole(&target, b"one").unwrap();
-        write_whole(&target, b"two").unwrap();
-        let taken = write_new(&target, b"three").unwrap_err();
+        let write = |text: &[u8], only_new| {
+            let contents = Contents::new(text, Buffer::default());
+            stage(&target, &contents, only_new)?.commit()
+        };
+        write(b"one", true).unwrap();
+        write(b"two", false).unwrap();
+        let taken = write(b"three", true).unwrap_err();
         assert!(matches!(taken, StreamError::Exists { .. }));
         assert_eq!(names(folder.path()), ["a.bin"]);
         assert_eq!(fs::read(&target).unwrap(), b"two");
+    }
+
+    #[test]
+    fn a_large_file_has_its_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        for count in [DIRECT_MIN_BYTES, DIRECT_MIN_BYTES + 4097] {
+            let bytes: Vec<u8> = (0..count).map(|at| ((at * 31) >> 7) as u8).collect();
+            let contents = Contents::new(&[], bytes.clone().into());
+            stage(&target, &contents, false).unwrap().commit().unwrap();
+            assert!(fs::read(&target).unwrap() == bytes, "{count}");
+        }
     }
 
     #[test]

@@ -289,7 +289,8 @@ mod tests {
     use crate::hash::Algorithm;
     use crate::index::Index;
     use crate::order::{Batching, Mix, OrderSpec, Sampling, Tail};
-    use crate::writer::{WriterOptions, assemble, write as write_file};
+    use crate::raw_file::assemble;
+    use crate::writer::{WriterOptions, place};
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
@@ -317,9 +318,8 @@ mod tests {
             };
             let name = format!("{number}.mds");
             let file = assemble(name, b"{}", samples.iter().collect()).unwrap();
-            let raw = write_file(&options, file, &AtomicBool::new(false))
-                .unwrap()
-                .raw;
+            let placed = place(&options, file, &AtomicBool::new(false)).unwrap();
+            let raw = placed.commit().unwrap().raw;
             shards.push(serde_json::json!({
                 "column_encodings": ["uint32", "str"], "column_names": ["id", "text"], "column_sizes": [4, null],
                 "compression": null, "format": "mds", "hashes": [], "samples": 20, "size_limit": null, "version": 2,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::buffers::{Buffer, Buffers};
+use crate::raw_file::PAGE_BYTES;
 
 /// Samples one behind the other, in memory that earlier shards of the same writer left.
 #[derive(Debug, Default)]
@@ -14,11 +15,11 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// None yet, with room for `bytes`.
+    /// None yet, with room for a file of so many `bytes`, and some for the sample that no longer fits.
     pub fn with_capacity(bytes: usize) -> Self {
         let pool = Arc::<Buffers>::default();
         Self {
-            data: pool.take(bytes),
+            data: pool.take(bytes + bytes / 8 + 2 * PAGE_BYTES),
             ends: Vec::new(),
             pool,
         }

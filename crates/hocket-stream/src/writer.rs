@@ -1,8 +1,9 @@
 //! Shards written: assembled in memory, then digested, compressed and put in place by threads.
 //!
-//! A [`ShardWriter`] has as many shards in hand as it has threads, and takes the next one when one of them
-//! is done: memory is bounded by that number, the one being submitted, and the packed form of each. Nothing
-//! appears under a final name before it is whole. The index is the caller's, and the last thing written.
+//! A [`ShardWriter`] has so many shards in hand, and takes the next one when one of them is written: memory is
+//! bounded by that number, the one being submitted, and the packed form of each. Nothing appears under a final
+//! name before it is whole and on the disk, which holds no memory and is waited for while the next ones are
+//! written. The index is the caller's, and the last thing written.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
 use hocket_store::{PutMode, Store, StoreError, runtime};
 
-use crate::buffers::Buffer;
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
-use crate::files::{write_new, write_whole};
+use crate::files::{Part, stage};
 use crate::hash::Algorithm;
 use crate::index::FileInfo;
-use crate::samples::Samples;
+use crate::permits::Permits;
+use crate::raw_file::{Contents, RawFile};
 
 /// Where shards go, and how.
 #[derive(Clone)]
@@ -35,27 +36,8 @@ pub struct WriterOptions {
     pub hashes: Vec<(String, Algorithm)>,
     /// Whether a file of the same name is an error rather than replaced.
     pub only_new: bool,
-    /// Shards worked on at once; at least 1.
+    /// Shards in memory at once; at least 1.
     pub threads: usize,
-}
-
-/// One file of a shard in the making: a head, and what follows it.
-#[derive(Debug, Default)]
-pub struct RawFile {
-    /// Its name, uncompressed.
-    pub basename: String,
-    /// What comes first. Known last, so it is put there by the thread that stores the file.
-    pub head: Vec<u8>,
-    /// The rest.
-    pub rest: Buffer,
-}
-
-impl RawFile {
-    /// All of it.
-    pub fn into_contents(mut self) -> Buffer {
-        self.rest.splice(..0, self.head);
-        self.rest
-    }
 }
 
 /// What the index is to say of a file that was written.
@@ -65,63 +47,6 @@ pub struct Written {
     pub raw: FileInfo,
     /// The compressed one, if it is that which was written.
     pub zip: Option<FileInfo>,
-}
-
-/// An MDS shard's one file: count, offsets, `config`, samples.
-///
-/// # Errors
-/// [`StreamError::Config`] where the shard would pass the 4 GiB that its offsets can reach.
-pub fn assemble(basename: String, config: &[u8], samples: Samples) -> Result<RawFile> {
-    let first = 4 + 4 * (samples.len() + 1) + config.len();
-    let mut head = table(first, &samples)?;
-    head.extend_from_slice(config);
-    Ok(RawFile {
-        basename,
-        head,
-        rest: samples.data,
-    })
-}
-
-/// A text shard's two files: `header` and samples; count, offsets and `config`.
-///
-/// # Errors
-/// As [`assemble`].
-pub fn assemble_text(
-    basename: String,
-    config: &[u8],
-    header: &[u8],
-    samples: Samples,
-) -> Result<(RawFile, RawFile)> {
-    let mut meta = table(header.len(), &samples)?;
-    meta.extend_from_slice(config);
-    let meta = RawFile {
-        basename: format!("{basename}.meta"),
-        head: meta,
-        rest: Buffer::default(),
-    };
-    let data = RawFile {
-        basename,
-        head: header.into(),
-        rest: samples.data,
-    };
-    Ok((data, meta))
-}
-
-/// Count and offsets of samples that begin at `first`.
-fn table(first: usize, samples: &Samples) -> Result<Vec<u8>> {
-    let end = first + samples.data.len();
-    let (Ok(count), Ok(_)) = (u32::try_from(samples.len()), u32::try_from(end)) else {
-        return Err(StreamError::config(format!(
-            "a shard of {} samples would have {end} bytes: expected fewer than 2^32; set `size_limit` below 4 GiB",
-            samples.len()
-        )));
-    };
-    let mut table = Vec::with_capacity(first);
-    table.extend_from_slice(&count.to_le_bytes());
-    for end in [0].iter().chain(&samples.ends) {
-        table.extend_from_slice(&((first + end) as u32).to_le_bytes());
-    }
-    Ok(table)
 }
 
 type Outcome = (usize, Result<Vec<Written>>);
@@ -155,13 +80,15 @@ impl ShardWriter {
             threads: Vec::new(),
             process: std::process::id(),
         };
-        for number in 0..options.threads.max(1) {
+        let in_hand = Arc::new(Permits::new(options.threads.max(1)));
+        // As many again wait for the disk.
+        for number in 0..2 * options.threads.max(1) {
             let (options, queue, report) = (options.clone(), queue.clone(), report.clone());
-            let stop = stop.clone();
+            let (stop, in_hand) = (stop.clone(), in_hand.clone());
             let name = format!("hocket-seal-{number}");
             let thread = std::thread::Builder::new()
                 .name(name.clone())
-                .spawn(move || work(&options, &queue, &report, &stop))
+                .spawn(move || work(&options, &queue, &report, &stop, &in_hand))
                 .map_err(|error| StreamError::io(name.as_ref(), "start the thread", &error))?;
             writer.threads.push(thread);
         }
@@ -250,53 +177,79 @@ fn work(
     queue: &Receiver<(usize, Vec<RawFile>)>,
     report: &Sender<Outcome>,
     stop: &AtomicBool,
+    in_hand: &Permits,
 ) {
-    for (number, shard) in queue {
-        let written = shard.into_iter().map(|file| write(options, file, stop));
-        let written = written.collect::<Result<Vec<_>>>();
+    loop {
+        let permit = in_hand.take();
+        let Ok((number, shard)) = queue.recv() else {
+            return;
+        };
+        let files = shard.into_iter().map(|file| place(options, file, stop));
+        let files = files.collect::<Result<Vec<_>>>();
+        drop(permit);
+        let written = files.and_then(|files| files.into_iter().map(Placed::commit).collect());
         if report.send((number, written)).is_err() {
             return;
         }
     }
 }
 
-/// Writes one file to all its places, and says what the index is to say of it.
+/// A file that is in all its places, and needs its name in the folder.
+pub(crate) struct Placed {
+    written: Written,
+    part: Option<Part>,
+}
+
+impl Placed {
+    /// Waits until the file is on the disk, and names it.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub(crate) fn commit(self) -> Result<Written> {
+        self.part.map_or(Ok(()), Part::commit)?;
+        Ok(self.written)
+    }
+}
+
+/// Puts one file into all its places.
 ///
 /// # Errors
 /// As [`ShardWriter::submit`].
-pub fn write(options: &WriterOptions, file: RawFile, stop: &AtomicBool) -> Result<Written> {
+pub(crate) fn place(options: &WriterOptions, file: RawFile, stop: &AtomicBool) -> Result<Placed> {
     let basename = file.basename.clone();
     let contents = file.into_contents();
     let raw = describe(basename, &contents, &options.hashes);
     let Some(compression) = options.compression else {
-        put(options, &raw.basename, contents, stop)?;
-        return Ok(Written { raw, zip: None });
+        let part = put(options, &raw.basename, contents, stop)?;
+        let written = Written { raw, zip: None };
+        return Ok(Placed { written, part });
     };
     let packed = compression.pack(&contents, stop)?;
     drop(contents);
     let name = format!("{}.{}", raw.basename, compression.extension());
     let zip = describe(name, &packed, &options.hashes);
-    put(options, &zip.basename, packed.into(), stop)?;
-    Ok(Written {
-        raw,
-        zip: Some(zip),
-    })
+    let contents = Contents::new(&[], packed.into());
+    let part = put(options, &zip.basename, contents, stop)?;
+    let zip = Some(zip);
+    let written = Written { raw, zip };
+    Ok(Placed { written, part })
 }
 
-fn put(options: &WriterOptions, name: &str, contents: Buffer, stop: &AtomicBool) -> Result<()> {
+fn put(
+    options: &WriterOptions,
+    name: &str,
+    contents: Contents,
+    stop: &AtomicBool,
+) -> Result<Option<Part>> {
     if stop.load(Ordering::Relaxed) {
         return Err(StreamError::Closed);
     }
-    if let Some(local) = &options.local {
-        let write = if options.only_new {
-            write_new
-        } else {
-            write_whole
-        };
-        write(&local.join(name), &contents)?;
-    }
+    let local = options.local.as_ref();
+    let part = local
+        .map(|local| stage(&local.join(name), &contents, options.only_new))
+        .transpose()?;
     let Some(remote) = options.remote.clone() else {
-        return Ok(());
+        return Ok(part);
     };
     let (key, contents) = (name.to_owned(), Bytes::from_owner(contents));
     let mode = match options.only_new {
@@ -305,7 +258,7 @@ fn put(options: &WriterOptions, name: &str, contents: Buffer, stop: &AtomicBool)
     };
     let sent = async move { remote.put(&key, contents, mode).await };
     match runtime::wait(sent, &|| stop.load(Ordering::Relaxed)).and_then(|answer| answer) {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(part),
         Err(StoreError::Interrupted) => Err(StreamError::Closed),
         Err(error) => Err(error.into()),
     }
@@ -327,49 +280,6 @@ mod tests {
     use hocket_store::StoreOptions;
 
     const PATIENCE: Duration = Duration::from_secs(10);
-
-    /// Two samples of the columns `a: int`, `b: str`, `c: ndarray`, as the format's own writer lays them
-    /// out: offsets 239, 267 and 290.
-    #[test]
-    fn matches_the_reference_writer() {
-        let config = br#"{"column_encodings": ["int", "str", "ndarray"], "column_names": ["a", "b", "c"], "column_sizes": [8, null, null], "compression": "zstd:7", "format": "mds", "hashes": ["sha1", "xxh3_64"], "size_limit": 1048576, "version": 2}"#;
-        let samples: [&[u8]; 2] = [
-            b"\x02\0\0\0\x0a\0\0\0\x05\0\0\0\0\0\0\0hi\x11\x08\x01\x03\x01\0\x02\0\x03\0",
-            b"\0\0\0\0\x07\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x22\x04\x01\0\0\xe0\x40",
-        ];
-        let file = assemble(String::new(), config, samples.iter().collect()).unwrap();
-        let shard = file.into_contents();
-        assert_eq!(shard.len(), 290);
-        assert_eq!(
-            shard[..16],
-            [2, 0, 0, 0, 239, 0, 0, 0, 11, 1, 0, 0, 34, 1, 0, 0]
-        );
-        assert_eq!(
-            Algorithm::Sha1.hex(&shard),
-            "c7bf4d885a9acb8f883d43c4552ed7e9e7ba677e"
-        );
-        assert_eq!(Algorithm::Xxh3_64.hex(&shard), "d02a354e92e5a0d0");
-    }
-
-    /// Of memory that nobody touches.
-    #[test]
-    fn four_gib_are_refused() {
-        let samples = || Samples {
-            data: vec![0; 1 << 32].into(),
-            ends: vec![1 << 32],
-            ..Samples::default()
-        };
-        for refused in [
-            assemble(String::new(), b"{}", samples()).unwrap_err(),
-            assemble_text(String::new(), b"{}", b"", samples()).unwrap_err(),
-        ] {
-            let message = refused.to_string();
-            assert!(
-                message.contains("2^32") && message.contains("size_limit"),
-                "{message}"
-            );
-        }
-    }
 
     fn options(local: Option<PathBuf>, remote: Option<Store>, threads: usize) -> WriterOptions {
         WriterOptions {

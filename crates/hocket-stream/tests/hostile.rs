@@ -76,7 +76,7 @@ fn shard() -> Vec<u8> {
     let samples = (0..5u8)
         .map(|n| [&[n, 0, 0, 0][..], &[7; 8], &vec![b'x'; n.into()]].concat())
         .collect();
-    let file = hocket_stream::writer::assemble(String::new(), b"{}", samples).unwrap();
+    let file = hocket_stream::raw_file::assemble(String::new(), b"{}", samples).unwrap();
     file.into_contents().to_vec()
 }
 
@@ -167,7 +167,7 @@ fn no_file_does_worse_than_a_typed_error() {
         .run(&hostile_text, |(kind, lines, changes, cut)| {
             let samples = lines.iter().collect();
             let (data, meta) =
-                hocket_stream::writer::assemble_text(String::new(), b"{}", b"", samples).unwrap();
+                hocket_stream::raw_file::assemble_text(String::new(), b"{}", b"", samples).unwrap();
             let (data, meta) = (data.into_contents().to_vec(), meta.into_contents().to_vec());
             let meta = apply(meta, &changes, cut);
             let index = index(kind, lines.len() as u64, data.len());

@@ -2,7 +2,8 @@
 use super::*;
 use crate::codec::Compression;
 use crate::index::FileInfo;
-use crate::writer::{WriterOptions, assemble, write};
+use crate::raw_file::assemble;
+use crate::writer::{WriterOptions, place};
 use hocket_store::StoreOptions;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,7 +28,8 @@ impl Fixture {
             threads: 1,
         };
         let file = assemble("s.mds".into(), b"{}", samples.iter().collect()).unwrap();
-        let written = write(&options, file, &AtomicBool::new(false)).unwrap();
+        let placed = place(&options, file, &AtomicBool::new(false)).unwrap();
+        let written = placed.commit().unwrap();
         let file = |file: &FileInfo| {
             let hashes: std::collections::HashMap<_, _> = file.hashes.iter().cloned().collect();
             json!({"basename": file.basename, "bytes": file.bytes, "hashes": hashes})

@@ -17,6 +17,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use crate::batch::{Batch, Gatherer};
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
+use crate::permits::Permits;
 use crate::sources::Sources;
 use crate::window::Window;
 
@@ -39,7 +40,7 @@ pub struct ReaderOptions {
     pub prefetch_bytes: u64,
     /// Finished batches that may wait for the consumer.
     pub prefetch_batches: usize,
-    /// Threads that fetch shards.
+    /// Shards fetched at once.
     pub fetch_threads: usize,
 }
 
@@ -87,10 +88,13 @@ impl Reader {
             process: std::process::id(),
             is_done: false,
         };
-        for number in 0..options.fetch_threads.max(1) {
+        let fetching = Arc::new(Permits::new(options.fetch_threads.max(1)));
+        // As many again wait for the disk, which takes what came all at once.
+        for number in 0..2 * options.fetch_threads.max(1) {
             let (sources, window, requests) = (sources.clone(), window.clone(), requests.clone());
+            let fetching = fetching.clone();
             reader.spawn(format!("hocket-fetch-{number}"), move || {
-                fetch(&sources, &window, &requests)
+                fetch(&sources, &window, &requests, &fetching)
             })?;
         }
         let next = following.map(|order| Sequence {
@@ -240,13 +244,32 @@ fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
     }
 }
 
-fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>) {
-    // The requests end when the window is stopped.
-    for number in requests {
+fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching: &Permits) {
+    loop {
+        let permit = fetching.take();
+        // The requests end when the window is stopped.
+        let Ok(number) = requests.recv() else {
+            return;
+        };
         if window.is_stopped() {
             return;
         }
-        window.put(number, sources.open(number, &window.stop));
+        let opened = sources.open_early(number, &window.stop);
+        drop(permit);
+        let unsettled = match opened {
+            Ok((shard, unsettled)) => {
+                window.put(number, Ok(shard));
+                unsettled
+            }
+            Err(error) => {
+                window.put(number, Err(error));
+                continue;
+            }
+        };
+        // The shard is in use meanwhile; the next batch that needs it hears that it could not be kept.
+        if let Err(error) = unsettled.commit() {
+            window.put(number, Err(error));
+        }
     }
 }
 

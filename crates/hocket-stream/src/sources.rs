@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::batch::Columns;
-use crate::cache::Cache;
+use crate::cache::{Cache, Unsettled};
 use crate::error::{Result, StreamError};
 use crate::schema::Schema;
 use crate::shard::Shard;
@@ -86,6 +86,15 @@ impl Sources {
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
         let (cache, number) = self.locate(number)?;
         cache.open(number, stop)
+    }
+
+    /// Opens a shard early; as [`Cache::open_early`].
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub(crate) fn open_early(&self, number: u32, stop: &AtomicBool) -> Result<(Shard, Unsettled)> {
+        let (cache, number) = self.locate(number)?;
+        cache.open_early(number, stop)
     }
 
     /// Opens a shard if it is here; as [`Cache::open_here`].

@@ -16,13 +16,14 @@ use hocket_store::Object;
 
 impl Cache {
     /// Makes a raw file, or waits for the process that does. Where there is no room for it, it stays in memory.
+    /// A part among the answer holds the bytes and has to be committed.
     pub(super) fn admit(
         &self,
         shard: &ShardInfo,
         file: &StoredFile,
         path: &Path,
         stop: &AtomicBool,
-    ) -> Result<Mapped> {
+    ) -> Result<(Mapped, Option<Part>)> {
         if !self.can_refetch(file) {
             return Err(StreamError::ShardNotFound {
                 shard: file.raw.basename.clone(),
@@ -31,24 +32,30 @@ impl Cache {
         }
         loop {
             let Some(part) = self.part(path, file.raw.bytes, stop)? else {
-                return self.in_memory(shard, file, stop);
+                return Ok((self.in_memory(shard, file, stop)?, None));
             };
             // Another process may have admitted it while this one waited for the lock.
             if let Some(bytes) = self.map(path, Some(stop))?
                 && self.check_held(shard, file, path, &bytes).is_ok()
             {
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
-                return Ok(bytes);
+                return Ok((bytes, None));
             }
             if !self.has_room(stop)? {
                 drop(part);
-                return self.pass_through(shard, file, stop);
+                return Ok((self.pass_through(shard, file, stop)?, None));
             }
             self.attempt(|| self.make(shard, file, &part, stop))?;
+            if self.limit.is_none()
+                && let Some(bytes) = map(part.path())?
+            {
+                return Ok((bytes, Some(part)));
+            }
+            // What may be evicted is held by a lock on its final name.
             self.commit(part, stop)?;
             // It may be evicted before it is held, and then it is made again.
             if let Some(bytes) = self.map(path, Some(stop))? {
-                return Ok(bytes);
+                return Ok((bytes, None));
             }
         }
     }

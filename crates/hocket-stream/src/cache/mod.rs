@@ -25,6 +25,7 @@ use self::counts::Counters;
 use self::mapped::{Mapped, hold, map};
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
+use crate::files::Part;
 use crate::hash::Algorithm;
 use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
 use crate::remote::{self, Remote};
@@ -63,6 +64,20 @@ pub struct Cache {
     picked: Mutex<HashMap<u32, u32>>,
     versions: Versions,
     notices: Mutex<Vec<String>>,
+}
+
+/// Files of a shard that are whole and read, and not yet on the disk under their names. Dropped, they are gone.
+#[derive(Default)]
+pub(crate) struct Unsettled(Vec<Part>);
+
+impl Unsettled {
+    /// Waits until they are.
+    ///
+    /// # Errors
+    /// [`StreamError::Io`] where the disk refuses.
+    pub(crate) fn commit(self) -> Result<()> {
+        self.0.into_iter().try_for_each(Part::commit)
+    }
 }
 
 /// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`.
@@ -171,14 +186,29 @@ impl Cache {
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] when no attempt brought the right
     /// bytes, [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
+        let (shard, unsettled) = self.open_early(number, stop)?;
+        unsettled.commit()?;
+        Ok(shard)
+    }
+
+    /// As [`open`](Self::open), but what was brought here may still have to be committed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_early(&self, number: u32, stop: &AtomicBool) -> Result<(Shard, Unsettled)> {
         let shard = self.shard(number)?;
-        let bring = |file: &StoredFile| match self.find(number, &shard, file, Some(stop))? {
-            Some(bytes) => Ok(bytes),
-            None => self.admit(&shard, file, &self.path(file), stop),
+        let mut unsettled = Unsettled::default();
+        let mut bring = |file: &StoredFile| -> Result<Mapped> {
+            if let Some(bytes) = self.find(number, &shard, file, Some(stop))? {
+                return Ok(bytes);
+            }
+            let (bytes, part) = self.admit(&shard, file, &self.path(file), stop)?;
+            unsettled.0.extend(part);
+            Ok(bytes)
         };
         let data = bring(&shard.data)?;
         let meta = shard.meta.as_ref().map(bring).transpose()?;
-        self.assemble(number, &shard, data, meta)
+        Ok((self.assemble(number, &shard, data, meta)?, unsettled))
     }
 
     /// Opens a shard if all of it is here; downloads and unpacks nothing, and waits for nobody.

@@ -118,6 +118,21 @@ fn brings_raw_and_compressed_shards_and_nothing_else() {
 }
 
 #[test]
+fn a_shard_is_read_before_it_is_kept() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    let cache = fixture.cache(false);
+    let early = || cache.open_early(0, &AtomicBool::new(false)).unwrap();
+    let (shard, unsettled) = early();
+    assert_eq!(third(&shard), [3, 0, 0, 0]);
+    assert_eq!(fixture.local_names(), [".s.mds.part"]);
+    drop(unsettled);
+    assert!(fixture.local_names().is_empty());
+    assert_eq!(third(&shard), [3, 0, 0, 0]);
+    early().1.commit().unwrap();
+    assert_eq!(fixture.local_names(), ["s.mds"]);
+}
+
+#[test]
 fn reads_in_place_without_a_remote() {
     for level in [None, Some("zstd:3")] {
         let fixture = Fixture::new(level, "sha1");

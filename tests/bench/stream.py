@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.s3d import Server
 
 CELL = Path(__file__).parent / "cells" / "samples.py"
-SAMPLES = {"tokens": 50_000, "blobs": 8_000}
+SAMPLES = {"tokens": 250_000, "blobs": 16_000}
 #: What each system's environment holds beside NumPy; None is this one.
 SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,

@@ -13,6 +13,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::faults::Faults;
 
+/// How much lateness of a timer a capped direction makes up for.
+const CATCH_UP: Duration = Duration::from_millis(10);
+
 /// What the requests on a connection may do to it.
 #[derive(Default)]
 pub struct Control {
@@ -146,7 +149,9 @@ impl Pace {
     }
 
     fn spend(&mut self, count: usize, limit: u64) {
-        self.next =
-            self.next.max(Instant::now()) + Duration::from_secs_f64(count as f64 / limit as f64);
+        // A timer wakes late: what it overslept is made up for, and what the peer did not ask for is not.
+        let now = Instant::now();
+        let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
+        self.next = self.next.max(earliest) + Duration::from_secs_f64(count as f64 / limit as f64);
     }
 }

@@ -32,10 +32,11 @@ SYSTEMS: dict[str, list[str] | None] = {
     "webdataset": ["webdataset==1.0.2", "torch"],
     "memmap": [],
     "obstore": ["obstore==0.12.1"],
+    "obstore_kept": ["obstore==0.12.1"],
 }
-#: No peers: the same batches out of one memory map, and parallel requests for all bytes.
-LIMIT, COLD_LIMIT = "memmap", "obstore"
-PEERS = [system for system in SYSTEMS if system != COLD_LIMIT]
+#: No peers: the same batches out of one memory map; requests for all bytes, into memory and into files.
+LIMIT, COLD_LIMITS = "memmap", ["obstore", "obstore_kept"]
+PEERS = [system for system in SYSTEMS if system not in COLD_LIMITS]
 
 
 def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, float]:
@@ -92,8 +93,8 @@ def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: in
 def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> list[Table]:
     """Measure an epoch from a store into an empty cache: Hocket and mosaicml-streaming, raw shards."""
     title = f"Cold from S3, {latency_ms} ms and {bandwidth / 1e6:.0f} MB/s a connection"
-    epoch = Table(title, "MB/s of an epoch", [COLD_LIMIT])
-    first = Table(title, "seconds to the first batch", [COLD_LIMIT], is_less_better=True)
+    epoch = Table(title, "MB/s of an epoch", COLD_LIMITS)
+    first = Table(title, "seconds to the first batch", COLD_LIMITS, is_less_better=True)
     size = {"tokens": 4096, "blobs": 1 << 16}
     with Server(latency_ms=latency_ms, bandwidth=bandwidth, profile="release") as server:
         env = {**server.env, "S3_ENDPOINT_URL": server.endpoint}
@@ -101,7 +102,7 @@ def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> lis
             upload(folder / f"{workload}-hocket", server, workload)
         for _ in range(rounds):
             for workload in size:
-                for system in ["hocket", "mosaicml_streaming", COLD_LIMIT]:
+                for system in ["hocket", "mosaicml_streaming", *COLD_LIMITS]:
                     cache = folder / "cache"
                     shutil.rmtree(cache, ignore_errors=True)
                     figures = cell(

@@ -52,11 +52,7 @@ impl Direct {
     /// # Errors
     /// What the disk says.
     pub(crate) fn write(&self, buffer: &mut Buffer, length: usize, offset: u64) -> io::Result<()> {
-        if let Some(direct) = self
-            .direct
-            .as_ref()
-            .filter(|_| !self.is_refused.load(Ordering::Relaxed))
-        {
+        if let Some(direct) = self.direct() {
             let padded = length.next_multiple_of(ALIGNMENT as usize);
             buffer.bytes_mut()[length..padded].fill(0);
             match direct.write_all_at(&buffer.bytes()[..padded], offset) {
@@ -68,6 +64,34 @@ impl Direct {
         }
         self.buffered
             .write_all_at(&buffer.bytes()[..length], offset)
+    }
+
+    /// Whether [`write_memory`](Self::write_memory) takes these bytes: past the page cache only whole pages go.
+    pub(crate) fn takes(&self, bytes: &[u8]) -> bool {
+        let page = ALIGNMENT as usize;
+        let is_whole = bytes.len().is_multiple_of(page) && bytes.as_ptr().align_offset(page) == 0;
+        is_whole || self.direct().is_none()
+    }
+
+    /// Writes bytes that it [`takes`](Self::takes) at `offset`, a multiple of a page, from where they lie.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(crate) fn write_memory(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if let Some(direct) = self.direct() {
+            match direct.write_all_at(bytes, offset) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    self.is_refused.store(true, Ordering::Relaxed);
+                }
+                other => return other,
+            }
+        }
+        self.buffered.write_all_at(bytes, offset)
+    }
+
+    fn direct(&self) -> Option<&File> {
+        let direct = self.direct.as_ref();
+        direct.filter(|_| !self.is_refused.load(Ordering::Relaxed))
     }
 }
 

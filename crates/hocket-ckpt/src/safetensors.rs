@@ -316,4 +316,27 @@ impl Layout {
             index += 1;
         }
     }
+
+    /// The data that begins at `offset`, where the caller's memory has it in one run.
+    pub(crate) fn run(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        let first = self
+            .entries
+            .partition_point(|(start, entry)| start + (entry.memory.bytes() as u64) <= offset);
+        let mut entries = self.entries.get(first..)?.iter();
+        let (start, entry) = entries.next()?;
+        let inside = (offset - start) as usize;
+        let address = entry.memory.address + inside;
+        let mut found = entry.memory.bytes() - inside;
+        while found < length {
+            let (_, entry) = entries.next()?;
+            // An entry without bytes lies anywhere.
+            if entry.memory.bytes() > 0 && entry.memory.address != address + found {
+                return None;
+            }
+            found += entry.memory.bytes();
+        }
+        // SAFETY: entries that follow each other without a gap, each readable and written by nobody, by the promise
+        // made to `Memory::new`.
+        Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
+    }
 }

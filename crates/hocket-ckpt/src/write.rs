@@ -255,25 +255,40 @@ fn fill_plain(
             if background {
                 pace::give_way();
             }
-            Buffer::new()
+            Ok(None)
         },
-        |buffer, index| {
+        |copy: &mut Option<Buffer>, index| {
             let offset = (index * BUFFER_BYTES) as u64;
             let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64) as usize;
-            layout.fill(offset, &mut buffer.bytes_mut()[..length]);
-            let blocks: Vec<u8> = buffer.bytes()[..length]
-                .chunks(BLOCK_BYTES as usize)
-                .flat_map(xxh3_128)
-                .collect();
-            let at = (offset / BLOCK_BYTES) as usize * DIGEST_BYTES;
-            match digests.lock() {
-                Ok(mut digests) => digests[at..at + blocks.len()].copy_from_slice(&blocks),
-                Err(_) => return Err(CkptError::Invalid("another writer panicked".to_owned())),
+            let store = |bytes: &[u8]| {
+                let blocks: Vec<u8> = bytes
+                    .chunks(BLOCK_BYTES as usize)
+                    .flat_map(xxh3_128)
+                    .collect();
+                let at = (offset / BLOCK_BYTES) as usize * DIGEST_BYTES;
+                match digests.lock() {
+                    Ok(mut digests) => digests[at..at + blocks.len()].copy_from_slice(&blocks),
+                    Err(_) => {
+                        return Err(CkptError::Invalid("another writer panicked".to_owned()));
+                    }
+                }
+                Ok(())
+            };
+            let failed = |error: io::Error| {
+                CkptError::io(path, &format!("write {length} bytes at {offset}"), &error)
+            };
+            let at = data_start + offset;
+            if let Some(bytes) = layout.run(offset, length).filter(|bytes| sink.takes(bytes)) {
+                store(bytes)?;
+                return sink.write_memory(bytes, at).map_err(failed);
             }
-            sink.write(buffer, length, data_start + offset)
-                .map_err(|error| {
-                    CkptError::io(path, &format!("write {length} bytes at {offset}"), &error)
-                })
+            let buffer = match copy {
+                Some(buffer) => buffer,
+                none => none.insert(Buffer::new()?),
+            };
+            layout.fill(offset, &mut buffer.bytes_mut()[..length]);
+            store(&buffer.bytes()[..length])?;
+            sink.write(buffer, length, at).map_err(failed)
         },
     )?;
     // A direct write of the tail is a whole number of pages.

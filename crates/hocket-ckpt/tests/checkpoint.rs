@@ -145,6 +145,51 @@ fn what_is_written_is_read_back() {
     });
 }
 
+/// Entries in one run of memory, as they follow each other in the file and otherwise, give the same file.
+#[test]
+fn where_the_memory_lies_makes_no_difference() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = noise(13 * MIB + 4100, 3);
+    let edges = [0, 0, 100, 5 * MIB, 5 * MIB, 9 * MIB + 3, all.len()];
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let mut files = Vec::new();
+    // At the start of a page, which a disk is written from directly; beside it; and each in memory of its own.
+    for start in [0, 1, 64] {
+        let mut memory = vec![0; all.len() + 2 * 4096];
+        let first = memory.as_ptr().align_offset(4096) + start;
+        memory[first..first + all.len()].copy_from_slice(&all);
+        let inside =
+            |range: std::ops::Range<usize>| &memory[first + range.start..first + range.end];
+        let own: Vec<Vec<u8>> = edges
+            .windows(2)
+            .map(|edge| all[edge[0]..edge[1]].to_vec())
+            .collect();
+        for is_own in [false, true] {
+            let entries = edges
+                .windows(2)
+                .zip(names)
+                .zip(&own)
+                .map(|((edge, name), own)| {
+                    entry(
+                        name,
+                        if is_own {
+                            own
+                        } else {
+                            inside(edge[0]..edge[1])
+                        },
+                    )
+                });
+            let root = folder.path().join(format!("{start}-{is_own}"));
+            let place = Place::open(root.to_str().unwrap()).unwrap();
+            let written = write(&place, "data/a.safetensors", entries.collect());
+            let bytes = std::fs::read(root.join("data/a.safetensors")).unwrap();
+            assert!(bytes[written.file.data_start as usize..] == all);
+            files.push((bytes, written.file.digests));
+        }
+    }
+    assert!(files.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
 fn memory_mut(bytes: &mut [u8]) -> Memory {
     // SAFETY: every test keeps the bytes, untouched, until its verb has returned.
     unsafe { Memory::new(bytes.as_mut_ptr() as usize, bytes.len()) }

@@ -23,6 +23,7 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
 from hocket.ckpt.torch.layout import DTYPES
 from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.ckpt.torch.snapshot import Planner, Staging, hold_still
 from hocket.native import _native
 
 
@@ -98,6 +99,25 @@ def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
     assert store.num_plans == 1
     assert store._staging.num_allocations == 1
     store.close()
+
+
+def test_staged_tensors_lie_as_in_their_file(tmp_path):
+    state = {
+        "b": torch.arange(1001),
+        "a": torch.randn(33, 3, dtype=torch.float64),
+        "z": torch.randn(7).bfloat16(),
+        "m": torch.randn(5),
+        "flag": torch.tensor(True),
+        "empty": torch.empty(0, 3),
+    }
+    snapshot = Planner(rank=0, world_size=1).snapshot(state)
+    entries, held = hold_still(snapshot, Staging())
+    assert [entry.part.name for entry in entries] == ["a", "b", "empty", "m", "z", "flag"]
+    starts = [entry.address for entry in entries if entry.num_bytes]
+    ends = [entry.address + entry.num_bytes for entry in entries if entry.num_bytes]
+    assert starts[0] % 4096 == 0
+    assert starts[1:] == ends[:-1]
+    del held
 
 
 def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):

@@ -115,6 +115,7 @@ IMPORTS = {
     "webdataset": ["torch.utils.data", "webdataset"],
     "memmap": [],
     "obstore": ["obstore.store"],
+    "obstore_kept": ["obstore.store"],
 }
 
 
@@ -175,6 +176,16 @@ def read_memmap(folder: Path, workload: str, batch: int, remote: str | None) -> 
 
 def read_obstore(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
     """The limit of a cold start: shards fetched into memory, 16 requests of 8 MiB at once, read in order."""
+    yield from _fetched(workload, remote, None)
+
+
+def read_obstore_kept(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+    """As `obstore`, and every part is written to a file and flushed, as a cache has to."""
+    folder.mkdir(parents=True)
+    yield from _fetched(workload, remote, folder)
+
+
+def _fetched(workload: str, remote: str | None, kept: Path | None) -> Iterator[Any]:
     import obstore
     from obstore.store import S3Store
 
@@ -194,8 +205,18 @@ def read_obstore(folder: Path, workload: str, batch: int, remote: str | None) ->
         for start in range(0, shard["raw_data"]["bytes"], 1 << 23)
     ]
     size = 4096 if workload == "tokens" else 1 << 16
+
+    def fetch(part: tuple[str, int, int]) -> Any:
+        name, start, length = part
+        data = obstore.get_range(store, name, start=start, length=length)
+        if kept is not None:
+            with (kept / f"{name}.{start}").open("wb") as file:
+                file.write(data)
+                os.fsync(file.fileno())
+        return data
+
     with ThreadPoolExecutor(16) as pool:
-        for part in pool.map(lambda p: obstore.get_range(store, p[0], start=p[1], length=p[2]), parts):
+        for part in pool.map(fetch, parts):
             data = np.frombuffer(part, np.uint8)
             yield data[: len(data) // size * size].reshape(-1, size)
 

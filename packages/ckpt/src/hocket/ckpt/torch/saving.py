@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -24,7 +24,7 @@ from hocket.ckpt.torch import committing
 from hocket.ckpt.torch.committing import Report
 from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
 from hocket.ckpt.torch.rendezvous import Rendezvous
-from hocket.ckpt.torch.snapshot import Entry, Snapshot
+from hocket.ckpt.torch.snapshot import Entry, Snapshot, part_name
 from hocket.ckpt.torch.stages import Tree, leads_of, merge_trees
 from hocket.ckpt.values import from_canonical
 from hocket.native import _native
@@ -101,7 +101,7 @@ class SaveJob:
                 data_path(self.save_id, self.rendezvous.rank, level=self.level),
                 entries=[
                     (
-                        _entry_name(entry, shapes),
+                        part_name(entry.part, shapes[entry.part.name]),
                         entry.dtype,
                         entry.part.box.size,
                         entry.address,
@@ -278,7 +278,7 @@ class SaveJob:
             lies = self.written["entries"]
             files = [{key: value for key, value in self.written.items() if key != "entries"}]
             for entry in self.entries:
-                offset, length = lies[_entry_name(entry, shapes)]
+                offset, length = lies[part_name(entry.part, shapes[entry.part.name])]
                 chunks.append((entry.part.name, 0, offset, length, entry.part.box.start, entry.part.box.size))
         return Report(
             destination=f"`{self.uri}` of step {self.step}",
@@ -302,9 +302,3 @@ class SaveJob:
             _native.ckpt_delete_files(self.uri, paths)
         except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own end is what counts
             _log.warning("could not remove %s under `%s`: %s", paths, self.uri, error)
-
-
-def _entry_name(entry: Entry, shapes: dict[str, tuple[int, ...]]) -> str:
-    """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
-    name, box = entry.part
-    return entry_name(name, box.start, is_whole=box.size == shapes[name])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hocket.ckpt.datafiles import entry_name
 from hocket.ckpt.errors import CheckpointStateError
 from hocket.ckpt.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
 from hocket.ckpt.planning import Box, Item, Part, plan_parts
@@ -17,10 +18,10 @@ from hocket.ckpt.tree import Path, flatten
 from hocket.ckpt.values import canonical, canonical_leaves
 from hocket.native._native import xxh3_128
 
-__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "hold_still"]
+__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "hold_still", "part_name"]
 
 PER_RANK_BYTES = 64 << 10
-_ALIGN = 64
+_PAGE_BYTES = 4096
 
 
 class Entry(NamedTuple):
@@ -40,7 +41,7 @@ class Plan:
     digest: str
     """Of the signature; equal on all ranks, or their trees differ."""
     parts: tuple[Part, ...]
-    """What this rank writes."""
+    """What this rank writes, in the order in which its file has it."""
     inlined: frozenset[str]
     """Tensors that the manifest holds, too."""
     rank_bytes: tuple[int, ...]
@@ -131,8 +132,16 @@ class Planner:
             if info.same_as is None
         ]
         parts, rank_bytes = plan_parts(items, self.world_size, self.rank, peers)
+        item_bytes = {item.name: item.item_bytes for item in items}
+        shapes = {item.name: item.shape for item in items}
+        parts.sort(key=lambda part: (-item_bytes[part.name], part_name(part, shapes[part.name])))
         text = json.dumps([_plain(info.signature) for info in infos], separators=(",", ":"))
         return Plan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
+
+
+def part_name(part: Part, shape: tuple[int, ...]) -> str:
+    """A part's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
+    return entry_name(part.name, part.box.start, is_whole=part.box.size == shape)
 
 
 def _plain(entry: Any) -> Any:
@@ -184,6 +193,8 @@ def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
 class Staging:
     """A buffer in host memory that saves copy into; pinned where tensors come from a device. Allocated once.
 
+    It begins with a page and has no gaps: a file of tensors in this order is written from where they lie.
+
     Args:
         budget_bytes: The most it may hold; None is no limit.
 
@@ -229,8 +240,9 @@ class Staging:
         """Makes the copies' places, in a new buffer where the old one does not do."""
         offsets, total = [], 0
         for view in views:
+            total = -(-total // view.itemsize) * view.itemsize
             offsets.append(total)
-            total += -(-view.nbytes // _ALIGN) * _ALIGN
+            total += view.nbytes
         if self._budget_bytes is not None and total > self._budget_bytes:
             raise CheckpointStateError(
                 f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
@@ -239,7 +251,8 @@ class Staging:
         self._layout, self._copies = [], []  # as long as they are there, so is the buffer
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_device)
+            memory = torch.empty(total + _PAGE_BYTES, dtype=torch.uint8, pin_memory=on_device)
+            self._buffer = memory[-memory.data_ptr() % _PAGE_BYTES :]
             self.num_allocations += 1
         self._copies = [
             self._buffer[offset : offset + view.nbytes].view(view.dtype).view(view.shape)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.native import _native
+from hocket.native import Store, _native
+from hocket.native.errors import StoreConfigError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, StreamIOError
@@ -57,6 +58,24 @@ def test_a_place_that_is_taken_is_refused_and_replaced_on_request(
         write(5)
     write(5, exist_ok=True)
     assert names(folder) == ["index.json", "notes.txt", "shard.00000.mds", "shard.99999.mds"]
+
+
+def test_a_file_uri_is_one_folder_to_the_writer_the_reader_and_the_store(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/a%20b%25"
+    write(5, out=uri)
+    assert names(tmp_path) == ["a b%"]
+    assert names(tmp_path / "a b%") == sorted(meta.key for meta in Store(uri).list())
+    cached = StreamingDataset(remote=uri, local=f"file://{tmp_path}/the%20cache", batch_size=2)
+    assert [sample["id"] for sample in cached] == list(range(5))
+    assert names(tmp_path / "the cache") == names(tmp_path / "a b%")
+    for place in ({"local": uri}, {"remote": uri}, {"local": tmp_path / "a b%", "remote": uri}):
+        assert len(list(StreamingDataset(**place, batch_size=2))) == 5
+    with pytest.raises(DatasetExistsError, match="a b%"):
+        write(5, out=uri)
+    with pytest.raises(StoreConfigError, match=r"`file://a/b` names no local directory"):
+        write(5, out="file://a/b")
 
 
 def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:

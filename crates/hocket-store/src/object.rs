@@ -38,6 +38,11 @@ impl Object {
         self.pin.seen().map(|seen| seen.size)
     }
 
+    /// When its version was written, in milliseconds since 1970, once a read has met it.
+    pub fn modified_ms(&self) -> Option<i64> {
+        self.pin.seen().map(|seen| seen.modified_ms)
+    }
+
     /// As [`Store::get`].
     ///
     /// # Errors

@@ -30,23 +30,6 @@ impl Remote {
     pub fn object(&self, key: &str) -> Object {
         self.store.object(key)
     }
-
-    /// When an object was last written, in milliseconds since 1970; `None` where the store does not say. Blocks.
-    ///
-    /// # Errors
-    /// [`StoreError::Transient`]; [`StreamError::Closed`] once `interrupted` says so.
-    pub fn modified(&self, key: &str, interrupted: &dyn Fn() -> bool) -> Result<Option<i64>> {
-        let (store, key) = (self.store.clone(), key.to_owned());
-        let answer = runtime::wait(async move { store.head(&key).await }, interrupted);
-        match settle(answer) {
-            Ok(meta) => Ok(meta.map(|meta| meta.modified_ms)),
-            // Some servers have no answer but to GET, which comes next and fails by itself.
-            Err(StreamError::Store(error)) if !matches!(error, StoreError::Transient { .. }) => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
 }
 
 /// An object's bytes, or `None` where there is none. Blocks.

@@ -33,6 +33,11 @@ impl Object {
         self.store.object_uri(&self.key)
     }
 
+    /// Its name in the store.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Bytes of its version, once a read has met it.
     pub fn size(&self) -> Option<u64> {
         self.pin.seen().map(|seen| seen.size)
@@ -91,7 +96,7 @@ impl Object {
         check_key(self.store.uri(), &self.key)?;
         let (store, key, pin) = self.parts();
         match store.backend().await? {
-            Backend::Local => local::download(store, key, pin, path.to_owned()).await,
+            Backend::Local => local::download(store, key, pin, path.to_owned(), size).await,
             Backend::Remote(remote) => {
                 read::Source::new(&store, &key, remote, pin)?
                     .download(path, size)

@@ -59,16 +59,27 @@ pub fn get_ranges(
 /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
 ///
 /// # Errors
-/// As [`get`]; [`StreamError::Io`] where the disk refuses.
+/// As [`get`]; [`StreamError::ShardCorrupt`] where it has another size, of which no more than the first part is
+/// fetched; [`StreamError::Io`] where the disk refuses.
 pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
-    let (object, target) = (object.clone(), into.to_owned());
-    let download = async move { object.download(&target, Some(bytes)).await };
+    let (handle, target) = (object.clone(), into.to_owned());
+    let download = async move { handle.download(&target, Some(bytes)).await };
     let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
     match settle(answer) {
         // The disk's refusal and not the store's.
         Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
             Err(StreamError::Io { path: uri, reason })
         }
+        Err(StreamError::Store(StoreError::Size {
+            uri,
+            expected,
+            actual,
+        })) => Err(StreamError::ShardCorrupt {
+            shard: object.key().to_owned(),
+            object: uri,
+            expected: format!("{expected} bytes"),
+            actual: format!("{actual} bytes"),
+        }),
         other => Ok(other?.is_some()),
     }
 }

@@ -15,6 +15,7 @@ from hocket.native.errors import StoreConfigError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, StreamIOError
+from hocket.stream.sizes import parse_bytes
 
 
 def names(folder: Path) -> list[str]:
@@ -76,6 +77,30 @@ def test_a_file_uri_is_one_folder_to_the_writer_the_reader_and_the_store(
         write(5, out=uri)
     with pytest.raises(StoreConfigError, match=r"`file://a/b` names no local directory"):
         write(5, out="file://a/b")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64mb", 64 << 20),
+        ("64 MiB", 64 << 20),
+        (" 1.5G ", 3 << 29),
+        ("2tb", 2 << 40),
+        ("7", 7),
+        ("9007199254740993b", 9007199254740993),
+        (np.int64(5), 5),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert parse_bytes("size_limit", text) == size
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "mb", "64 pb", "-1", "0.5b", "9" * 400, "8388608tb", True, 1.5, 1 << 63, "٣", "0x10"]
+)
+def test_what_is_no_size_is_named(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"`cache_limit` is .*expected bytes from 1 to below"):
+        parse_bytes("cache_limit", wrong)
 
 
 def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:

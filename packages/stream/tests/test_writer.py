@@ -103,6 +103,13 @@ def test_what_is_no_size_is_named(wrong: Any) -> None:
         parse_bytes("cache_limit", wrong)
 
 
+def test_one_digest_in_place_of_a_list_is_told(tmp_path: Path) -> None:
+    hashes: Any = "sha1"
+    with pytest.raises(ConfigError, match=r"`hashes` is 'sha1': expected a list of names, .* `\['sha1'\]`"):
+        MDSWriter(columns={"x": "int"}, out=tmp_path / "d", hashes=hashes)
+    assert not (tmp_path / "d").exists()
+
+
 def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:
     MDSWriter(columns={"x": "int"}, out=tmp_path).finish()
     assert json.loads((tmp_path / "index.json").read_text()) == {"shards": [], "version": 2}

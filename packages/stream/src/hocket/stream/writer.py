@@ -274,9 +274,13 @@ def _describe(file: _native._File) -> dict[str, Any]:
     return {"basename": name, "bytes": size, "hashes": hashes}
 
 
-def _check_hashes(hashes: list[str] | None) -> list[str]:
-    names = sorted(set(hashes or []))
-    if len(names) != len(hashes or []):
+def _check_hashes(hashes: list[str] | str | None) -> list[str]:
+    if hashes is None:
+        return []
+    if isinstance(hashes, str):
+        raise ConfigError(f"`hashes` is {hashes!r}: expected a list of names, such as `[{hashes!r}]`")
+    names = sorted(set(hashes))
+    if len(names) != len(hashes):
         raise ConfigError(f"`hashes` is {hashes!r}: expected each name once")
     return names
 

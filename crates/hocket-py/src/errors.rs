@@ -32,7 +32,7 @@ pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
         StoreError::Permission { .. } => "StorePermissionError",
         StoreError::Config { .. } => "StoreConfigError",
         StoreError::Transient { .. } => "StoreTransientError",
-        StoreError::Io { .. } => "StoreIOError",
+        StoreError::Size { .. } | StoreError::Io { .. } => "StoreIOError",
         _ => "StoreError",
     };
     instance(py, "hocket.native.errors", class, &error.to_string())

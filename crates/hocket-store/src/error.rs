@@ -36,6 +36,18 @@ pub enum StoreError {
         /// The ETag found, or a word in brackets where there is none.
         actual: String,
     },
+    /// The object is larger or smaller than the caller knew it to be.
+    #[error(
+        "`{uri}` has {actual} bytes, expected {expected}; look whether it was replaced or cut off"
+    )]
+    Size {
+        /// Full URI of the object.
+        uri: String,
+        /// The bytes that the caller expected.
+        expected: u64,
+        /// The bytes that it has.
+        actual: u64,
+    },
     /// The store refuses these credentials, or none were given.
     #[error("no access to `{uri}`: {reason}")]
     Permission {

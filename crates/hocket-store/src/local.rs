@@ -73,9 +73,11 @@ pub(crate) async fn download(
     key: String,
     pin: Pin,
     to: PathBuf,
+    size: Option<u64>,
 ) -> Result<ObjectMeta> {
     blocking(move || {
         let mut reader = Reader::open(&store, &key, &pin)?;
+        reader.meta.check_size(reader.uri.clone(), size)?;
         let name = to.to_string_lossy().into_owned();
         let mut target = File::create(&to).map_err(|error| write_error(&name, "create", &error))?;
         let copied = io::copy(&mut reader.file, &mut target)

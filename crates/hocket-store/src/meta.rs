@@ -1,5 +1,7 @@
 //! What a store tells of its objects, and on which condition it writes one.
 
+use crate::error::{Result, StoreError};
+
 /// One object of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectMeta {
@@ -11,6 +13,20 @@ pub struct ObjectMeta {
     pub etag: Option<String>,
     /// Last change, in milliseconds since 1970 (UTC).
     pub modified_ms: i64,
+}
+
+impl ObjectMeta {
+    /// Refuses another size than the `expected` one, if one is.
+    pub(crate) fn check_size(&self, uri: String, expected: Option<u64>) -> Result<()> {
+        match expected.filter(|&expected| expected != self.size) {
+            None => Ok(()),
+            Some(expected) => Err(StoreError::Size {
+                uri,
+                expected,
+                actual: self.size,
+            }),
+        }
+    }
 }
 
 /// One level of a store.

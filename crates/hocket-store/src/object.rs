@@ -33,9 +33,19 @@ impl Object {
         self.store.object_uri(&self.key)
     }
 
+    /// Its name in the store.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Bytes of its version, once a read has met it.
     pub fn size(&self) -> Option<u64> {
         self.pin.seen().map(|seen| seen.size)
+    }
+
+    /// When its version was written, in milliseconds since 1970, once a read has met it.
+    pub fn modified_ms(&self) -> Option<i64> {
+        self.pin.seen().map(|seen| seen.modified_ms)
     }
 
     /// As [`Store::get`].
@@ -86,7 +96,7 @@ impl Object {
         check_key(self.store.uri(), &self.key)?;
         let (store, key, pin) = self.parts();
         match store.backend().await? {
-            Backend::Local => local::download(store, key, pin, path.to_owned()).await,
+            Backend::Local => local::download(store, key, pin, path.to_owned(), size).await,
             Backend::Remote(remote) => {
                 read::Source::new(&store, &key, remote, pin)?
                     .download(path, size)

@@ -153,7 +153,8 @@ impl Source {
         let known = size.unwrap_or(0);
         let mut tasks = self.download_parts(self.part_bytes()..known, &file, &name);
         let (first, meta) = self.first_part().await?;
-        if known != meta.size {
+        meta.check_size(self.uri(), size)?;
+        if size.is_none() {
             tasks = self.download_parts(first.len() as u64..meta.size, &file, &name);
         }
         let size = meta.size;

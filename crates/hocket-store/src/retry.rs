@@ -13,6 +13,11 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+/// What a web server did that knows no ranges.
+const RANGE_IGNORED: &str = "the server answered a GET for a range with HTTP 200 and all of the object: expected HTTP 206 \
+     and that `Range` alone, without which nothing is read in parts; serve it by a server that knows ranges, such as \
+     nginx, Apache or an object store, or copy it to a local folder";
+
 /// A failed attempt.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -216,6 +221,9 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
         Error::Precondition { .. } | Error::NotModified { .. } => Fault::Precondition,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
             Fault::Final(refused(uri, error, seen, remote))
+        }
+        Error::NotSupported { .. } if seen.status == Some(200) => {
+            Fault::Final(StoreError::io(uri, RANGE_IGNORED))
         }
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))

@@ -165,10 +165,11 @@ impl Store {
 
     /// Writes an object into the local file `path` (made or truncated), part by part in place. Not durable and
     /// not atomic: sync and rename are the caller's. After an error the file's content is undefined. `size` is
-    /// what the caller believes the object to have: all parts are then asked for at once.
+    /// what the caller knows the object to have: all parts are then asked for at once.
     ///
     /// # Errors
-    /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`.
+    /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`; [`StoreError::Size`], as soon as
+    /// the first answer tells it, where the object has other than `size` bytes.
     pub async fn download(&self, key: &str, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
         self.object(key).download(path, size).await
     }

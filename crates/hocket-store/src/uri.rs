@@ -212,12 +212,15 @@ impl Location {
     fn file_url(uri: &str) -> Result<Self> {
         let bad = || {
             StoreError::config(format!(
-                "`{uri}` names no local directory; write `file:///dir` with three slashes"
+                "`{uri}` names no local directory; write `file:///dir` with three slashes, in UTF-8, with `%3F` \
+                 for `?` and `%23` for `#`"
             ))
         };
         let path = Url::parse(uri)
             .ok()
+            .filter(|url| url.query().is_none() && url.fragment().is_none())
             .and_then(|url| url.to_file_path().ok())
+            .filter(|path| path.to_str().is_some())
             .ok_or_else(bad)?;
         Self::local(&path, uri)
     }
@@ -351,7 +354,10 @@ mod tests {
         assert_eq!(s3.full_key("k"), "p/q/k");
         assert_eq!(Location::parse("s3://b").unwrap().full_key("k"), "k");
         assert_eq!(Location::parse("/a//b/./c/").unwrap().uri(), "/a/b/c");
-        assert_eq!(Location::parse("file:///a%20b").unwrap().uri(), "/a b");
+        assert_eq!(
+            Location::parse("file:///a%20b%25%3f/%C3%A4").unwrap().uri(),
+            "/a b%?/ä"
+        );
         assert_eq!(
             Location::parse("memory://m/x").unwrap().uri(),
             "memory://m/x"
@@ -375,6 +381,9 @@ mod tests {
             "s3://b/../c",
             "s3://b u/p",
             "file://host/p",
+            "file:///p?q",
+            "file:///p#q",
+            "file:///%FF",
             "memory://",
         ] {
             let error = Location::parse(uri).expect_err(uri);

@@ -153,6 +153,34 @@ fn an_object_is_read_of_the_version_that_was_seen_first() {
 }
 
 #[test]
+fn an_object_of_another_size_is_refused_before_it_is_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    let root = dir.path().join("root");
+    for uri in ["memory://sizes", root.to_str().unwrap()] {
+        let (store, to) = (open(uri), to.clone());
+        wait(async move {
+            store.put("k", pattern(1000), PutMode::Overwrite).await?;
+            for known in [0, 999, 1001, 64 << 20] {
+                std::fs::write(&to, b"").unwrap();
+                let error = store.download("k", &to, Some(known)).await.unwrap_err();
+                assert!(
+                    matches!(error, StoreError::Size { expected, actual: 1000, .. } if expected == known),
+                    "{error}"
+                );
+                assert_eq!(std::fs::metadata(&to).unwrap().len(), 0);
+            }
+            for known in [None, Some(1000)] {
+                store.download("k", &to, known).await?;
+                assert_eq!(std::fs::read(&to).unwrap(), pattern(1000));
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn of_racing_conditional_writers_each_round_has_one_winner() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path().to_str().unwrap());

@@ -11,6 +11,9 @@ use crate::error::{Result, StreamError};
 use crate::index::{FileInfo, INDEX_NAME, StoredFile};
 use crate::schema::{Column, Format, Schema};
 
+/// Of a compressed file: twice what a raw one may have.
+const MOST_PACKED_BYTES: u64 = 1 << 33;
+
 /// An entry as the file has it. Keys that are not named here are ignored.
 #[derive(Deserialize)]
 pub(crate) struct Entry {
@@ -257,9 +260,16 @@ fn check_pair(
             if is_packed { "no" } else { "a" }
         )));
     }
+    let zip = zip.map(|zip| check_file(zip, number)).transpose()?;
+    if let Some(zip) = zip.as_ref().filter(|zip| zip.bytes > MOST_PACKED_BYTES) {
+        return Err(Finding::Corrupt(format!(
+            "shard {number} (`{}`) has {} bytes, expected at most {MOST_PACKED_BYTES}: no compression makes twice as many of what it packs",
+            zip.basename, zip.bytes
+        )));
+    }
     Ok(StoredFile {
         raw,
-        zip: zip.map(|zip| check_file(zip, number)).transpose()?,
+        zip,
         holds_offsets: false,
     })
 }

@@ -319,6 +319,12 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(message.contains("4294967296"), "{message}");
+        let mut packed = shard("a.mds", 1, 1);
+        packed["compression"] = "zstd".into();
+        packed["zip_data"] =
+            serde_json::json!({"basename": "a.mds.zstd", "bytes": 1u64 << 60, "hashes": {}});
+        let message = parse(vec![packed]).unwrap_err().to_string();
+        assert!(message.contains("1152921504606846976 bytes"), "{message}");
     }
 
     #[test]

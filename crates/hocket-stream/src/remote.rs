@@ -30,23 +30,6 @@ impl Remote {
     pub fn object(&self, key: &str) -> Object {
         self.store.object(key)
     }
-
-    /// When an object was last written, in milliseconds since 1970; `None` where the store does not say. Blocks.
-    ///
-    /// # Errors
-    /// [`StoreError::Transient`]; [`StreamError::Closed`] once `interrupted` says so.
-    pub fn modified(&self, key: &str, interrupted: &dyn Fn() -> bool) -> Result<Option<i64>> {
-        let (store, key) = (self.store.clone(), key.to_owned());
-        let answer = runtime::wait(async move { store.head(&key).await }, interrupted);
-        match settle(answer) {
-            Ok(meta) => Ok(meta.map(|meta| meta.modified_ms)),
-            // Some servers have no answer but to GET, which comes next and fails by itself.
-            Err(StreamError::Store(error)) if !matches!(error, StoreError::Transient { .. }) => {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
 }
 
 /// An object's bytes, or `None` where there is none. Blocks.
@@ -76,16 +59,27 @@ pub fn get_ranges(
 /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
 ///
 /// # Errors
-/// As [`get`]; [`StreamError::Io`] where the disk refuses.
+/// As [`get`]; [`StreamError::ShardCorrupt`] where it has another size, of which no more than the first part is
+/// fetched; [`StreamError::Io`] where the disk refuses.
 pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
-    let (object, target) = (object.clone(), into.to_owned());
-    let download = async move { object.download(&target, Some(bytes)).await };
+    let (handle, target) = (object.clone(), into.to_owned());
+    let download = async move { handle.download(&target, Some(bytes)).await };
     let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
     match settle(answer) {
         // The disk's refusal and not the store's.
         Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
             Err(StreamError::Io { path: uri, reason })
         }
+        Err(StreamError::Store(StoreError::Size {
+            uri,
+            expected,
+            actual,
+        })) => Err(StreamError::ShardCorrupt {
+            shard: object.key().to_owned(),
+            object: uri,
+            expected: format!("{expected} bytes"),
+            actual: format!("{actual} bytes"),
+        }),
         other => Ok(other?.is_some()),
     }
 }

@@ -82,8 +82,8 @@ def test_ranks_that_share_a_cache_fetch_each_shard_once(s3d: Any, remote: str, t
     s3d.reset()
     counts = run_ranks(read_rank, 3, remote, str(tmp_path / "cache"))
     assert sum(counts) == 40
-    # One index for each rank, and two shards.
-    assert s3d.stats()["requests"]["GetObject"] == 3 + 2
+    # One index for each rank, and two shards; nothing else is asked of the store.
+    assert s3d.stats()["requests"] == {"GetObject": 3 + 2}
 
 
 @pytest.fixture
@@ -152,6 +152,24 @@ def test_a_flipped_byte_in_the_remote_is_an_error_with_both_digests(
     assert s3d.stats()["requests"]["GetObject"] == 1 + 1 + 3
     assert sum("attempt" in record.message for record in caplog.records) == 2
     assert "shard.00001.mds" not in names(tmp_path / "cache")
+
+
+def test_an_object_larger_than_the_index_says_is_refused_by_its_first_part(
+    s3d: Any, remote: str, write: Callable[..., str], tmp_path: Path
+) -> None:
+    large = bytes(17 << 20)
+    uri = f"{remote}/raw"
+    folder = Path(write(9, size_limit=None))
+    for place in (Store(uri), Store(folder)):
+        place.put("index.json", (folder / "index.json").read_bytes())
+        place.put("shard.00000.mds", large)
+        s3d.reset()
+        with pytest.raises(ShardCorruptError, match=rf"has {len(large)} bytes, expected \d+ bytes") as caught:
+            read_ids(remote=place.uri, local=tmp_path / "cache", download_retry=2)
+        assert f"`{place.uri}/shard.00000.mds`" in str(caught.value)
+        assert names(tmp_path / "cache") == ["index.json"]
+        # The index, and the first of three parts as often as `download_retry` says.
+        assert s3d.stats()["requests"] == ({"GetObject": 1 + 2} if place.uri == uri else {})
 
 
 def test_a_flipped_byte_in_the_cache_is_found_and_fetched_again(

@@ -199,6 +199,46 @@ def test_an_epoch_that_is_over_goes_on_with_the_next(write: Callable[..., str]) 
     assert (other.cursor.epoch, other.cursor.batch) == (0, 0)
 
 
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
+def test_a_place_past_the_end_of_the_epoch_is_refused_and_the_end_is_not(
+    write: Callable[..., str], method: str
+) -> None:
+    streams = [Stream(local=write(18, "a")), Stream(local=write(12, "b"))]
+    dataset = StreamingDataset(streams=streams, order="mosaic", batch_size=4, batching_method=method)
+    batches = dataset.batches()
+    next(batches)
+    state = dataset.state_dict()
+    # 8 batches of both streams mixed have room for 32: other ranks may have filled the last one up.
+    end = {"random": 32, "stratified": 24, "per_stream": 28}[method]
+    for past in (end + 1, 10**30):
+        with pytest.raises(StateMismatchError, match=f"`sample_in_epoch` is {past} .* at most {end}, which"):
+            dataset.load_state_dict(state | {"sample_in_epoch": past})
+    assert dataset.state_dict() == state
+    rest = [batch["id"].tolist() for batch in batches]
+    dataset.load_state_dict(state)
+    assert [batch["id"].tolist() for batch in dataset.batches()] == rest
+    dataset.load_state_dict(state | {"sample_in_epoch": end})
+    assert dataset.state_dict()["sample_in_epoch"] == end
+    assert list(dataset.batches()) == []
+    assert dataset.cursor.epoch == 1
+    assert len(list(dataset.batches())) == len(rest) + 1
+
+
+def test_the_end_on_some_ranks_is_the_end_on_others(
+    write: Callable[..., str], launch: Callable[..., list[StreamingDataset]]
+) -> None:
+    folder = write(23)
+    wide = launch(folder, 2, 2, num_canonical_nodes=2)
+    for dataset in wide:
+        dataset.load_state_dict(dataset.state_dict() | {"sample_in_epoch": 5})
+        for _ in dataset.batches():
+            state = dataset.state_dict()
+    assert state["sample_in_epoch"] == 24
+    for dataset in [*wide, *launch(folder, 1, 1, num_canonical_nodes=2)]:
+        dataset.load_state_dict(state)
+        assert list(dataset.batches()) == []
+
+
 def test_a_node_count_that_fits_no_canonical_nodes_needs_relaxed(
     write: Callable[..., str], launch: Callable[..., list[StreamingDataset]]
 ) -> None:

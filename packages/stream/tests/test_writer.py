@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.native import _native
+from hocket.native import Store, _native
+from hocket.native.errors import StoreConfigError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.errors import ConfigError, DatasetExistsError, SampleError, StreamIOError
+from hocket.stream.sizes import parse_bytes
 
 
 def names(folder: Path) -> list[str]:
@@ -57,6 +59,55 @@ def test_a_place_that_is_taken_is_refused_and_replaced_on_request(
         write(5)
     write(5, exist_ok=True)
     assert names(folder) == ["index.json", "notes.txt", "shard.00000.mds", "shard.99999.mds"]
+
+
+def test_a_file_uri_is_one_folder_to_the_writer_the_reader_and_the_store(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/a%20b%25"
+    write(5, out=uri)
+    assert names(tmp_path) == ["a b%"]
+    assert names(tmp_path / "a b%") == sorted(meta.key for meta in Store(uri).list())
+    cached = StreamingDataset(remote=uri, local=f"file://{tmp_path}/the%20cache", batch_size=2)
+    assert [sample["id"] for sample in cached] == list(range(5))
+    assert names(tmp_path / "the cache") == names(tmp_path / "a b%")
+    for place in ({"local": uri}, {"remote": uri}, {"local": tmp_path / "a b%", "remote": uri}):
+        assert len(list(StreamingDataset(**place, batch_size=2))) == 5
+    with pytest.raises(DatasetExistsError, match="a b%"):
+        write(5, out=uri)
+    with pytest.raises(StoreConfigError, match=r"`file://a/b` names no local directory"):
+        write(5, out="file://a/b")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64mb", 64 << 20),
+        ("64 MiB", 64 << 20),
+        (" 1.5G ", 3 << 29),
+        ("2tb", 2 << 40),
+        ("7", 7),
+        ("9007199254740993b", 9007199254740993),
+        (np.int64(5), 5),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert parse_bytes("size_limit", text) == size
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "mb", "64 pb", "-1", "0.5b", "9" * 400, "8388608tb", True, 1.5, 1 << 63, "٣", "0x10"]
+)
+def test_what_is_no_size_is_named(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"`cache_limit` is .*expected bytes from 1 to below"):
+        parse_bytes("cache_limit", wrong)
+
+
+def test_one_digest_in_place_of_a_list_is_told(tmp_path: Path) -> None:
+    hashes: Any = "sha1"
+    with pytest.raises(ConfigError, match=r"`hashes` is 'sha1': expected a list of names, .* `\['sha1'\]`"):
+        MDSWriter(columns={"x": "int"}, out=tmp_path / "d", hashes=hashes)
+    assert not (tmp_path / "d").exists()
 
 
 def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:

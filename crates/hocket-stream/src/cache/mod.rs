@@ -101,11 +101,11 @@ pub fn load_index(
         });
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
-    let modified = remote.modified(INDEX_NAME, interrupted)?;
     let object = remote.object(INDEX_NAME);
     let data = remote::get(&object, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
-    origin::keep(&path, &data, modified, interrupted)?;
+    let modified_ms = object.modified_ms().unwrap_or_default();
+    origin::keep(&path, &data, modified_ms, interrupted)?;
     Ok(data)
 }
 

@@ -61,7 +61,7 @@ pub(super) fn valid_since(path: &Path) -> SystemTime {
 pub(super) fn keep(
     path: &Path,
     data: &[u8],
-    modified_ms: Option<i64>,
+    modified_ms: i64,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<()> {
     if is_kept(path, data, modified_ms) {
@@ -77,28 +77,25 @@ pub(super) fn keep(
         return Ok(());
     }
     fs::write(part.path(), data).map_err(|e| StreamError::io(part.path(), "write", &e))?;
-    if let Some(modified_ms) = modified_ms {
-        let before = Origin::read(path);
-        let is_other = match (&before, fs::read(path)) {
-            (_, Err(_)) => false,
-            (Some(before), Ok(held)) => before.modified_ms != modified_ms || held != data,
-            (None, Ok(held)) => held != data,
-        };
-        let since = if is_other {
-            written(part.path())
-        } else {
-            before.map_or(Duration::ZERO, |before| before.since)
-        };
-        let origin = Origin { modified_ms, since };
-        origin.write(part.path());
-    }
+    let before = Origin::read(path);
+    let is_other = match (&before, fs::read(path)) {
+        (_, Err(_)) => false,
+        (Some(before), Ok(held)) => before.modified_ms != modified_ms || held != data,
+        (None, Ok(held)) => held != data,
+    };
+    let since = if is_other {
+        written(part.path())
+    } else {
+        before.map_or(Duration::ZERO, |before| before.since)
+    };
+    let origin = Origin { modified_ms, since };
+    origin.write(part.path());
     part.commit()
 }
 
-fn is_kept(path: &Path, data: &[u8], modified_ms: Option<i64>) -> bool {
-    let is_of_then =
-        |modified_ms| Origin::read(path).is_some_and(|origin| origin.modified_ms == modified_ms);
-    fs::read(path).is_ok_and(|held| held == data) && modified_ms.is_none_or(is_of_then)
+fn is_kept(path: &Path, data: &[u8], modified_ms: i64) -> bool {
+    let is_of_then = || Origin::read(path).is_some_and(|origin| origin.modified_ms == modified_ms);
+    fs::read(path).is_ok_and(|held| held == data) && is_of_then()
 }
 
 /// When a file was last written, since 1970.

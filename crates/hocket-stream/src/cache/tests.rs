@@ -8,7 +8,9 @@ use hocket_store::StoreOptions;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A data set of one shard with ten 4-byte samples, and a cache of it elsewhere.
+mod versions;
+
+/// A data set of one shard, and a cache of it elsewhere.
 struct Fixture {
     remote: TempDir,
     local: TempDir,
@@ -16,14 +18,21 @@ struct Fixture {
 }
 
 impl Fixture {
+    /// Of ten 4-byte samples.
     fn new(compression: Option<&str>, hash: &str) -> Self {
-        let remote = tempfile::tempdir().unwrap();
         let samples: Vec<[u8; 4]> = (0u32..10).map(u32::to_le_bytes).collect();
+        Self::of(&samples, compression, &[hash])
+    }
+
+    /// Of samples of one size.
+    fn of<T: AsRef<[u8]>>(samples: &[T], compression: Option<&str>, hashes: &[&str]) -> Self {
+        let remote = tempfile::tempdir().unwrap();
+        let algorithm = |name: &&str| (name.to_string(), Algorithm::parse(name).unwrap());
         let options = WriterOptions {
             local: Some(remote.path().into()),
             remote: None,
             compression: compression.map(|text| Compression::parse(text).unwrap()),
-            hashes: vec![(hash.into(), Algorithm::parse(hash).unwrap())],
+            hashes: hashes.iter().map(algorithm).collect(),
             only_new: true,
             threads: 1,
         };
@@ -35,8 +44,8 @@ impl Fixture {
             json!({"basename": file.basename, "bytes": file.bytes, "hashes": hashes})
         };
         let shard = json!({
-            "column_encodings": ["uint32"], "column_names": ["a"], "column_sizes": [4],
-            "compression": compression, "format": "mds", "hashes": [hash], "samples": 10,
+            "column_encodings": ["uint32"], "column_names": ["a"], "column_sizes": [samples[0].as_ref().len()],
+            "compression": compression, "format": "mds", "hashes": hashes, "samples": samples.len(),
             "size_limit": null, "version": 2, "raw_data": file(&written.raw),
             "zip_data": written.zip.as_ref().map_or(Value::Null, file),
         });

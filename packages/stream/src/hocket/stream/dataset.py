@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 
 from hocket.stream.arguments import whole
 from hocket.stream.beginnings import Beginnings
+from hocket.stream.defaults import (
+    DOWNLOAD_ATTEMPTS,
+    DOWNLOAD_TIMEOUT_S,
+    FETCH_THREADS,
+    PREFETCH_BATCHES,
+    PREFETCH_BYTES,
+    SHUFFLE_SEED,
+)
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
@@ -115,7 +123,7 @@ class StreamingDataset:
         sampling_method: str = "balanced",
         sampling_granularity: int = 1,
         shuffle: bool = False,
-        shuffle_seed: int = 9176,
+        shuffle_seed: int = SHUFFLE_SEED,
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         tail: str = "short",
@@ -130,12 +138,12 @@ class StreamingDataset:
         replication: int | None = None,
         allow_unsafe_types: bool = False,
         on_bad_sample: str = "raise",
-        download_timeout: float = 120.0,
-        download_retry: int = 3,
-        prefetch_bytes: int | str = 256 << 20,
-        prefetch_batches: int = 4,
+        download_timeout: float = DOWNLOAD_TIMEOUT_S,
+        download_retry: int = DOWNLOAD_ATTEMPTS,
+        prefetch_bytes: int | str = PREFETCH_BYTES,
+        prefetch_batches: int = PREFETCH_BATCHES,
         prefetch_next_epoch: bool = True,
-        fetch_threads: int = 16,
+        fetch_threads: int = FETCH_THREADS,
     ) -> None:
         self._options = OrderOptions(
             order=order,

@@ -17,6 +17,13 @@ from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
 from hocket.stream.arguments import seconds, switch, whole
 from hocket.stream.columns import ColumnSet
+from hocket.stream.defaults import (
+    DOWNLOAD_ATTEMPTS,
+    DOWNLOAD_TIMEOUT_S,
+    FETCH_THREADS,
+    PREFETCH_BATCHES,
+    PREFETCH_BYTES,
+)
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
 from hocket.stream.location import Location
@@ -38,10 +45,10 @@ class SourceSettings:
     keep_zip: bool = False
     """Keep a downloaded compressed shard beside the raw one."""
 
-    download_timeout: float = 120.0
+    download_timeout: float = DOWNLOAD_TIMEOUT_S
     """Seconds that all tries of one request may take together."""
 
-    download_retry: int = 3
+    download_retry: int = DOWNLOAD_ATTEMPTS
     """Fetches of a shard before wrong bytes are final."""
 
     def __post_init__(self) -> None:
@@ -66,13 +73,13 @@ class Source:
 class ReadSettings:
     """How far ahead of their use batches are made, and of what."""
 
-    prefetch_bytes: int | str = 256 << 20
+    prefetch_bytes: int | str = PREFETCH_BYTES
     """Bytes of shards that may be fetched ahead of their first use, such as `256mb`."""
 
-    prefetch_batches: int = 4
+    prefetch_batches: int = PREFETCH_BATCHES
     """Finished batches that may wait."""
 
-    fetch_threads: int = 16
+    fetch_threads: int = FETCH_THREADS
     """Shards that are fetched at once."""
 
     prefetch_next_epoch: bool = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.stream.arguments import switch, whole
+from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicPlan, MosaicSettings
@@ -28,8 +29,6 @@ _CHOICES = {
     "shuffle_algo": tuple(mosaic_shuffles.ALGORITHMS),
     "partition_algo": mosaic_partitions.ALGORITHMS,
 }
-_DEFAULT_BLOCK = 1 << 18
-_MOST_LANES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +41,7 @@ class OrderOptions:
 
     order: str | None = None
     shuffle: bool = False
-    shuffle_seed: int = 9176
+    shuffle_seed: int = SHUFFLE_SEED
     shuffle_block_size: int | None = None
     shuffle_algo: str | None = None
     partition_algo: str | None = None
@@ -131,7 +130,7 @@ class OrderOptions:
             return self._mosaic_plan(engine, streams, data_parallel, global_batch_size, num_nodes)
         lanes = self.num_canonical_nodes
         if lanes is None:
-            lanes = math.gcd(global_batch_size, _MOST_LANES) if self.shuffle else 1
+            lanes = math.gcd(global_batch_size, MOST_LANES) if self.shuffle else 1
         settings = OrderSettings(
             fingerprint=engine.fingerprint,
             mixture=describe_mixture(engine),
@@ -140,7 +139,7 @@ class OrderOptions:
             num_canonical_nodes=lanes,
             shuffle=self.shuffle,
             shuffle_seed=self.shuffle_seed,
-            shuffle_block_size=self.shuffle_block_size or _DEFAULT_BLOCK,
+            shuffle_block_size=self.shuffle_block_size or SHUFFLE_BLOCK_SIZE,
             tail=self.tail,
             batching_method=self.batching_method,
             sampling_method=self.sampling_method,

@@ -28,8 +28,12 @@ def is_local(location: str) -> bool:
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local location."""
-    return Path(location.removeprefix("file://"))
+    """Return the path of a local location. A `file://` URI is read as stores read it: `%20` is a space.
+
+    Raises:
+        StoreConfigError: It is a `file://` URI that names no folder of this machine.
+    """
+    return Path(Store(location).uri if location.startswith("file://") else location)
 
 
 class Output:

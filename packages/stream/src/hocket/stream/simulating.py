@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
+from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
 from hocket.stream.errors import ConfigError
 from hocket.stream.inventory import Inventory
-
-_MOST_LANES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +39,10 @@ class Cluster:
     shuffle: bool = True
     """Whether shards and blocks are permuted."""
 
-    shuffle_seed: int = 9176
+    shuffle_seed: int = SHUFFLE_SEED
     """Of the permutations."""
 
-    shuffle_block_size: int = 1 << 18
+    shuffle_block_size: int = SHUFFLE_BLOCK_SIZE
     """Samples of a block."""
 
     num_canonical_nodes: int | None = None
@@ -70,7 +69,7 @@ class Cluster:
     @property
     def lanes(self) -> int:
         """Lanes that each batch is drawn from."""
-        default = math.gcd(self.global_batch_size, _MOST_LANES) if self.shuffle else 1
+        default = math.gcd(self.global_batch_size, MOST_LANES) if self.shuffle else 1
         return self.num_canonical_nodes or default
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hocket.native import _native
+from hocket.stream.defaults import SIZE_LIMIT
 from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
 from hocket.stream.output import Output, Place
@@ -64,7 +65,7 @@ class Writer:
         keep_local: bool = False,
         compression: str | None = None,
         hashes: list[str] | None = None,
-        size_limit: int | str | None = 1 << 26,
+        size_limit: int | str | None = SIZE_LIMIT,
         progress_bar: bool = False,
         max_workers: int | None = None,
         retry: int | None = None,
@@ -273,9 +274,13 @@ def _describe(file: _native._File) -> dict[str, Any]:
     return {"basename": name, "bytes": size, "hashes": hashes}
 
 
-def _check_hashes(hashes: list[str] | None) -> list[str]:
-    names = sorted(set(hashes or []))
-    if len(names) != len(hashes or []):
+def _check_hashes(hashes: list[str] | str | None) -> list[str]:
+    if hashes is None:
+        return []
+    if isinstance(hashes, str):
+        raise ConfigError(f"`hashes` is {hashes!r}: expected a list of names, such as `[{hashes!r}]`")
+    names = sorted(set(hashes))
+    if len(names) != len(hashes):
         raise ConfigError(f"`hashes` is {hashes!r}: expected each name once")
     return names
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hocket.stream.cli.outcomes import told
+from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, SIZE_LIMIT
 
 __all__ = ["app", "main"]
 
@@ -127,7 +128,7 @@ def convert(
         str | None, typer.Option(metavar="NAME", help="br, bz2, gz, snappy or zstd, with a level: zstd:7.")
     ] = None,
     hashes: Annotated[str, typer.Option(metavar="NAMES", help="Digests, between commas.")] = "xxh3_64",
-    size_limit: Annotated[str, typer.Option(metavar="SIZE", help="Of a raw shard.")] = "64mb",
+    size_limit: Annotated[str, typer.Option(metavar="SIZE", help="Of a raw shard.")] = SIZE_LIMIT,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Replace the data set that is there.")] = False,
     as_json: _Json = False,
 ) -> None:
@@ -159,8 +160,10 @@ def simulate(
         typer.Option(metavar="SIZE", help="Raw shards that a machine keeps: 100gb; by default all."),
     ] = None,
     shuffle: Annotated[bool, typer.Option(help="Shuffled, or in the order of storage.")] = True,
-    shuffle_seed: Annotated[int, typer.Option(metavar="SEED", help="Of the order.")] = 9176,
-    shuffle_block_size: Annotated[int, typer.Option(metavar="SAMPLES", help="Of a block.")] = 1 << 18,
+    shuffle_seed: Annotated[int, typer.Option(metavar="SEED", help="Of the order.")] = SHUFFLE_SEED,
+    shuffle_block_size: Annotated[
+        int, typer.Option(metavar="SAMPLES", help="Of a block.")
+    ] = SHUFFLE_BLOCK_SIZE,
     num_canonical_nodes: Annotated[
         int | None, typer.Option(metavar="LANES", help="By default as the data set chooses them.")
     ] = None,
@@ -172,15 +175,15 @@ def simulate(
 ) -> None:
     """Count what a cluster would download and keep, and how well it shuffles; reads the index alone."""
     from hocket.stream.cli import simulating
-    from hocket.stream.cli.text import parse_size
     from hocket.stream.simulating import Cluster
+    from hocket.stream.sizes import parse_bytes
 
     with told():
         cluster = Cluster(
             num_nodes=nodes,
             ranks_per_node=ranks_per_node,
             batch_size=batch_size,
-            cache_limit=None if cache_limit is None else parse_size(cache_limit),
+            cache_limit=None if cache_limit is None else parse_bytes("cache_limit", cache_limit),
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             shuffle_block_size=shuffle_block_size,

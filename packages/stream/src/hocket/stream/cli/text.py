@@ -1,7 +1,6 @@
 """Lines that read well on a terminal and in a file."""
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["console", "count", "parse_size", "print_json", "print_table", "size", "visible"]
+__all__ = ["console", "count", "print_json", "print_table", "size", "visible"]
 
 
 def console() -> Console:
@@ -30,18 +29,6 @@ def size(num_bytes: float) -> str:
             break
         value /= 1024
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `100gb` or `64MiB`; units are powers of 1,024, as in `--size-limit`.
-
-    Raises:
-        ValueError: It is no size.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if found is None:
-        raise ValueError(f"{text!r} is no size; expected a number and a unit, such as `100gb`")
-    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 
 def count(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hocket.stream.engine import Engine
-from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.errors import ConfigError, StateMismatchError, StreamError
 from hocket.stream.mosaic.batching import Batches, portions, stratify, take_turns
 from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
@@ -102,6 +102,13 @@ class MosaicPlan:
                 f"`batching_method={self.settings.batching_method!r}` some stream does not fill its part of "
                 "one: expected at least one batch; make it smaller or the stream's share larger"
             )
+        if origin.sample > self._last_sample:
+            raise StateMismatchError(
+                f"`sample_in_epoch` is {origin.sample} in the state, and an epoch has {self._whole[2]} "
+                f"samples here: expected at most {self._last_sample}, which is its end; give the data, "
+                "streams and batch size that the run began with, or if that epoch was over, "
+                f"`epoch={origin.epoch + 1}` and `sample_in_epoch=0` in the state"
+            )
         self._rest = self._extent(origin.sample) if origin.sample else self._whole
 
     def num_batches(self, epoch: int) -> int:
@@ -151,7 +158,7 @@ class MosaicPlan:
         """Return where `cursor` is, as mosaicml-streaming's own state."""
         is_over = cursor.batch >= self.num_batches(cursor.epoch)
         if is_over and cursor.epoch == self._origin.epoch:
-            sample = self._origin.sample + self._rest[2]
+            sample = min(self._origin.sample + self._rest[2], self._last_sample)
         else:
             sample = self._whole[2] if is_over else self._sample(cursor.epoch, cursor.batch)
         return {
@@ -166,7 +173,8 @@ class MosaicPlan:
         """Move `cursor` to where `state` was taken, here or there, and take over its canonical nodes.
 
         Raises:
-            StateMismatchError: Its seed, or its canonical nodes, are other than those given here.
+            StateMismatchError: Its seed, or its canonical nodes, are other than those given here, or it lies
+                past the end of the epoch.
             ConfigError: It is no state of this kind, or no order for so many machines follows from it.
         """
         epoch, sample, nodes, seed, initial_nodes = _parse(state)
@@ -185,8 +193,18 @@ class MosaicPlan:
         origin = _Origin(
             epoch=max(epoch, 0), sample=sample, num_canonical_nodes=nodes, initial_nodes=initial_nodes
         )
-        self._begin(origin)
+        before = self._origin
+        try:
+            self._begin(origin)
+        except StreamError:
+            self._begin(before)
+            raise
         cursor.go(origin.epoch, self._done())
+
+    @property
+    def _last_sample(self) -> int:
+        """The most samples that an epoch comes to on any number of ranks that divides the global batch."""
+        return self._whole[0] * self._global_batch
 
     @property
     def _num_samples(self) -> int:

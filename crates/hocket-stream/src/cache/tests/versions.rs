@@ -1,0 +1,165 @@
+//! A data set that is written anew, or an object replaced, under a cache.
+use super::*;
+use hocket_store::StoreError;
+use std::fs::{File, FileTimes};
+
+const BIG: usize = 128 << 10;
+
+/// Twelve samples of 128 KiB, each full of its number: a shard that samples are picked out of.
+fn big(hashes: &[&str]) -> Fixture {
+    let samples: Vec<Vec<u8>> = (0u8..12).map(|number| vec![number; BIG]).collect();
+    Fixture::of(&samples, None, hashes)
+}
+
+fn hours(number: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(3600 * number)
+}
+
+fn set_time(path: &Path, time: SystemTime) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_times(FileTimes::new().set_modified(time)).unwrap();
+}
+
+/// Puts another file of the same size in the place of one, as a store does.
+fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    change(&mut bytes);
+    let other = path.with_extension("new");
+    fs::write(&other, bytes).unwrap();
+    fs::rename(other, path).unwrap();
+}
+
+fn pick(cache: &Cache, numbers: &[u32]) -> Result<Option<Vec<Vec<u8>>>> {
+    let Some(shard) = cache.pick(0, numbers, &|| false)? else {
+        return Ok(None);
+    };
+    let value = |number: &u32| {
+        let mut value = Vec::new();
+        shard.sample(*number, |_, bytes| value = bytes.to_vec())?;
+        Ok(value)
+    };
+    numbers.iter().map(value).collect::<Result<_>>().map(Some)
+}
+
+/// A cache as a process that begins now has it: the index comes first.
+fn begin(fixture: &Fixture) -> Cache {
+    let cache = fixture.cache(false);
+    load_index(fixture.local.path(), cache.remote.as_ref(), &|| false).unwrap();
+    fixture.cache(false)
+}
+
+#[test]
+fn a_data_set_written_anew_brings_files_without_digests_again() {
+    for (hashes, is_kept) in [(&[][..], false), (&["xxh3_64"][..], true)] {
+        let fixture = Fixture::of(&[[1u8; 4], [2; 4], [3; 4], [4; 4]], None, hashes);
+        let index = fixture.remote.path().join(INDEX_NAME);
+        let held = fixture.local.path().join("s.mds");
+        set_time(&index, hours(1));
+        open(&begin(&fixture)).unwrap();
+        set_time(&held, hours(2));
+        open(&begin(&fixture)).unwrap();
+        assert_eq!(fs::metadata(&held).unwrap().modified().unwrap(), hours(2));
+
+        // The same index to the byte, and samples of the same sizes.
+        set_time(&index, hours(3));
+        if !is_kept {
+            replace(&fixture.remote.path().join("s.mds"), |bytes| {
+                let end = bytes.len() - 4;
+                bytes[end..].fill(9);
+            });
+        }
+        let cache = begin(&fixture);
+        if cache.valid_since == SystemTime::UNIX_EPOCH {
+            // A file system without attributes: digests alone tell.
+            continue;
+        }
+        let shard = open(&cache).unwrap();
+        let mut last = Vec::new();
+        shard.sample(3, |_, bytes| last = bytes.to_vec()).unwrap();
+        assert_eq!(last, if is_kept { [4; 4] } else { [9; 4] });
+        assert_eq!(cache.counts().fetches, u64::from(!is_kept));
+        assert_eq!(cache.take_notices().len(), usize::from(!is_kept));
+    }
+}
+
+#[test]
+fn samples_are_picked_out_of_a_large_shard_alone() {
+    let fixture = big(&["xxh3_64"]);
+    let cache = fixture.cache(false);
+    let of = |number: u8| vec![number; BIG];
+    assert_eq!(pick(&cache, &[0]).unwrap(), Some(vec![of(0)]));
+    assert_eq!(
+        pick(&cache, &[3, 4, 11]).unwrap(),
+        Some(vec![of(3), of(4), of(11)])
+    );
+    let shard = cache.pick(0, &[3, 11], &|| false).unwrap().unwrap();
+    assert!(shard.sample(4, |_, _| ()).is_err());
+    assert!(fixture.local_names().is_empty());
+    // Four of twelve are many.
+    assert_eq!(pick(&cache, &[0, 1, 2, 3]).unwrap(), None);
+    // A shard that is asked for again and again is had whole.
+    let times = (0..10).take_while(|_| pick(&cache, &[5]).unwrap().is_some());
+    assert_eq!(times.count(), 5);
+    let small = Fixture::new(None, "xxh3_64");
+    assert_eq!(pick(&small.cache(false), &[5]).unwrap(), None);
+}
+
+#[test]
+fn offsets_that_cannot_be_are_named_and_nothing_is_read_by_them() {
+    for (at, offset) in [(4, 0u32), (8, 7), (8, u32::MAX)] {
+        let fixture = big(&[]);
+        replace(&fixture.remote.path().join("s.mds"), |bytes| {
+            bytes[at..at + 4].copy_from_slice(&offset.to_le_bytes());
+        });
+        let error = pick(&fixture.cache(false), &[0]).unwrap_err();
+        let StreamError::ShardCorrupt { expected, .. } = &error else {
+            panic!("{error}")
+        };
+        assert!(expected.starts_with("sample 0 between "), "{error}");
+    }
+}
+
+#[test]
+fn an_object_replaced_between_two_picks_is_not_mixed() {
+    let fixture = big(&[]);
+    let object = fixture.remote.path().join("s.mds");
+    let cache = fixture.cache(false);
+    assert!(pick(&cache, &[1]).unwrap().is_some());
+    replace(&object, |bytes| *bytes.last_mut().unwrap() = 99);
+    for _ in 0..2 {
+        let error = pick(&cache, &[11]).unwrap_err();
+        assert!(
+            matches!(error, StreamError::Store(StoreError::Changed { .. })),
+            "{error}"
+        );
+    }
+    // The whole shard is no other either, where no digest says that it is the same.
+    let error = open(&cache).unwrap_err();
+    assert!(
+        matches!(error, StreamError::Store(StoreError::Changed { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_object_replaced_by_its_equal_is_read_on_once_a_digest_says_so() {
+    let fixture = big(&["xxh3_64"]);
+    let cache = fixture.cache(false);
+    assert!(pick(&cache, &[1]).unwrap().is_some());
+    replace(&fixture.remote.path().join("s.mds"), |_| ());
+    assert!(pick(&cache, &[1]).is_err());
+    open(&cache).unwrap();
+    assert_eq!(pick(&cache, &[1]).unwrap(), Some(vec![vec![1; BIG]]));
+}
+
+#[test]
+fn a_wrong_object_that_was_met_first_does_not_stay_the_version() {
+    let fixture = big(&[]);
+    let object = fixture.remote.path().join("s.mds");
+    replace(&object, |bytes| bytes.push(0));
+    let cache = fixture.cache(false);
+    let error = pick(&cache, &[1]).unwrap_err();
+    assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
+    replace(&object, |bytes| bytes.truncate(bytes.len() - 1));
+    assert!(pick(&cache, &[1]).unwrap().is_some());
+}

@@ -156,24 +156,6 @@ impl Memory {
         self.bytes
     }
 
-    /// Copies what begins at `offset` into `target`.
-    pub(crate) fn copy_to(self, offset: usize, target: &mut [u8]) {
-        assert!(
-            offset
-                .checked_add(target.len())
-                .is_some_and(|end| end <= self.bytes)
-        );
-        // SAFETY: inside the caller's memory, by the assertion and the promise made to `new`; the target is a
-        // Rust slice of our own and so cannot overlap it.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                (self.address + offset) as *const u8,
-                target.as_mut_ptr(),
-                target.len(),
-            );
-        }
-    }
-
     /// A part of this memory, to be read into.
     ///
     /// # Safety
@@ -299,22 +281,35 @@ fn pad(header: &Value) -> Result<Vec<u8>> {
 impl Layout {
     /// Fills `buffer` with the data that begins at `offset`.
     pub(crate) fn fill(&self, offset: u64, buffer: &mut [u8]) {
-        let mut index = self
+        let mut rest = buffer;
+        for piece in self.pieces(offset, rest.len()) {
+            let (part, behind) = rest.split_at_mut(piece.len());
+            part.copy_from_slice(piece);
+            rest = behind;
+        }
+    }
+
+    /// Appends `length` bytes of the data that begins at `offset`.
+    pub(crate) fn append(&self, offset: u64, length: usize, target: &mut Vec<u8>) {
+        for piece in self.pieces(offset, length) {
+            target.extend_from_slice(piece);
+        }
+    }
+
+    /// `length` bytes of the data that begins at `offset`, from entry to entry.
+    fn pieces(&self, offset: u64, length: usize) -> impl Iterator<Item = &[u8]> {
+        let end = offset + length as u64;
+        let first = self
             .entries
             .partition_point(|(start, entry)| start + (entry.memory.bytes() as u64) <= offset);
-        let mut done = 0;
-        while done < buffer.len() {
-            let Some((start, entry)) = self.entries.get(index) else {
-                break;
-            };
-            let inside = (offset + done as u64 - start) as usize;
-            let length = (entry.memory.bytes() - inside).min(buffer.len() - done);
-            entry
-                .memory
-                .copy_to(inside, &mut buffer[done..done + length]);
-            done += length;
-            index += 1;
-        }
+        let entries = self.entries.iter().skip(first);
+        let inside = entries.take_while(move |(start, _)| *start < end);
+        inside.map(move |(start, entry)| {
+            let bytes = entry.memory.as_slice();
+            let from = offset.saturating_sub(*start) as usize;
+            let to = ((end - start) as usize).min(bytes.len());
+            &bytes[from..to]
+        })
     }
 
     /// The data that begins at `offset`, where the caller's memory has it in one run.

@@ -20,6 +20,7 @@
 //! ```
 
 mod budget;
+pub mod buffers;
 mod client;
 mod counters;
 pub mod credentials;

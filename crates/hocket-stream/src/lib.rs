@@ -7,7 +7,6 @@
 //! hands over whole batches as contiguous columns.
 
 pub mod batch;
-pub mod buffers;
 pub mod cache;
 pub mod codec;
 mod entry;

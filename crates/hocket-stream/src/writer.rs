@@ -105,6 +105,10 @@ impl ShardWriter {
         shard: Vec<RawFile>,
         patience: Duration,
     ) -> Result<Option<Vec<RawFile>>> {
+        // What else went wrong after a failure was told is no news.
+        if self.jobs.is_none() {
+            return Err(StreamError::Closed);
+        }
         while let Ok(outcome) = self.outcomes.try_recv() {
             self.note(outcome)?;
         }
@@ -125,6 +129,9 @@ impl ShardWriter {
     /// # Errors
     /// As [`submit`](Self::submit).
     pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<Written>>>> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(StreamError::Closed);
+        }
         self.jobs = None;
         while self.written.iter().any(Option::is_none) {
             match self.outcomes.recv_timeout(patience) {

@@ -1,23 +1,36 @@
-//! Memory that batches and shards are made in, and made in again.
+//! Memory that batches, shards and parts are made in, and made in again.
 //!
 //! The first touch of a fresh page costs the kernel more than the copy into it. So a batch that its consumer
-//! has dropped leaves its memory to a later one, and a shard that was written to the next.
+//! has dropped leaves its memory to a later one, a shard that was written to the next, and so a part that was sent.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 
-use hocket_store::memory::prefer_huge_pages;
+use crate::memory::prefer_huge_pages;
 
 /// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
 const MOST_KEPT: usize = 4;
 
-/// The memory of one column, batch after batch, or of one writer, shard after shard.
-#[derive(Debug, Default)]
+/// The memory of one column, batch after batch, of one writer, shard after shard, or of one upload.
+#[derive(Debug)]
 pub struct Buffers {
     kept: Mutex<Vec<Vec<u8>>>,
+    most_kept: usize,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::keeping(MOST_KEPT)
+    }
 }
 
 impl Buffers {
+    /// Of which so many may wait at a time.
+    pub fn keeping(most_kept: usize) -> Self {
+        let kept = Mutex::default();
+        Self { kept, most_kept }
+    }
+
     /// An empty buffer with room for `bytes`: one that was given back, or a new one.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
@@ -35,7 +48,7 @@ impl Buffers {
     fn give_back(&self, mut bytes: Vec<u8>) {
         // Without waiting: a forked child may have inherited a lock that nobody there will open.
         match self.kept.try_lock() {
-            Ok(mut kept) if kept.len() < MOST_KEPT => {
+            Ok(mut kept) if kept.len() < self.most_kept => {
                 bytes.clear();
                 kept.push(bytes);
             }

@@ -31,6 +31,7 @@ mod replace;
 mod safetensors;
 mod sink;
 mod squeeze;
+mod stream;
 mod verify;
 mod write;
 

@@ -19,9 +19,10 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn ckpt_delete(py: Python<'_>, uri: &str, name: &str) -> PyResult<()> {
+#[pyo3(signature = (uri, name, *, dry_run = false))]
+fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete(&Place::open(uri)?, name, interrupted)
+        hocket_ckpt::delete(&Place::open(uri)?, name, dry_run, interrupted)
     })
 }
 

@@ -69,6 +69,17 @@ def test_rm_takes_only_what_is_ours(prefix, capsys):
 
 def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
     write_demo(f"{prefix}/good")
+def test_rm_refuses_a_link_and_says_so_before(tmp_path, capsys):
+    write_demo(str(tmp_path / "runs/one"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "runs/one")
+    told = [call(capsys, "rm", link, *options) for options in (["--dry-run"], [])]
+    assert told[0] == told[1]
+    code, out, error = told[0]
+    assert (code, out, "symbolic link" in error) == (2, "", True)
+    assert hocket.ckpt.verify(str(link)).is_sound
+
+
     committed = keys(f"{prefix}/good")
     paths = {("good", orphan(prefix, "good")), ("dead", orphan(prefix, "dead"))}
     Store(f"{prefix}/dead").put("notes.txt", b"not ours")

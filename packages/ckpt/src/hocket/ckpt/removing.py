@@ -61,11 +61,11 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 
     Args:
         uri: The checkpoint's folder or URI.
-        dry_run: Only look.
+        dry_run: Only look; what would be refused is refused alike.
 
     Raises:
         CheckpointNotFoundError: There is none.
-        ValueError: The URI has no name in it: `s3://bucket` is no checkpoint.
+        ValueError: The URI has no name in it (`s3://bucket` is no checkpoint), or is a symbolic link.
 
     Example:
         >>> remove(folder + "/demo", dry_run=True).num_files
@@ -75,8 +75,7 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
     if (slash and not prefix) or prefix.endswith(":/") or name in ("", ".", ".."):
         raise ValueError(f"`{uri}` names no checkpoint; expected a folder or a prefix with a name in it")
     found = _look(uri)
-    if not dry_run:
-        _native.ckpt_delete(prefix or ".", name)
+    _native.ckpt_delete(prefix or ".", name, dry_run=dry_run)
     return found
 
 

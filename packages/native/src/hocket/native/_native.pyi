@@ -819,14 +819,19 @@ def ckpt_list(uri: str) -> list[CkptListed]:
         CheckpointNotFoundError: There is no such prefix.
     """
 
-def ckpt_delete(uri: str, name: str) -> None:
+def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
     """Removes the checkpoint `name` under `uri`: the manifest first, so that no instant shows a broken one.
 
     Takes only the manifest and files under `data/`, then the folder if it is empty.
 
+    Args:
+        uri: The prefix.
+        name: The checkpoint below it.
+        dry_run: Remove nothing; refuse what would be refused.
+
     Raises:
         CheckpointNotFoundError: Nothing is there.
-        ValueError: `name` is not one plain path component.
+        ValueError: `name` is not one plain path component, or a symbolic link.
     """
 
 def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ mod safetensors;
 mod sink;
 mod squeeze;
 mod stream;
+mod traces;
 mod verify;
 mod write;
 

@@ -149,7 +149,15 @@ pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
     };
     match read() {
         Ok(paths) => Ok(Some(paths)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // A file in its place is somebody else's.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(CkptError::io(path, "list the folder", &error)),
     }
 }

@@ -73,6 +73,7 @@ fn garbage_to_dict(py: Python<'_>, garbage: Garbage) -> PyResult<Bound<'_, PyDic
         Waste::Upload => "upload",
         Waste::Manifest => "manifest",
         Waste::Probe => "probe",
+        Waste::Unfinished => "unfinished",
     };
     let dict = PyDict::new(py);
     dict.set_item("name", garbage.name)?;

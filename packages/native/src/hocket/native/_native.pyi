@@ -638,11 +638,11 @@ class CkptWritten(CkptFile):
 
 @type_check_only
 class CkptGarbage(TypedDict):
-    """Something that `ckpt_gc` removed, or would remove."""
+    """Something that `ckpt_gc` removed, or would remove. `name`: `.` for a file in the prefix itself."""
 
     name: str
     path: str
-    waste: Literal["file", "upload", "manifest", "probe"]
+    waste: Literal["file", "upload", "manifest", "probe", "unfinished"]
     bytes: int
     age_s: float
 
@@ -854,9 +854,9 @@ def ckpt_discard_file(uri: str, path: str) -> None:
 def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
     """Removes what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
 
-    Data files that their folder's manifest does not name, manifests that never came to their name, and
-    unfinished multipart uploads, if the youngest of their save is `min_age_s` old. Files that are not ours
-    stay.
+    Data files that their folder's manifest does not name, manifests that never came to their name, hidden
+    files of conversions, and unfinished multipart uploads, if the youngest of their save is `min_age_s` old.
+    Files that are not ours stay, and so does what has a writer.
 
     Args:
         uri: The prefix.

@@ -209,7 +209,7 @@ def gc(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Remove what saves that never finished left behind: files that no manifest names, unfinished uploads."""
+    """Remove what never finished: files that no manifest names, uploads, hidden files of conversions."""
     from hocket.ckpt.cli import removing
 
     with told():

@@ -1,7 +1,5 @@
 """Real jobs of four ranks whose trees differ: pipeline stages; and experts, on a mesh of their own."""
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import hocket.ckpt
 from hocket.ckpt.torch import CheckpointStore
-from support.ranks import run_ranks
+from support.states import stepped, whole, wrong
 
 LARGE = 300_000  # items: more than what stages may hold alike
 
@@ -43,33 +41,6 @@ def expert_parallel(seed, num_parts):
 def sharded(net, mesh):
     fully_shard(net, mesh=mesh)
     return net
-
-
-def stepped(net):
-    """The model's state and its optimizer's after a step, by parameter name."""
-    optimizer = torch.optim.AdamW(net.parameters())
-    for parameter in net.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    names = {parameter: name for name, parameter in net.named_parameters()}
-    slots = {names[parameter]: dict(slots) for parameter, slots in optimizer.state.items()}
-    return {"model": net.state_dict(), "slots": slots}
-
-
-def whole(node):
-    """The tree with full tensors, by name."""
-    if isinstance(node, dict):
-        return {
-            f"{key}.{rest}".rstrip("."): each
-            for key, child in node.items()
-            for rest, each in whole(child).items()
-        }
-    return {"": node.full_tensor() if isinstance(node, DTensor) else node}
-
-
-def wrong(found, expected):
-    """Names of what is not as expected."""
-    return [name for name, each in whole(found).items() if not torch.equal(each, expected[name])]
 
 
 FEW = torch.arange(5.0 * 12 * 10).reshape(5, 12, 10)
@@ -210,16 +181,14 @@ def stages_job(folder):
     return bad, union, found
 
 
-def every_job(folder):
-    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
+def job(folder):
+    """What the ranks of `four_ranks` run of this file."""
     return experts_job(f"{folder}/experts"), stages_job(f"{folder}/stages")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    found = run_ranks(every_job, 4, str(folder), init="gloo", timeout_s=200)
-    return folder, *zip(*found, strict=True)
+def ran(four_ranks):
+    return four_ranks.folder / "stages", *zip(*four_ranks.found["stages"], strict=True)
 
 
 def test_experts_go_from_any_mesh_to_any_other_and_to_one_process(ran):

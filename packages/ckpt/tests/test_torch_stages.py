@@ -8,6 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hocket.ckpt
+from hocket.ckpt.converting import convert
 from hocket.ckpt.torch import CheckpointStore
 from support.states import stepped, whole, wrong
 
@@ -116,6 +117,12 @@ class Stages:
         }
 
 
+def keyed(number):
+    """A stage's state with integers from 0 on for keys: in a node of both stages, in its own; and a list."""
+    mine = torch.tensor(number)
+    return {"slots": {number: mine}, f"of-{number}": {0: mine}, "list": [torch.tensor(5), torch.tensor(6)]}
+
+
 def tensors(state):
     return {key: state[key] for key in ("model", "slots", "buffers", "shared", "seen")}
 
@@ -149,6 +156,7 @@ def stages_job(folder):
         bad += wrong(tensors(loaded), union)
         both = {"epoch": 3, "stage-0": [1, 2], "stage-1": [1, 2]}
         bad += [] if loaded["loop"] == both else [f"{loaded['loop']}"]
+    store.save(keyed(stages.number), step=2, name="keyed", peers=stages.peers)
     mesh = init_device_mesh("cpu", (4,))
     everywhere = sharded(Layers(layers()), mesh)
     into = {**zeroed(stepped(everywhere)), "shared": torch.zeros(7, 300)}
@@ -219,6 +227,17 @@ def test_stages_save_one_checkpoint_that_any_number_of_ranks_loads(ran):
         state |= {"shared": torch.zeros(7, 300), "seen": torch.tensor(0), "loop": {}, "extra": {}}
         loaded = CheckpointStore(str(folder / "stages")).load(name, state).state
         assert wrong(tensors(loaded), found[0][1]) == []
+
+
+def test_what_has_integers_for_keys_is_no_list_whichever_stage_has_it(ran, tmp_path):
+    folder, _, _ = ran
+    target = tmp_path / "keyed.pt"
+    convert(str(folder / "stages/keyed"), str(target), to="torch")
+    zero, one = torch.tensor(0), torch.tensor(1)
+    assert torch.load(target) == {
+        "slots": {0: zero, 1: one}, "of-0": {0: zero}, "of-1": {0: one},
+        "list": [torch.tensor(5), torch.tensor(6)],
+    }  # fmt: skip
 
 
 def test_stages_that_do_not_fit_together_are_refused_on_every_rank(ran):

@@ -5,7 +5,10 @@
 //! than the least age.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
+
+use hocket_store::Store;
 
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
@@ -204,7 +207,7 @@ impl Collection {
 }
 
 fn sweep(
-    child: &Place,
+    place: &Place,
     waste: &[(Found, Duration)],
     is_partial: bool,
     interrupted: Interrupted<'_>,
@@ -215,33 +218,20 @@ fn sweep(
         .map(|(one, _)| one.path.clone())
         .collect();
     if !files.is_empty() {
-        delete_files(child, &files, interrupted)?;
+        delete_files(place, &files, interrupted)?;
     }
-    let root = match child.kind() {
-        Kind::Local(root) => root,
-        Kind::Remote(store) => {
-            let others: Vec<_> = waste
-                .iter()
-                .filter(|(one, _)| matches!(one.waste, Waste::Upload | Waste::Probe))
-                .map(|(one, _)| (one.path.clone(), one.upload.clone()))
-                .collect();
-            let end = |index: usize| {
-                let (store, (key, upload)) = (store.clone(), others[index].clone());
-                async move {
-                    match upload {
-                        Some(id) => Ok(store.abort_upload(&key, &id).await?),
-                        None => Ok(store.delete(&key).await?),
-                    }
-                }
-            };
-            return remote::gather(others.len(), end, |_, ()| Ok(()), interrupted);
-        }
-    };
+    match place.kind() {
+        Kind::Local(root) => sweep_folder(root, waste, is_partial),
+        Kind::Remote(store) => sweep_prefix(store, waste, interrupted),
+    }
+}
+
+/// Removes hidden files, and folders that are then empty; what is not ours stays, and so do they.
+fn sweep_folder(root: &Path, waste: &[(Found, Duration)], is_partial: bool) -> Result<()> {
     let is_hidden = |waste: Waste| matches!(waste, Waste::Manifest | Waste::Unfinished);
     for (one, _) in waste.iter().filter(|(one, _)| is_hidden(one.waste)) {
         remove(&root.join(&one.path))?;
     }
-    // Folders that this leaves empty go too; what is not ours stays, and so do they.
     let data = root.join("data");
     let is_of_saves = waste.iter().any(|(one, _)| one.waste != Waste::Unfinished);
     if is_of_saves && std::fs::remove_dir(&data).is_ok() && is_partial {
@@ -256,4 +246,27 @@ fn sweep(
         }
     }
     Ok(())
+}
+
+/// Ends uploads and removes probes.
+fn sweep_prefix(
+    store: &Store,
+    waste: &[(Found, Duration)],
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
+    let others: Vec<_> = waste
+        .iter()
+        .filter(|(one, _)| matches!(one.waste, Waste::Upload | Waste::Probe))
+        .map(|(one, _)| (one.path.clone(), one.upload.clone()))
+        .collect();
+    let end = |index: usize| {
+        let (store, (key, upload)) = (store.clone(), others[index].clone());
+        async move {
+            match upload {
+                Some(id) => Ok(store.abort_upload(&key, &id).await?),
+                None => Ok(store.delete(&key).await?),
+            }
+        }
+    };
+    remote::gather(others.len(), end, |_, ()| Ok(()), interrupted)
 }

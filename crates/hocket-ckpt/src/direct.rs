@@ -1,23 +1,16 @@
-//! Local files written past the page cache: all at once by many, or front to back.
+//! Local files written past the page cache, by any number of threads.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
-use crate::aligned::{BUFFER_BYTES, Buffer};
+use crate::aligned::Buffer;
 use crate::safetensors::ALIGNMENT;
 
 /// Smaller files go through the page cache: their flush costs more than their copy.
 const DIRECT_MIN_BYTES: u64 = 8 << 20;
-
-/// Buffers of a file that is written front to back; threads that write them.
-const BUFFERS: usize = 4;
-const WRITERS: usize = 2;
 
 /// Where buffers go: past the page cache until the file system says no, then through it.
 pub(crate) struct Direct {
@@ -52,14 +45,11 @@ impl Direct {
     /// # Errors
     /// What the disk says.
     pub(crate) fn write(&self, buffer: &mut Buffer, length: usize, offset: u64) -> io::Result<()> {
-        if let Some(direct) = self.direct() {
+        if self.is_direct() {
             let padded = length.next_multiple_of(ALIGNMENT as usize);
             buffer.bytes_mut()[length..padded].fill(0);
-            match direct.write_all_at(&buffer.bytes()[..padded], offset) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                    self.is_refused.store(true, Ordering::Relaxed);
-                }
-                other => return other,
+            if self.write_direct(&buffer.bytes()[..padded], offset)? {
+                return Ok(());
             }
         }
         self.buffered
@@ -70,7 +60,7 @@ impl Direct {
     pub(crate) fn takes(&self, bytes: &[u8]) -> bool {
         let page = ALIGNMENT as usize;
         let is_whole = bytes.len().is_multiple_of(page) && bytes.as_ptr().align_offset(page) == 0;
-        is_whole || self.direct().is_none()
+        is_whole || !self.is_direct()
     }
 
     /// Writes bytes that it [`takes`](Self::takes) at `offset`, a multiple of a page, from where they lie.
@@ -78,200 +68,35 @@ impl Direct {
     /// # Errors
     /// What the disk says.
     pub(crate) fn write_memory(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if let Some(direct) = self.direct() {
-            match direct.write_all_at(bytes, offset) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                    self.is_refused.store(true, Ordering::Relaxed);
-                }
-                other => return other,
-            }
+        if self.write_direct(bytes, offset)? {
+            return Ok(());
         }
         self.buffered.write_all_at(bytes, offset)
     }
 
-    fn direct(&self) -> Option<&File> {
-        let direct = self.direct.as_ref();
-        direct.filter(|_| !self.is_refused.load(Ordering::Relaxed))
+    fn is_direct(&self) -> bool {
+        self.direct.is_some() && !self.is_refused.load(Ordering::Relaxed)
     }
-}
 
-type Job = (Buffer, usize, u64);
-
-/// A file written front to back: what is full goes out in threads, which end with it, while the next buffer fills.
-pub(crate) struct Stream {
-    file: Arc<Direct>,
-    filling: Option<Buffer>,
-    filled: usize,
-    /// Where the filling buffer's bytes go.
-    offset: u64,
-    num_buffers: usize,
-    jobs: Option<Sender<Job>>,
-    done: Option<Receiver<io::Result<Buffer>>>,
-    threads: Vec<JoinHandle<()>>,
-    process: u32,
-}
-
-impl Stream {
-    pub(crate) fn new(file: Direct) -> Self {
-        Self {
-            file: Arc::new(file),
-            filling: None,
-            filled: 0,
-            offset: 0,
-            num_buffers: 0,
-            jobs: None,
-            done: None,
-            threads: Vec::new(),
-            process: std::process::id(),
+    /// Whether the bytes are written; if not, the file system does not write past the page cache.
+    fn write_direct(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
+        let Some(direct) = self.direct.as_ref().filter(|_| self.is_direct()) else {
+            return Ok(false);
+        };
+        match direct.write_all_at(bytes, offset) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.is_refused.store(true, Ordering::Relaxed);
+                Ok(false)
+            }
+            outcome => outcome.map(|()| true),
         }
     }
 
-    /// Appends bytes. After an error the stream is of no further use.
+    /// Cuts the file to its length, or makes it that long.
     ///
     /// # Errors
-    /// What the disk says of these or of earlier ones.
-    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let mut buffer = match self.filling.take() {
-                Some(buffer) => buffer,
-                None => self.next_buffer()?,
-            };
-            let (part, rest) = bytes.split_at(bytes.len().min(BUFFER_BYTES - self.filled));
-            buffer.bytes_mut()[self.filled..self.filled + part.len()].copy_from_slice(part);
-            self.filled += part.len();
-            bytes = rest;
-            if self.filled < BUFFER_BYTES {
-                self.filling = Some(buffer);
-                return Ok(());
-            }
-            self.send(buffer)?;
-            self.offset += self.filled as u64;
-            self.filled = 0;
-        }
-        Ok(())
-    }
-
-    /// Waits until everything is written, and cuts the file to its length. Flushing it is the caller's.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        if let Some(mut buffer) = self.filling.take() {
-            self.file.write(&mut buffer, self.filled, self.offset)?;
-        }
-        self.jobs = None;
-        if let Some(done) = self.done.take() {
-            for outcome in done {
-                outcome?;
-            }
-        }
-        self.file.buffered.set_len(self.offset + self.filled as u64)
-    }
-
-    fn next_buffer(&mut self) -> io::Result<Buffer> {
-        if self.num_buffers < BUFFERS {
-            self.num_buffers += 1;
-            return Buffer::new().map_err(io::Error::other);
-        }
-        let done = self.done.as_ref().ok_or_else(given_up)?;
-        done.recv().map_err(|_| given_up())?
-    }
-
-    fn send(&mut self, buffer: Buffer) -> io::Result<()> {
-        if self.jobs.is_none() {
-            self.start()?;
-        }
-        let job = (buffer, self.filled, self.offset);
-        let jobs = self.jobs.as_ref().ok_or_else(given_up)?;
-        jobs.send(job).map_err(|_| given_up())
-    }
-
-    /// Small files never come here: they need no threads.
-    fn start(&mut self) -> io::Result<()> {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        let (report, done) = mpsc::channel();
-        let queue = Arc::new(Mutex::new(queue));
-        for number in 0..WRITERS {
-            let (file, queue, report) = (self.file.clone(), queue.clone(), report.clone());
-            let body = move || {
-                let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                while let Ok((mut buffer, length, offset)) = next() {
-                    let outcome = file.write(&mut buffer, length, offset);
-                    if report.send(outcome.map(|()| buffer)).is_err() {
-                        return;
-                    }
-                }
-            };
-            let name = format!("hocket-ckpt-{number}");
-            let thread = std::thread::Builder::new().name(name).spawn(body)?;
-            self.threads.push(thread);
-        }
-        (self.jobs, self.done) = (Some(jobs), Some(done));
-        Ok(())
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let threads = std::mem::take(&mut self.threads);
-        // A forked child has the handles and not the threads: there is nobody to join.
-        if self.process != std::process::id() {
-            threads.into_iter().for_each(std::mem::forget);
-            return;
-        }
-        self.jobs = None;
-        self.done = None;
-        for thread in threads {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn given_up() -> io::Error {
-    io::Error::other("an earlier write failed")
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn bytes(count: usize) -> Vec<u8> {
-        (0..count).map(|at| ((at * 31) >> 7) as u8).collect()
-    }
-
-    #[test]
-    fn what_is_written_front_to_back_is_what_came() {
-        let folder = tempfile::tempdir().unwrap();
-        for (count, step) in [
-            (0, 1),
-            (5, 2),
-            (BUFFER_BYTES, BUFFER_BYTES),
-            (BUFFER_BYTES + 1, 100_000),
-            (9 * BUFFER_BYTES + 4097, 3 * BUFFER_BYTES + 1),
-        ] {
-            let path = folder.path().join(count.to_string());
-            let file = File::create(&path).unwrap();
-            let direct = Direct::open(&path, &file, count as u64).unwrap();
-            let mut stream = Stream::new(direct);
-            let all = bytes(count);
-            for piece in all.chunks(step) {
-                stream.write(piece).unwrap();
-            }
-            stream.finish().unwrap();
-            assert!(std::fs::read(&path).unwrap() == all, "{count} by {step}");
-        }
-    }
-
-    #[test]
-    fn a_refusal_surfaces_and_ends_the_stream() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        std::fs::write(&path, b"").unwrap();
-        let read_only = File::open(&path).unwrap();
-        let mut stream = Stream::new(Direct::open(&path, &read_only, 0).unwrap());
-        let all = bytes(BUFFER_BYTES);
-        let failed = (0..100).any(|_| stream.write(&all).is_err());
-        assert!(failed || stream.finish().is_err());
+    /// What the disk says.
+    pub(crate) fn set_len(&self, num_bytes: u64) -> io::Result<()> {
+        self.buffered.set_len(num_bytes)
     }
 }

@@ -75,8 +75,8 @@ pub enum CkptError {
     #[error(
         "`{uri}`: this store lets a conditional write replace what is there, so two savers could \
          both believe that their checkpoint was committed. Use a store that honours \
-         `If-None-Match: *`, or pass `unfenced=True` to `CheckpointStore` or \
-         `HocketWriter` if nothing else ever writes there"
+         `If-None-Match: *`, or pass `unfenced=True` to `CheckpointStore`, `HocketWriter`, `convert` \
+         or `reshard` (`--unfenced` to a command) if nothing else ever writes there"
     )]
     Unfenced {
         /// The checkpoint.

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use crate::place::open_file;
 
-const SUFFIX: &str = ".unfinished";
+/// How hidden names end. No other program calls its files so: whatever else stands in a folder, these are ours.
+const SUFFIX: &str = ".hocket-unfinished";
 
 /// What this process calls a file until it is whole.
 pub(crate) fn hidden_name(name: &str) -> String {

@@ -31,6 +31,8 @@ mod replace;
 mod safetensors;
 mod sink;
 mod squeeze;
+mod stream;
+mod traces;
 mod verify;
 mod write;
 

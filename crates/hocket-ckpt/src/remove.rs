@@ -16,12 +16,18 @@ use crate::remote;
 use crate::replace::{Lock, save_of_probe};
 
 /// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data: the files that the
-/// manifest names, and those that have a data file's name. Whatever else stands there stays.
+/// manifest names, and those that have a data file's name. Whatever else stands there stays. With `dry_run` it only says
+/// whether it would.
 ///
 /// # Errors
 /// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name or a symbolic link, and what
 /// the disk or the store says.
-pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<()> {
+pub fn delete(
+    place: &Place,
+    name: &str,
+    dry_run: bool,
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     if !is_plain_name(name) {
         return Err(CkptError::Invalid(format!(
             "`{name}`: expected one plain name below `{}`",
@@ -40,6 +46,9 @@ pub fn delete(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result
     let has_manifest = child.get_start(MANIFEST_NAME, 1, interrupted)?.is_some();
     if !has_manifest && !child.has_data(interrupted)? {
         return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
+    }
+    if dry_run {
+        return Ok(());
     }
     let named = match read_document(&child, interrupted) {
         Ok(document) => data_paths(&document, child.uri())?,
@@ -140,7 +149,15 @@ pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
     };
     match read() {
         Ok(paths) => Ok(Some(paths)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // A file in its place is somebody else's.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(CkptError::io(path, "list the folder", &error)),
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hocket_store::Upload;
 
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
-use crate::direct::{Direct, Stream};
+use crate::direct::Direct;
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::finished::Finished;
@@ -21,6 +21,7 @@ use crate::pace::{self, Interrupted};
 use crate::place::{Kind, Place, is_plain_name};
 use crate::remote;
 use crate::squeeze::Squeezer;
+use crate::stream::Stream;
 use crate::write::NEVER_REPLACED;
 
 /// How a file is written in pieces.

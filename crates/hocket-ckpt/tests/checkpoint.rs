@@ -267,8 +267,8 @@ fn a_listing_tells_committed_partial_and_foreign() {
             "{unread:?}"
         );
 
-        hocket_ckpt::delete(&prefix, "late", &never).unwrap();
-        let gone = hocket_ckpt::delete(&prefix, "late", &never);
+        hocket_ckpt::delete(&prefix, "late", false, &never).unwrap();
+        let gone = hocket_ckpt::delete(&prefix, "late", false, &never);
         assert!(matches!(gone, Err(CkptError::NotFound { .. })), "{gone:?}");
         assert_eq!(hocket_ckpt::list(&prefix, &never).unwrap().len(), 3);
     });

@@ -29,6 +29,8 @@ enum Step {
     Clean(usize),
     /// A commit that was cut short leaves its manifest under another name, so many hours old.
     Temporary(usize, u8),
+    /// A conversion to another format was killed there, so many hours ago.
+    Hidden(usize, u8),
     Gc,
 }
 
@@ -39,7 +41,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (name.clone(), prop::collection::vec(hours.clone(), 1..4)).prop_map(|(name, ages)| Step::Write(name, ages)),
         3 => name.clone().prop_map(Step::Commit),
         1 => name.clone().prop_map(Step::Clean),
-        1 => (name, hours).prop_map(|(name, age)| Step::Temporary(name, age)),
+        1 => (name.clone(), hours.clone()).prop_map(|(name, age)| Step::Temporary(name, age)),
+        1 => (name, hours).prop_map(|(name, age)| Step::Hidden(name, age)),
         2 => Just(Step::Gc),
     ];
     prop::collection::vec(step, 1..14)
@@ -211,6 +214,14 @@ proptest! {
                         age(&path, *hours);
                         models[*name].temporaries.push((path, *hours));
                     }
+                }
+                Step::Hidden(name, hours) => {
+                    let (_, root) = at(*name);
+                    std::fs::create_dir_all(&root).unwrap();
+                    let path = root.join(format!(".model.pt.{number}.hocket-unfinished"));
+                    std::fs::write(&path, "cut short").unwrap();
+                    age(&path, *hours);
+                    models[*name].temporaries.push((path, *hours));
                 }
                 Step::Gc => {
                     let before = files_below(folder.path());

@@ -19,9 +19,10 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn ckpt_delete(py: Python<'_>, uri: &str, name: &str) -> PyResult<()> {
+#[pyo3(signature = (uri, name, *, dry_run = false))]
+fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete(&Place::open(uri)?, name, interrupted)
+        hocket_ckpt::delete(&Place::open(uri)?, name, dry_run, interrupted)
     })
 }
 
@@ -72,6 +73,7 @@ fn garbage_to_dict(py: Python<'_>, garbage: Garbage) -> PyResult<Bound<'_, PyDic
         Waste::Upload => "upload",
         Waste::Manifest => "manifest",
         Waste::Probe => "probe",
+        Waste::Unfinished => "unfinished",
     };
     let dict = PyDict::new(py);
     dict.set_item("name", garbage.name)?;

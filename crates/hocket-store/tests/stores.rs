@@ -10,6 +10,7 @@
 use bytes::Bytes;
 use hocket_store::{PutMode, Result, Store, StoreError, StoreOptions, runtime};
 use proptest::prelude::*;
+use std::ffi::CString;
 use std::future::Future;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -248,6 +249,36 @@ fn a_directory_is_no_object() {
 }
 
 #[test]
+fn a_pipe_is_no_object_and_makes_nobody_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = CString::new(dir.path().join("k").to_str().unwrap()).unwrap();
+    // SAFETY: the path ends with a zero byte and outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    let (store, to) = (open(dir.path().to_str().unwrap()), dir.path().join("copy"));
+    let reads = async move {
+        assert!(store.list("").await?.is_empty());
+        let answers = [
+            store.head("k").await.map(|_| ()),
+            store.get("k").await.map(|_| ()),
+            store.get_ranges("k", &[0..1]).await.map(|_| ()),
+            store.download("k", &to, None).await.map(|_| ()),
+        ];
+        for answer in answers {
+            assert!(
+                matches!(answer, Err(StoreError::NotFound { .. })),
+                "{answer:?}"
+            );
+        }
+        assert!(!to.exists());
+        Ok::<_, StoreError>(())
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    runtime::wait(reads, &|| Instant::now() > deadline)
+        .unwrap()
+        .unwrap();
+}
+
+#[test]
 fn a_loop_of_links_ends_a_listing() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("a")).unwrap();
@@ -267,7 +298,7 @@ fn an_interrupted_wait_ends_at_once_and_stops_the_work() {
     let dropped = std::sync::Arc::new(());
     let held = std::sync::Arc::clone(&dropped);
     let work = async move {
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
         drop(held);
     };
     let started = Instant::now();

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import hocket.ckpt
+from hocket.ckpt.cli.app import app
+from hocket.ckpt.converting import convert
+from hocket.ckpt.demo import write_demo
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointUnfencedError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.ckpt.resharding import reshard
 from hocket.native import _native
 from support.ranks import run_ranks
 
@@ -170,14 +174,9 @@ class Careless(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
-    import torch.distributed.checkpoint as dcp  # here, lest every rank of the tests above loads torch
-
-    from hocket.ckpt.dcp import HocketWriter
-    from hocket.ckpt.torch import CheckpointStore
-
-    manifest = write(str(tmp_path), 0)
+@pytest.fixture
+def careless(monkeypatch):
+    """That store, as `s3://careless`."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless) as server:
         server.objects = {}
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -187,16 +186,53 @@ def test_a_store_that_ignores_conditions_is_refused(monkeypatch, tmp_path):
             for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
                 monkeypatch.setenv(name, "x")
             monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-            with pytest.raises(CheckpointUnfencedError, match="unfenced=True"):
-                _native.ckpt_commit("s3://careless/run", manifest, save_id(0))
-            _native.ckpt_commit("s3://careless/run", manifest, save_id(0), unfenced=True)
-            with pytest.raises(CheckpointUnfencedError, match="`CheckpointStore`"):
-                CheckpointStore("s3://careless/saves").save({"n": 1}, step=1)
-            CheckpointStore("s3://careless/saves", unfenced=True).save({"n": 1}, step=1)
-            writer = HocketWriter("s3://careless/saves/dcp", unfenced=True)
-            dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
-            names = {path.partition("/saves/")[2] for path in server.objects if "/saves/" in path}
-            assert names == {"step-1/checkpoint.json.zst", "dcp/checkpoint.json.zst"}
+            yield server
         finally:
             server.shutdown()
             thread.join(10)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_store_that_ignores_conditions_is_refused(careless, tmp_path):
+    import torch.distributed.checkpoint as dcp  # here, lest every rank of the tests above loads torch
+
+    from hocket.ckpt.dcp import HocketWriter
+    from hocket.ckpt.torch import CheckpointStore
+
+    manifest = write(str(tmp_path), 0)
+    with pytest.raises(CheckpointUnfencedError, match="unfenced=True"):
+        _native.ckpt_commit("s3://careless/run", manifest, save_id(0))
+    _native.ckpt_commit("s3://careless/run", manifest, save_id(0), unfenced=True)
+    with pytest.raises(CheckpointUnfencedError, match="`CheckpointStore`"):
+        CheckpointStore("s3://careless/saves").save({"n": 1}, step=1)
+    CheckpointStore("s3://careless/saves", unfenced=True).save({"n": 1}, step=1)
+    writer = HocketWriter("s3://careless/saves/dcp", unfenced=True)
+    dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
+    names = {path.partition("/saves/")[2] for path in careless.objects if "/saves/" in path}
+    assert names == {"step-1/checkpoint.json.zst", "dcp/checkpoint.json.zst"}
+
+
+def test_conversions_and_reshards_refuse_it_too(careless, tmp_path, capsys):
+    source = str(tmp_path / "demo")
+    write_demo(source)
+
+    def is_committed(name):
+        return f"/careless/{name}/checkpoint.json.zst" in careless.objects
+
+    with pytest.raises(CheckpointUnfencedError, match="`convert`"):
+        convert(source, "s3://careless/a", to="hocket")
+    assert not is_committed("a")
+    convert(source, "s3://careless/b", to="hocket", unfenced=True)
+    with pytest.raises(CheckpointUnfencedError, match="`reshard`"):
+        reshard(source, "s3://careless/c", ranks=2)
+    assert not is_committed("c")
+    reshard(source, "s3://careless/d", ranks=2, unfenced=True)
+    verbs = {"e": ["convert", "--to", "hocket"], "f": ["reshard", "--ranks", "2"]}
+    for name, (verb, *options) in verbs.items():
+        for unfenced, code in ([], 4), (["--unfenced"], 0):
+            with pytest.raises(SystemExit) as ended:
+                app([verb, source, f"s3://careless/{name}-{code}", *options, *unfenced])
+            assert (ended.value.code, is_committed(f"{name}-{code}")) == (code, code == 0)
+            assert ("--unfenced" in capsys.readouterr().err) == (code != 0)
+    assert is_committed("b")
+    assert is_committed("d")

@@ -84,7 +84,7 @@ def test_what_an_earlier_run_finished_is_compared_and_not_written_again(source, 
         if path.is_file() and path not in kept:
             path.unlink()
     some = next(iter(kept))
-    some.with_name(f".{some.name}.{2**22 + 1}.unfinished").write_bytes(b"half")
+    some.with_name(f".{some.name}.{2**22 + 1}.hocket-unfinished").write_bytes(b"half")
     written_at = {path: path.stat().st_mtime_ns for path in kept}
     done = convert(uri, str(again), **options)
     assert (done.files, done.files_found) == (num_files, len(kept))

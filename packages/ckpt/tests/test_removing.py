@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 
 import boto3
@@ -67,6 +69,17 @@ def test_rm_takes_only_what_is_ours(prefix, capsys):
     assert keys(prefix) == theirs | {"mixed/data/notes.safetensors"}
 
 
+def test_rm_refuses_a_link_and_says_so_before(tmp_path, capsys):
+    write_demo(str(tmp_path / "runs/one"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "runs/one")
+    told = [call(capsys, "rm", link, *options) for options in (["--dry-run"], [])]
+    assert told[0] == told[1]
+    code, out, error = told[0]
+    assert (code, out, "symbolic link" in error) == (2, "", True)
+    assert hocket.ckpt.verify(str(link)).is_sound
+
+
 def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
     write_demo(f"{prefix}/good")
     committed = keys(f"{prefix}/good")
@@ -106,7 +119,7 @@ def test_what_a_killed_conversion_left_goes_and_what_a_live_one_writes_stays(tmp
     data.mkdir(parents=True)
     whole, hidden = (
         data / "0badc0de-r00000-000.safetensors",
-        data / ".0badc0de-r00000-001.safetensors.7.unfinished",
+        data / ".0badc0de-r00000-001.safetensors.7.hocket-unfinished",
     )
     hidden.write_bytes(b"half")
     assert "partial" in call(capsys, "ls", tmp_path)[1]
@@ -122,6 +135,68 @@ def test_what_a_killed_conversion_left_goes_and_what_a_live_one_writes_stays(tmp
     hidden.write_bytes(b"half")
     assert call(capsys, "rm", tmp_path / "one")[0] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+CONVERSIONS = """
+import os, sys, threading
+from hocket.ckpt.converting import convert
+
+def stop(*_):
+    os.write(1, b"writing\\n")
+    threading.Event().wait()
+
+source, *targets = sys.argv[1:]
+for target in targets:
+    destination, _, to = target.partition("=")
+    options = {"to": to, "on_progress": stop}
+    threading.Thread(target=convert, args=(source, destination), kwargs=options).start()
+"""
+
+
+def test_gc_takes_what_killed_conversions_were_writing_and_nothing_like_it(tmp_path, capsys):
+    write_demo(str(tmp_path / "demo"))
+    runs = tmp_path / "runs"
+    targets = {
+        "dcp": "dcp", "sharded": "safetensors", "one.safetensors": "safetensors", "model.pt": "torch",
+        "ours": "hocket",
+    }  # fmt: skip
+    (runs / "sharded").mkdir(parents=True)
+    names = [".x.7.unfinished", ".x.hocket-unfinished", ".x.x7.hocket-unfinished", "x.7.hocket-unfinished"]
+    theirs = [runs / folder / name for folder in (".", "sharded") for name in names]
+    for path in theirs:
+        path.write_bytes(b"not ours")
+    theirs += [runs / f".{kind}.7.hocket-unfinished" for kind in ("link", "folder", "pipe")]
+    theirs[-3].symlink_to(tmp_path / "demo/checkpoint.json.zst")
+    theirs[-2].mkdir()
+    os.mkfifo(theirs[-1])
+    theirs += [runs / "else", runs / "else/data"]
+    theirs[-2].mkdir()
+    theirs[-1].write_bytes(b"where a checkpoint has a folder")
+    arguments = [tmp_path / "demo", *(f"{runs / name}={to}" for name, to in targets.items())]
+    with subprocess.Popen(
+        [sys.executable, "-c", CONVERSIONS, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert [process.stdout.readline() for _ in targets] == ["writing\n"] * len(targets)
+            assert collect_garbage(str(runs), min_age_s=0).garbage == ()
+        finally:
+            process.kill()
+    hidden = {
+        ("dcp", ".__0_0.distcp"), ("sharded", ".model.safetensors"), (".", ".one.safetensors"),
+        (".", ".model.pt"),
+    }  # fmt: skip
+    ending = f".{process.pid}.hocket-unfinished"
+    assert collect_garbage(str(runs), min_age_s=3600).garbage == ()
+    found = collect_garbage(str(runs), min_age_s=0, dry_run=True).garbage
+    assert {(one.name, one.path) for one in found if one.waste == "unfinished"} == {
+        (name, path + ending) for name, path in hidden
+    }
+    assert [one.name for one in found if one.waste != "unfinished"] == ["ours"]
+    assert all((runs / one.name / one.path).is_file() for one in found)
+    code, out, _ = call(capsys, "gc", runs, "--min-age", "0s")
+    assert (code, out.count("a conversion was cut short"), "removed 5 leftovers" in out) == (0, 4, True)
+    assert {path for path in runs.rglob("*") if path != runs / "sharded"} == set(theirs)
+    assert hocket.ckpt.verify(str(tmp_path / "demo")).is_sound
 
 
 def test_one_young_file_keeps_all_of_its_save(tmp_path):

@@ -67,7 +67,7 @@ def faulty_job(folder):
     save("last")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     if rank == 0:  # the one that failed has nothing to hear, and closing need not wait for it
-        found["heard"] = store._rendezvous.await_ticks(f"{store._unseen}/seen", 1, timeout_s=20)
+        found["heard"] = store._rendezvous.await_ticks(f"{store._turns._unseen}/seen", 1, timeout_s=20)
     store.close()
     return found
 
@@ -154,7 +154,7 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
 def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_path):
     store = CheckpointStore(str(tmp_path), timeout_s=0.01)
     gate = threading.Event()
-    store._worker.submit(lambda: gate.wait(60))  # what a slow disk does
+    store._turns._worker.submit(lambda: gate.wait(60))  # what a slow disk does
     first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
     with pytest.raises(CheckpointTimeoutError, match="still under way"):
         store.save({"w": torch.full((1000,), 2.0)}, step=2)

@@ -1,7 +1,6 @@
 """Real jobs of four ranks: meshes saved and loaded as others, loads that are shared, torch's own files."""
 
 import os
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import hocket.ckpt
@@ -20,7 +19,7 @@ from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.native import counters
-from support.ranks import run_ranks
+from support.states import stepped, whole, wrong
 
 
 def model(seed):
@@ -44,46 +43,21 @@ def hsdp(seed):
     return net
 
 
-def step(net):
-    optimizer = torch.optim.AdamW(net.parameters())
-    for parameter in net.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    names = {parameter: name for name, parameter in net.named_parameters()}
-    return {names[parameter]: dict(slots) for parameter, slots in optimizer.state.items()}
-
-
-def whole(tree):
-    return {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tree.items()
-    }
-
-
-def job(folder):
+def meshes_job(folder):
+    """What loads got wrong, how parameters were placed, and what one of the checkpoints holds."""
     store = CheckpointStore(folder, timeout_s=60)
     nets = {"fsdp-tp": fsdp_over_tp(1), "hsdp": hsdp(2)}
-    expected, wrong = {}, []
+    expected, bad = {}, []
     placed = {type(placement).__name__ for p in nets["fsdp-tp"].parameters() for placement in p.placements}
     for name, net in nets.items():
-        slots = step(net)
-        store.save({"model": net.state_dict(), "slots": slots}, step=1, name=name)
-        expected[name] = {
-            "model": whole(net.state_dict()),
-            "slots": {key: whole(each) for key, each in slots.items()},
-        }
+        state = stepped(net)
+        store.save(state, step=1, name=name)
+        expected[name] = whole(state)
     for name, into in (("fsdp-tp", hsdp(3)), ("hsdp", fsdp_over_tp(4)), ("fsdp-tp", fsdp_over_tp(5))):
-        slots = step(into)
-        loaded = store.load(name, {"model": into.state_dict(), "slots": slots}).state
-        found = {
-            "model": whole(loaded["model"]),
-            "slots": {k: whole(each) for k, each in loaded["slots"].items()},
-        }
-        pairs = [(found["model"], expected[name]["model"])]
-        pairs += [(found["slots"][key], expected[name]["slots"][key]) for key in found["slots"]]
-        wrong += [key for mine, theirs in pairs for key in theirs if not torch.equal(mine[key], theirs[key])]
+        state = store.load(name, stepped(into)).state
+        bad += wrong(state, expected[name])
     store.close()
-    model_bytes = {key: tensor.tolist() for key, tensor in expected["fsdp-tp"]["model"].items()}
-    return wrong, sorted(placed), model_bytes if dist.get_rank() == 0 else None
+    return bad, sorted(placed), expected["fsdp-tp"]
 
 
 NUM_ITEMS = 1 << 20
@@ -168,37 +142,32 @@ def safetensors_job(folder):
     dcp.save({name: state[name] for name in ("rows", "columns")}, storage_writer=writer)
 
 
-def every_job(folder, uri):
-    """All that needs four ranks, in one start of them."""
-    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
+def job(folder, uri):
+    """What the ranks of `four_ranks` run of this file."""
     safetensors_job(f"{folder}/dcp")
-    return job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing")
+    return meshes_job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory, s3d):
-    folder = tmp_path_factory.mktemp("ranks")
-    uri = s3d.uri(f"sharing/{os.urandom(4).hex()}")
-    found = run_ranks(every_job, 4, str(folder), uri, init="gloo", timeout_s=200, env=s3d.env)
-    return folder, *zip(*found, strict=True)
+def ran(four_ranks):
+    return four_ranks.folder / "meshes", *zip(*four_ranks.found["meshes"], strict=True)
 
 
 def test_what_one_mesh_saved_another_loads(ran):
     folder, found, _ = ran
-    assert [wrong for wrong, _, _ in found] == [[]] * 4
+    assert [bad for bad, _, _ in found] == [[]] * 4
     assert "_StridedShard" in found[0][1]
     alone = model(9)
     store = CheckpointStore(str(folder / "meshes"))
     store.load("fsdp-tp", {"model": alone.state_dict()}, include=["model"])
-    for key, tensor in alone.state_dict().items():
-        assert tensor.tolist() == found[0][2][key]
+    assert wrong({"model": alone.state_dict()}, found[0][2]) == []
 
 
 def test_replicas_read_once_and_share(ran):
     _, _, found = ran
     needed = sum(tensor.nbytes for tensor in wholes().values())
     all_read, once, once_more = ([each[number] for each in found] for number in range(3))
-    assert [wrong for _, wrong in [*all_read, *once, *once_more]] == [[]] * 12
+    assert [bad for _, bad in [*all_read, *once, *once_more]] == [[]] * 12
     assert 4 * needed <= sum(received for received, _ in all_read)
     for loads in (once, once_more):
         # A block that two ranks have a part of is read by both.

@@ -1,7 +1,5 @@
 """Real jobs of four ranks whose trees differ: pipeline stages; and experts, on a mesh of their own."""
 
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,8 +8,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hocket.ckpt
+from hocket.ckpt.converting import convert
 from hocket.ckpt.torch import CheckpointStore
-from support.ranks import run_ranks
+from support.states import stepped, whole, wrong
 
 LARGE = 300_000  # items: more than what stages may hold alike
 
@@ -43,33 +42,6 @@ def expert_parallel(seed, num_parts):
 def sharded(net, mesh):
     fully_shard(net, mesh=mesh)
     return net
-
-
-def stepped(net):
-    """The model's state and its optimizer's after a step, by parameter name."""
-    optimizer = torch.optim.AdamW(net.parameters())
-    for parameter in net.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    names = {parameter: name for name, parameter in net.named_parameters()}
-    slots = {names[parameter]: dict(slots) for parameter, slots in optimizer.state.items()}
-    return {"model": net.state_dict(), "slots": slots}
-
-
-def whole(node):
-    """The tree with full tensors, by name."""
-    if isinstance(node, dict):
-        return {
-            f"{key}.{rest}".rstrip("."): each
-            for key, child in node.items()
-            for rest, each in whole(child).items()
-        }
-    return {"": node.full_tensor() if isinstance(node, DTensor) else node}
-
-
-def wrong(found, expected):
-    """Names of what is not as expected."""
-    return [name for name, each in whole(found).items() if not torch.equal(each, expected[name])]
 
 
 FEW = torch.arange(5.0 * 12 * 10).reshape(5, 12, 10)
@@ -145,6 +117,12 @@ class Stages:
         }
 
 
+def keyed(number):
+    """A stage's state with integers from 0 on for keys: in a node of both stages, in its own; and a list."""
+    mine = torch.tensor(number)
+    return {"slots": {number: mine}, f"of-{number}": {0: mine}, "list": [torch.tensor(5), torch.tensor(6)]}
+
+
 def tensors(state):
     return {key: state[key] for key in ("model", "slots", "buffers", "shared", "seen")}
 
@@ -178,6 +156,7 @@ def stages_job(folder):
         bad += wrong(tensors(loaded), union)
         both = {"epoch": 3, "stage-0": [1, 2], "stage-1": [1, 2]}
         bad += [] if loaded["loop"] == both else [f"{loaded['loop']}"]
+    store.save(keyed(stages.number), step=2, name="keyed", peers=stages.peers)
     mesh = init_device_mesh("cpu", (4,))
     everywhere = sharded(Layers(layers()), mesh)
     into = {**zeroed(stepped(everywhere)), "shared": torch.zeros(7, 300)}
@@ -210,16 +189,14 @@ def stages_job(folder):
     return bad, union, found
 
 
-def every_job(folder):
-    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
+def job(folder):
+    """What the ranks of `four_ranks` run of this file."""
     return experts_job(f"{folder}/experts"), stages_job(f"{folder}/stages")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    found = run_ranks(every_job, 4, str(folder), init="gloo", timeout_s=200)
-    return folder, *zip(*found, strict=True)
+def ran(four_ranks):
+    return four_ranks.folder / "stages", *zip(*four_ranks.found["stages"], strict=True)
 
 
 def test_experts_go_from_any_mesh_to_any_other_and_to_one_process(ran):
@@ -250,6 +227,17 @@ def test_stages_save_one_checkpoint_that_any_number_of_ranks_loads(ran):
         state |= {"shared": torch.zeros(7, 300), "seen": torch.tensor(0), "loop": {}, "extra": {}}
         loaded = CheckpointStore(str(folder / "stages")).load(name, state).state
         assert wrong(tensors(loaded), found[0][1]) == []
+
+
+def test_what_has_integers_for_keys_is_no_list_whichever_stage_has_it(ran, tmp_path):
+    folder, _, _ = ran
+    target = tmp_path / "keyed.pt"
+    convert(str(folder / "stages/keyed"), str(target), to="torch")
+    zero, one = torch.tensor(0), torch.tensor(1)
+    assert torch.load(target) == {
+        "slots": {0: zero, 1: one}, "of-0": {0: zero}, "of-1": {0: one},
+        "list": [torch.tensor(5), torch.tensor(6)],
+    }  # fmt: skip
 
 
 def test_stages_that_do_not_fit_together_are_refused_on_every_rank(ran):

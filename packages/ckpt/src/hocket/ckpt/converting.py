@@ -90,6 +90,7 @@ def convert(
     max_shard_bytes: int = SHARD_BYTES,
     memory_bytes: int = MEMORY_BYTES,
     compression: str | None = None,
+    unfenced: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """Writes a checkpoint in another format; the source's is recognised.
@@ -113,11 +114,15 @@ def convert(
         max_shard_bytes: Bytes of tensors in a file. `hocket` and `dcp` cut a larger tensor in chunks.
         memory_bytes: Bytes that tensors may take in memory.
         compression: `zstd:N` for compressed data files; for `hocket` only.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won: only where nothing else ever writes. Such a store is refused otherwise, for
+            `hocket`; the other formats do without conditions everywhere.
         on_progress: Called with the bytes written and the bytes of all files.
 
     Raises:
         CheckpointExistsError: Something else stands at the destination.
         CheckpointIncompatibleError: Two names become one, or a dtype that cannot be cast.
+        CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
         ValueError: An argument that makes no sense.
         CheckpointError: What opening and reading the source raise.
     """
@@ -138,7 +143,8 @@ def convert(
     content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
     arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
     save_id = _save_id(opened, arguments)
-    plan = _plan(destination, to, content, max_shard_bytes, save_id, compression_level(compression))
+    level = compression_level(compression)
+    plan = _plan(destination, to, content, max_shard_bytes, save_id, level, unfenced=unfenced)
     if _is_committed(plan, destination):
         num_found = len(plan.files)
     else:
@@ -261,12 +267,19 @@ def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
 
 
 def _plan(
-    destination: str, to: Format, content: Content, limit: int, save_id: str, level: int | None
+    destination: str,
+    to: Format,
+    content: Content,
+    limit: int,
+    save_id: str,
+    level: int | None,
+    *,
+    unfenced: bool,
 ) -> Plan:
     folder = destination.rstrip("/")
     root, _, name = folder.rpartition("/")
     if to == "hocket":
-        return plan_hocket(folder, content, limit, save_id=save_id, level=level)
+        return plan_hocket(folder, content, limit, save_id=save_id, level=level, unfenced=unfenced)
     if to == "dcp":
         return plan_dcp(folder, content, limit)
     if to == "torch":

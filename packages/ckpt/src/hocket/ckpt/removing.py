@@ -32,16 +32,16 @@ class Garbage:
     """Something that no checkpoint needs and no save under way can still want."""
 
     name: str
-    """The checkpoint's name below the prefix."""
+    """The checkpoint's name below the prefix; `.` for a file in the prefix itself."""
     path: str
     """The file inside it."""
-    waste: Literal["file", "upload", "manifest", "probe"]
+    waste: Literal["file", "upload", "manifest", "probe", "unfinished"]
     """A data file that no manifest names, an upload never finished, a manifest that never got its name, a
-    key on which a commit tried its store."""
+    key on which a commit tried its store, a hidden file that a conversion to another format was writing."""
     num_bytes: int
     """0 for an upload: stores do not tell."""
     age_s: float
-    """How long the save that wrote it has been still."""
+    """How long the save or conversion that wrote it has been still."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +61,11 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 
     Args:
         uri: The checkpoint's folder or URI.
-        dry_run: Only look.
+        dry_run: Only look; what would be refused is refused alike.
 
     Raises:
         CheckpointNotFoundError: There is none.
-        ValueError: The URI has no name in it: `s3://bucket` is no checkpoint.
+        ValueError: The URI has no name in it (`s3://bucket` is no checkpoint), or is a symbolic link.
 
     Example:
         >>> remove(folder + "/demo", dry_run=True).num_files
@@ -75,8 +75,7 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
     if (slash and not prefix) or prefix.endswith(":/") or name in ("", ".", ".."):
         raise ValueError(f"`{uri}` names no checkpoint; expected a folder or a prefix with a name in it")
     found = _look(uri)
-    if not dry_run:
-        _native.ckpt_delete(prefix or ".", name)
+    _native.ckpt_delete(prefix or ".", name, dry_run=dry_run)
     return found
 
 
@@ -103,7 +102,9 @@ def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool 
     """Removes what unfinished and replaced saves left under a prefix; never a byte of a committed checkpoint.
 
     Taken are files whose save has been still for `min_age_s`, and on an object store uploads that were begun
-    so long ago. What is not ours stays, and so does all of a checkpoint whose manifest does not read.
+    so long ago. Of a killed conversion to another format the file that it was writing goes, on a disk; those
+    it had finished have the format's names, and nothing tells them from others'. What is not ours stays, and
+    so does all of a checkpoint whose manifest does not read.
 
     Args:
         prefix: A folder of checkpoints, or a URI.

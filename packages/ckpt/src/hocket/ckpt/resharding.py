@@ -83,6 +83,7 @@ def reshard(
     ranks: int,
     memory_bytes: int = MEMORY_BYTES,
     compression: str | None = None,
+    unfenced: bool = False,
     on_file: OnFile | None = None,
 ) -> Resharded:
     """Rewrites a checkpoint for another number of ranks, cut as FSDP2 cuts dim 0.
@@ -96,6 +97,8 @@ def reshard(
         ranks: For how many.
         memory_bytes: How much of the tensors' data may be held at a time.
         compression: `zstd:N` for compressed data files, whatever the source's are.
+        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
+            believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
         on_file: Called after each file with its path and the bytes of its tensors, from several threads.
 
     Raises:
@@ -103,6 +106,7 @@ def reshard(
         CheckpointCorruptError: A block of the source is not what was written.
         CheckpointExistsError: Something else is at the destination, or another run of this is writing there.
         CheckpointIncompatibleError: The source requires its own number of ranks, or has another format.
+        CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
 
     Example:
         >>> reshard(folder + "/demo", folder + "/demo-3", ranks=3).manifest.world_size
@@ -122,7 +126,8 @@ def reshard(
         written = job.run(files)
         resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
         check_sizes(destination, {file["path"]: stored_bytes(file) for file in written})
-        _native.ckpt_commit(destination, _native.ckpt_manifest_encode(resharded.to_document()), save_id)
+        document = _native.ckpt_manifest_encode(resharded.to_document())
+        _native.ckpt_commit(destination, document, save_id, unfenced=unfenced)
     return Resharded(manifest=resharded, num_written=len(files) - job.num_found, num_found=job.num_found)
 
 

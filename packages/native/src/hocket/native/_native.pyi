@@ -638,11 +638,11 @@ class CkptWritten(CkptFile):
 
 @type_check_only
 class CkptGarbage(TypedDict):
-    """Something that `ckpt_gc` removed, or would remove."""
+    """Something that `ckpt_gc` removed, or would remove. `name`: `.` for a file in the prefix itself."""
 
     name: str
     path: str
-    waste: Literal["file", "upload", "manifest", "probe"]
+    waste: Literal["file", "upload", "manifest", "probe", "unfinished"]
     bytes: int
     age_s: float
 
@@ -819,14 +819,19 @@ def ckpt_list(uri: str) -> list[CkptListed]:
         CheckpointNotFoundError: There is no such prefix.
     """
 
-def ckpt_delete(uri: str, name: str) -> None:
+def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
     """Removes the checkpoint `name` under `uri`: the manifest first, so that no instant shows a broken one.
 
     Takes only the manifest and files under `data/`, then the folder if it is empty.
 
+    Args:
+        uri: The prefix.
+        name: The checkpoint below it.
+        dry_run: Remove nothing; refuse what would be refused.
+
     Raises:
         CheckpointNotFoundError: Nothing is there.
-        ValueError: `name` is not one plain path component.
+        ValueError: `name` is not one plain path component, or a symbolic link.
     """
 
 def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
@@ -849,9 +854,9 @@ def ckpt_discard_file(uri: str, path: str) -> None:
 def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
     """Removes what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
 
-    Data files that their folder's manifest does not name, manifests that never came to their name, and
-    unfinished multipart uploads, if the youngest of their save is `min_age_s` old. Files that are not ours
-    stay.
+    Data files that their folder's manifest does not name, manifests that never came to their name, hidden
+    files of conversions, and unfinished multipart uploads, if the youngest of their save is `min_age_s` old.
+    Files that are not ours stay, and so does what has a writer.
 
     Args:
         uri: The prefix.

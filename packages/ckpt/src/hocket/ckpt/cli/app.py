@@ -41,6 +41,11 @@ _Compression = Annotated[
     str | None, typer.Option(metavar="zstd:N", help="Compress the data files of a Hocket checkpoint.")
 ]
 
+_Unfenced = Annotated[
+    bool,
+    typer.Option("--unfenced", help="Write also to a store that ignores conditions, if nothing else does."),
+]
+
 
 @app.command()
 def inspect(
@@ -104,6 +109,7 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a file's tensors.")] = "5GB",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
     compression: _Compression = None,
+    unfenced: _Unfenced = False,
     as_json: _Json = False,
 ) -> None:
     """Write a checkpoint in another format, whichever the source's is; run it again to go on after a kill."""
@@ -121,6 +127,7 @@ def convert(
             max_shard_size=max_shard_size,
             memory=memory,
             compression=compression,
+            unfenced=unfenced,
             as_json=as_json,
         )
 
@@ -162,6 +169,7 @@ def reshard(
         str, typer.Option(metavar="SIZE", help="How much tensor data may be held: 512MiB, 4GiB.")
     ] = "256MiB",
     compression: _Compression = None,
+    unfenced: _Unfenced = False,
     as_json: _Json = False,
 ) -> None:
     """Rewrite a checkpoint for M ranks, from store to store; run it again to go on after a kill."""
@@ -169,7 +177,13 @@ def reshard(
 
     with told():
         resharding.show(
-            source, destination, ranks=ranks, memory=memory, compression=compression, as_json=as_json
+            source,
+            destination,
+            ranks=ranks,
+            memory=memory,
+            compression=compression,
+            unfenced=unfenced,
+            as_json=as_json,
         )
 
 
@@ -195,7 +209,7 @@ def gc(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Remove what saves that never finished left behind: files that no manifest names, unfinished uploads."""
+    """Remove what never finished: files that no manifest names, uploads, hidden files of conversions."""
     from hocket.ckpt.cli import removing
 
     with told():

@@ -56,6 +56,7 @@ def show(
     max_shard_size: str,
     memory: str,
     compression: str | None,
+    unfenced: bool,
     as_json: bool,
 ) -> None:
     """Converts a checkpoint and prints what was written."""
@@ -77,6 +78,7 @@ def show(
             max_shard_bytes=parse_size(max_shard_size),
             memory_bytes=parse_size(memory),
             compression=compression,
+            unfenced=unfenced,
             on_progress=on_progress,
         )
     if as_json:

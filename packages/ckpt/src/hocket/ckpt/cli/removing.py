@@ -16,6 +16,7 @@ _WHAT = {
     "upload": "never finished",
     "manifest": "never got its name",
     "probe": "a commit was cut short",
+    "unfinished": "a conversion was cut short",
 }
 
 
@@ -65,7 +66,7 @@ def _row(garbage: Garbage) -> list[Text]:
     num_bytes = "-" if garbage.waste == "upload" else size(garbage.num_bytes)
     return [
         Text(garbage.waste),
-        Text(f"{garbage.name}/{garbage.path}"),
+        Text(garbage.path if garbage.name == "." else f"{garbage.name}/{garbage.path}"),
         Text(num_bytes),
         Text(f"{garbage.age_s / 3600:.0f} h"),
         Text(_WHAT[garbage.waste], "dim"),

@@ -15,7 +15,14 @@ __all__ = ["show"]
 
 
 def show(
-    source: str, destination: str, *, ranks: int, memory: str, compression: str | None, as_json: bool
+    source: str,
+    destination: str,
+    *,
+    ranks: int,
+    memory: str,
+    compression: str | None,
+    unfenced: bool,
+    as_json: bool,
 ) -> None:
     """Reshards a checkpoint and says what was done."""
     began = time.monotonic()
@@ -35,6 +42,7 @@ def show(
             ranks=ranks,
             memory_bytes=parse_size(memory),
             compression=compression,
+            unfenced=unfenced,
             on_file=on_file,
         )
     if as_json:

@@ -236,7 +236,15 @@ def _tensor_metadata(tensor: Tensor, boxes: Sequence[Payload]) -> New:
     )
 
 
-def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level: int | None) -> Plan:
+def plan_hocket(
+    root: str,
+    content: Content,
+    limit: int,
+    *,
+    save_id: str,
+    level: int | None,
+    unfenced: bool = False,
+) -> Plan:
     """A Hocket checkpoint: its manifest is the commit.
 
     Args:
@@ -245,6 +253,7 @@ def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level:
         limit: Bytes of tensors in a file, and of a chunk.
         save_id: What it is committed as, and what its files are named by.
         level: zstd's, for compressed files.
+        unfenced: Commit also where the store cannot keep two savers apart.
     """
     owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
     payloads = [payload for tensor in owners for payload in _cut(tensor, limit)]
@@ -288,6 +297,7 @@ def plan_hocket(root: str, content: Content, limit: int, *, save_id: str, level:
             per_rank=origin.per_rank if origin else None,
             user=origin.user if origin else None,
         )
-        _native.ckpt_commit(root, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+        document = _native.ckpt_manifest_encode(manifest.to_document())
+        _native.ckpt_commit(root, document, save_id, unfenced=unfenced)
 
     return Plan(root=root, files=files, commit=commit, save_id=save_id)

@@ -1,22 +1,25 @@
-"""A load: what the tree at hand asks for, found in the manifest, read into the tensors' own memory."""
+"""One load, as each rank runs it: match its tree, fill it, and end as all ranks end."""
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any
+from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.manifest import Manifest, TensorRecord
-from hocket.ckpt.torch.filling import Fill
-from hocket.ckpt.torch.layout import DTYPES, is_tensor, torch_dtype
-from hocket.ckpt.tree import Path, clean_key, join, unflatten
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import read_manifest
+from hocket.ckpt.torch.failures import agree
+from hocket.ckpt.torch.filling import fill
+from hocket.ckpt.torch.matching import Selection, select
+from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.sharing import fill_sharing
+from hocket.ckpt.torch.stages import agree_on_rest, as_peers
 
-__all__ = ["Loaded", "Selection", "select"]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-_LISTED = 20
+__all__ = ["LoadJob", "Loaded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,262 +37,131 @@ class Loaded:
     """This rank's own values; None where there are none, or where the world has another size."""
 
 
-@dataclass(slots=True)
-class Selection:
-    """What a tree takes from a checkpoint."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class LoadJob:
+    """A load on this rank: `match`, for stages `agree_on_match`, `fill`, and then what it `brought`."""
 
-    state: Any = None
-    fills: list[Fill] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    """What only the checkpoint has."""
+    key: str
+    """Names the load among the ranks; the same on all of them."""
+    uri: str
+    rendezvous: Rendezvous
+    timeout_s: float
+    strict: bool
+    """Refuse what only one side has; in stages, what no rank takes."""
+    stage: tuple[int, ...] | None = None
+    """The ranks that load this rank's tree, where not all do."""
+    manifest: Manifest | None = None
+    selection: Selection | None = None
+    per_rank: dict[str, Any] | None = None
+    error: BaseException | None = None
+    """What went wrong on this rank so far; the other ranks are told by `agree_on_match` or `fill`."""
 
+    def match(
+        self,
+        into: object,
+        peers: Sequence[int] | DeviceMesh | None,
+        *,
+        cast: bool,
+        include: Sequence[str] | None,
+    ) -> None:
+        """Finds what the tree takes. No tensor is changed, and no other rank is told."""
+        rank, world_size = self.rendezvous.rank, self.rendezvous.world_size
+        self.stage = as_peers(peers, rank=rank, world_size=world_size)
+        self.manifest = read_manifest(self.uri)
+        self.selection = select(
+            self.manifest,
+            into,
+            strict=self.strict,
+            cast=cast,
+            include=include,
+            source=self.uri,
+            is_part=self.stage is not None,
+        )
+        self.per_rank = _own_values(self.manifest, self.uri, rank, world_size)
 
-def select(
-    manifest: Manifest,
-    into: object,
-    *,
-    strict: bool,
-    cast: bool,
-    include: Sequence[str] | None,
-    source: str,
-    is_part: bool = False,
-) -> Selection:
-    """Matches a tree with a checkpoint by name; nothing is read yet, and no tensor is changed.
+    def agree_on_match(self) -> None:
+        """Where ranks load trees that differ: raises on all if one does not fit, or if all leave something.
 
-    Args:
-        manifest: The checkpoint's.
-        into: Nested dicts and lists. A part of it without tensors is replaced by what the checkpoint has at
-            its place: lists and empty dicts as a whole, a dict with entries key by key, so that one that the
-            checkpoint does not have counts as missing. An object with `slots_like` (name → parameter) becomes
-            {name: {slot: tensor}}, each tensor made as its parameter is laid out where it has the parameter's
-            shape, else plain; where the checkpoint has nothing at its place, it is missing.
-        strict: Refuse what only one side has; otherwise what is missing stays as it is. Values that only the
-            checkpoint has beside others come back with these.
-        cast: Convert where dtypes differ.
-        include: Globs over names; the rest of the tree stays as it is.
-        source: The checkpoint's URI, for messages.
-        is_part: The tree is one of several: what only the checkpoint has is left for the others.
+        Collective; before a byte of a tensor changes.
 
-    Raises:
-        CheckpointIncompatibleError: Keys, shapes or dtypes differ; all of them are listed.
-    """
-    matcher = _Matcher(manifest, cast=cast, include=include)
-    state = matcher.take(into, matcher.root, ())
-    left = list(matcher.unexpected)
-    if is_part:
-        matcher.unexpected.clear()
-    matcher.refuse(source, strict=strict)
-    return Selection(state, matcher.fills, left)
-
-
-class _Stored(str):
-    """The name of a tensor of the checkpoint, where it stands in its tree."""
-
-    __slots__ = ()
-
-
-_ABSENT = object()
-
-
-class _Matcher:
-    def __init__(self, manifest: Manifest, *, cast: bool, include: Sequence[str] | None):
-        self.manifest = manifest
-        self.cast = cast
-        self.include = include
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
-        self.different: list[str] = []
-        self.fills: list[Fill] = []
-        leaves: list[tuple[Path, object]] = [
-            (record.path, _Stored(name)) for name, record in manifest.tensors.items() if self._wanted(name)
-        ]
-        leaves += [
-            (record.path, record.value) for name, record in manifest.values.items() if self._wanted(name)
-        ]
-        self.root = unflatten(leaves)
-
-    def _wanted(self, name: str) -> bool:
-        """Whether a name or one of the nodes above it is asked for."""
-        return self.include is None or any(
-            fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in self.include
+        Raises:
+            CheckpointIncompatibleError: No stage takes what is named.
+            CheckpointError: This rank's error, or another's, which is named.
+        """
+        self._agree(f"{self.key}/match")
+        assert self.stage is not None
+        _, selection = self._matched
+        left = selection.left if self.rendezvous.rank == self.stage[0] else None
+        agree_on_rest(
+            self.rendezvous,
+            f"{self.key}/rest",
+            left if self.strict else [],
+            timeout_s=self.timeout_s,
+            what=self._what,
         )
 
-    def take(self, into: Any, stored: object, path: Path) -> Any:
-        """The node of the tree as it will be, `stored` being the checkpoint's node at its place."""
-        if is_tensor(into):
-            self._take_tensor(into, stored, path)
-            return into
-        if hasattr(into, "slots_like"):
-            if stored is _ABSENT:
-                if self._wanted(join(path)):
-                    self.missing.append(join(path))
-                return into
-            return self._take_slots(into.slots_like, stored, path)
-        if not _has_tensors(into):
-            return self._take_value(into, stored, path)
-        pairs = list(into.items()) if isinstance(into, Mapping) else list(enumerate(into))
-        there = _children(stored)
-        if there is None:
-            if stored is not _ABSENT:
-                self._unexpected(stored, path)
-            there = {}
-        taken = {}
-        for key, child in pairs:
-            cleaned = clean_key(key) if isinstance(key, str) else key
-            taken[key] = self.take(child, there.pop(cleaned, _ABSENT), (*path, cleaned))
-        for key, rest in there.items():
-            self._unexpected(rest, (*path, key))
-        return taken if isinstance(into, Mapping) else list(taken.values())
+    def fill(self, *, check: bool, read_once: bool) -> None:
+        """Reads this rank's parts, or shares the reading with those that hold the same; collective.
 
-    def _take_tensor(self, tensor: torch.Tensor, stored: object, path: Path) -> None:
-        name = join(path)
-        if not isinstance(stored, _Stored):
-            if self._wanted(name):
-                self.missing.append(name)
-            if stored is not _ABSENT:
-                self._unexpected(stored, path)
-            return
-        record = self.manifest.tensors[stored]
-        problems = []
-        if tuple(tensor.shape) != record.shape:
-            problems.append(f"shape {list(record.shape)} in the checkpoint, {list(tensor.shape)} here")
-        dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
-        if dtype != record.dtype and not self.cast:
-            problems.append(f"dtype {record.dtype} in the checkpoint, {dtype} here")
-        if problems:
-            self.different.append(f"`{name}`: {', '.join(problems)}")
-        else:
-            self.fills.append(self._fill(name, record, tensor))
-
-    def _fill(self, name: str, record: TensorRecord, tensor: torch.Tensor) -> Fill:
-        original = record if record.same_as is None else self.manifest.tensors[record.same_as]
-        return Fill(name=name, origin=record.same_as or name, record=original, tensor=tensor)
-
-    def _take_slots(
-        self, parameters: Mapping[str, torch.Tensor], stored: object, path: Path
-    ) -> dict[str, Any]:
-        there = _children(stored) or {}
-        state: dict[str, Any] = {}
-        for key, parameter in parameters.items():
-            slots = there.pop(clean_key(key), None)
-            if slots is None:
-                continue
-            state[key] = {}
-            for slot, child in (_children(slots) or {}).items():
-                if isinstance(child, _Stored):
-                    record = self.manifest.tensors[child]
-                    state[key][slot] = tensor = _slot_as(parameter, record, child, is_step=slot == "step")
-                    self.fills.append(self._fill(child, record, tensor))
-                else:
-                    state[key][slot] = child
-        for key, rest in there.items():
-            self._unexpected(rest, (*path, key))
-        return state
-
-    def _take_value(self, into: Any, stored: object, path: Path) -> Any:
-        if stored is _ABSENT:
-            name = join(path)
-            if self.include is None and path:
-                self.missing.append(name)
-            return into
-        tensors = _stored_names(stored)
-        if tensors:
-            self.unexpected.extend(tensors)
-            return into
-        return self._replaced(into, stored, path) if self.include is None else _merged(into, stored)
-
-    def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
-        """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
-        if not (_is_node(into) and _is_node(stored)):
-            return stored
-        taken = dict(stored)
-        for key, child in into.items():
-            cleaned = clean_key(key)
-            if cleaned in stored:
-                taken[cleaned] = self._replaced(child, stored[cleaned], (*path, cleaned))
-            else:
-                self.missing.append(join((*path, cleaned)))
-                taken[cleaned] = child
-        return taken
-
-    def _unexpected(self, stored: object, path: Path) -> None:
-        names = list(_stored_names(stored))
-        self.unexpected.extend(names or [join(path)])
-
-    def refuse(self, source: str, *, strict: bool) -> None:
-        """Raises for all that does not fit, at once."""
-        lines = []
-        if self.different:
-            lines.append(_listed("different", self.different))
-        if strict and self.missing:
-            names = [*self.manifest.tensors, *self.manifest.values]
-            lines.append(_listed("not in the checkpoint", [_nearest(name, names) for name in self.missing]))
-        if strict and self.unexpected:
-            names = [*self.missing, *(fill.name for fill in self.fills)]
-            lines.append(
-                _listed("only in the checkpoint", [_nearest(name, names) for name in self.unexpected])
+        Raises:
+            CheckpointError: The load failed, here or on the rank that is named.
+        """
+        rank, world_size = self.rendezvous.rank, self.rendezvous.world_size
+        is_shared = read_once and world_size > 1
+        if self.error is None and not is_shared:
+            manifest, selection = self._matched
+            try:
+                fill(self.uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
+            except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+                self.error = error
+        self._agree(self.key)
+        if is_shared:
+            manifest, selection = self._matched
+            fill_sharing(
+                self.uri,
+                manifest,
+                selection.fills,
+                rendezvous=self.rendezvous,
+                key=self.key,
+                timeout_s=self.timeout_s,
+                check=check,
             )
-        if lines:
-            advice = "Load it into the model that it was saved from"
-            advice += (
-                ", or pass `strict=False` or `include=`"
-                if strict and (self.missing or self.unexpected)
-                else ""
-            )
-            advice += ", or `cast=True` for dtypes" if any("dtype" in line for line in self.different) else ""
-            raise CheckpointIncompatibleError(f"`{source}` does not fit. {' '.join(lines)} {advice}.")
+
+    def brought(self) -> Loaded:
+        """What came of it."""
+        manifest, selection = self._matched
+        return Loaded(
+            name=self.uri.rpartition("/")[2],
+            step=manifest.step,
+            state=selection.state,
+            user=manifest.user,
+            per_rank=self.per_rank,
+        )
+
+    @property
+    def _matched(self) -> tuple[Manifest, Selection]:
+        assert self.manifest is not None
+        assert self.selection is not None
+        return self.manifest, self.selection
+
+    @property
+    def _what(self) -> str:
+        return f"load of `{self.uri}`"
+
+    def _agree(self, key: str) -> None:
+        agree(self.rendezvous, key, self.error, timeout_s=self.timeout_s, what=self._what)
 
 
-def _slot_as(parameter: torch.Tensor, record: TensorRecord, name: str, *, is_step: bool) -> torch.Tensor:
-    """An optimizer's slot, not yet filled: laid out as its parameter where it has the parameter's shape."""
-    dtype = torch_dtype(record.dtype, name)
-    is_counter = is_step and not record.shape
-    if record.shape == tuple(parameter.shape) and not is_counter:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    # Counters of steps live on the host, where optimizers look at them without a device read.
-    return torch.empty(record.shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
-
-
-def _has_tensors(node: object) -> bool:
-    if is_tensor(node) or hasattr(node, "slots_like"):
-        return True
-    if isinstance(node, Mapping):
-        return any(map(_has_tensors, node.values()))
-    return isinstance(node, list) and any(map(_has_tensors, node))
-
-
-def _is_node(node: object) -> bool:
-    """Whether it is a dict that a save takes apart."""
-    return isinstance(node, Mapping) and bool(node) and all(isinstance(key, str) for key in node)
-
-
-def _children(stored: object) -> dict[Any, object] | None:
-    if isinstance(stored, Mapping):
-        return dict(stored)
-    return dict(enumerate(stored)) if isinstance(stored, list) else None
-
-
-def _merged(into: Any, chosen: Any) -> Any:
-    """A value of which only some leaves were chosen: the others stay as they are."""
-    there = _children(chosen)
-    if isinstance(into, Mapping) and there is not None:
-        return {**into, **{key: _merged(into.get(key), child) for key, child in there.items()}}
-    if isinstance(into, list) and there is not None and set(there) <= set(range(len(into))):
-        return [_merged(child, there.get(position, child)) for position, child in enumerate(into)]
-    return chosen
-
-
-def _stored_names(node: object) -> list[str]:
-    if isinstance(node, _Stored):
-        return [str(node)]
-    return [name for child in (_children(node) or {}).values() for name in _stored_names(child)]
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, [other for other in names if other != name], n=1, cutoff=0.7)
-    return f"`{name}`" + (f" (near: `{near[0]}`)" if near else "")
-
-
-def _listed(title: str, lines: Sequence[str]) -> str:
-    more = f", and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-    return f"{title.capitalize()}: {', '.join(lines[:_LISTED])}{more}."
+def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
+    own = manifest.per_rank
+    if own is None:
+        return None
+    if len(own.ranks) == world_size:
+        values: dict[str, Any] | None = own.ranks[rank]
+        return values
+    if own.policy == "require":
+        raise CheckpointIncompatibleError(
+            f"`{uri}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` values; "
+            f"here are {world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of that."
+        )
+    return None

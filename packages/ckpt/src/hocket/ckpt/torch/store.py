@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hocket.ckpt.datafiles import compression_level
-from hocket.ckpt.errors import (
-    CheckpointError,
-    CheckpointIncompatibleError,
-    CheckpointNotFoundError,
-    CheckpointTimeoutError,
-)
-from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.reader import read_manifest
+from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.retention import Policy, Retainer
-from hocket.ckpt.torch.background import (
-    SaveHandle,
-    Worker,
-    close_at_exit,
-    hold_sigterm,
-    release_sigterm,
-)
-from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import fill
-from hocket.ckpt.torch.loading import Loaded, select
+from hocket.ckpt.torch.background import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
+from hocket.ckpt.torch.loading import Loaded, LoadJob
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.torch.saving import SaveJob, new_save_id
-from hocket.ckpt.torch.sharing import fill_sharing
 from hocket.ckpt.torch.snapshot import Planner, Staging, checked_per_rank, hold_still
-from hocket.ckpt.torch.stages import agree_on_rest, as_peers
+from hocket.ckpt.torch.stages import as_peers
+from hocket.ckpt.torch.turns import Turns
 from hocket.ckpt.values import canonical
 from hocket.native import _native
 
@@ -44,10 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointStore", "Entry"]
 
 _log = logging.getLogger(__name__)
-
-# How long the coordinator, whose process serves the rendezvous, stays for ranks that have not heard the last
-# outcome: they ask twenty times a second. Only a rank that is gone or late makes it wait to the end.
-_FAREWELL_S = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +95,9 @@ class CheckpointStore:
         self._rendezvous = rendezvous or open_rendezvous()
         self._planner = Planner(rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
         self._staging = Staging(staging_bytes)
-        self._worker = Worker()
+        self._turns = Turns(self._rendezvous)
         self._num_saves = 0
         self._num_loads = 0
-        self._under_way: SaveHandle | None = None
-        self._unheard: list[SaveHandle] = []
-        self._staged_is_written = threading.Event()
-        self._staged_is_written.set()
-        self._unseen: str | None = None
         self._pid = os.getpid()
         close_at_exit(self)
 
@@ -182,10 +156,10 @@ class CheckpointStore:
         """
         self._leave_parent()
         self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
-        uri = self._uri_of(name := name or f"step-{step}")
+        name = name or f"step-{step}"
         job = SaveJob(
             key=f"save-{self._num_saves}",
-            uri=uri,
+            uri=self._uri_of(name),
             step=step,
             rendezvous=self._rendezvous,
             timeout_s=self.timeout_s,
@@ -196,93 +170,43 @@ class CheckpointStore:
             unfenced=self._unfenced,
         )
         try:
-            self._await_turn(mode)
+            self._turns.wait(mode, self.timeout_s)
             _check_name(name)
             _check_arguments(step, mode, per_rank_policy)
-            job.save_id = new_save_id(self._rendezvous, self._num_saves, uri)
+            job.save_id = new_save_id(self._rendezvous, self._num_saves, job.uri)
             job.per_rank = checked_per_rank(per_rank)
             job.user = canonical(user, "user")
-            ranks = as_peers(peers, rank=job.rendezvous.rank, world_size=job.rendezvous.world_size)
-            job.snapshot = self._planner.snapshot(state, ranks)
-            is_staged = mode == "async" or any(info.local.device.type != "cpu" for info in job.snapshot.infos)
-            if is_staged:
-                self._staged_is_written.clear()
-                job.is_staged = True
-            job.entries, job.held = hold_still(job.snapshot, self._staging if is_staged else None)
+            self._hold_still(job, state, peers)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
             job.error = error
         if mode == "async":
             hold_sigterm(self)
-            future = self._worker.submit(lambda: self._finish(job))
-        else:
-            self._finish(job)
-            future = Future()
-            future.set_result(None)
-        self._under_way = SaveHandle(name, uri, step, future)
-        if job.error is not None and not isinstance(job.error, Exception):
-            raise job.error  # Ctrl-C, which is nobody's to keep; the other ranks hear of it
-        self._unheard.append(self._under_way)
-        self._raise_unheard(self._unheard[:-1])  # this one's belongs to who waits for its handle
-        return self._under_way
-
-    def _raise_unheard(self, handles: Sequence[SaveHandle]) -> None:
-        """Raises the first failure of these that nobody has heard of; each once."""
-        for handle in handles:
-            if not handle.done():
-                continue
-            self._unheard.remove(handle)
-            failure = handle.failure()
-            if failure is not None and not handle.is_heard:
-                handle.is_heard = True
-                raise CheckpointError(
-                    f"The asynchronous save of `{handle.uri}`, step {handle.step}, failed, and nobody waited "
-                    f"for it: {type(failure).__name__}: {failure}"
-                ) from failure
+        handle = self._turns.begin(job, name, self._finish, mode=mode)
+        self._turns.raise_unheard(but=handle)  # this one's belongs to who waits for its handle
+        return handle
 
     def _leave_parent(self) -> None:
         """In a forked child: what the parent has under way is the parent's, and its thread is not here."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._worker, self._staging = Worker(), self._staging.like()
-        self._staged_is_written = threading.Event()
-        self._staged_is_written.set()
-        self._under_way, self._unseen, self._unheard = None, None, []
+        self._turns, self._staging = Turns(self._rendezvous), self._staging.like()
 
-    def _await_turn(self, mode: str) -> None:
-        """Waits for the staging buffer, or, before a synchronous save, for all of the save under way."""
-        if mode == "async":
-            is_free = self._staged_is_written.wait(2 * self.timeout_s)
-        else:
-            try:
-                if self._under_way is not None:
-                    self._under_way._future.exception(2 * self.timeout_s)
-                is_free = True
-            except TimeoutError:
-                is_free = False
-        if not is_free:
-            raise CheckpointTimeoutError(
-                f"The save before, `{self._under_way and self._under_way.uri}`, is still under way after "
-                f"{2 * self.timeout_s:g} s. Save less often, or to a faster store."
-            )
+    def _hold_still(self, job: SaveJob, state: object, peers: Sequence[int] | DeviceMesh | None) -> None:
+        """Plans the save, and copies this rank's bytes where the state may change before they are written."""
+        ranks = as_peers(peers, rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
+        job.snapshot = self._planner.snapshot(state, ranks)
+        if job.background or any(info.local.device.type != "cpu" for info in job.snapshot.infos):
+            self._turns.take_staging(job)
+        job.entries, job.held = hold_still(job.snapshot, self._staging if job.is_staged else None)
 
     def _finish(self, job: SaveJob) -> None:
+        """Writes, commits and then tidies, on the thread that the save has."""
+        self._turns.run(job)
+        if not self._rendezvous.is_coordinator:
+            return
         try:
-            job.write()
-        finally:
-            if job.is_staged:  # one that was refused says nothing of the buffer
-                self._staged_is_written.set()
-        before, self._unseen = self._unseen, job.key
-        job.settle()
-        if before is not None and self._rendezvous.is_coordinator:
-            # All ranks have reported this save, so all have seen the outcome of the one before.
-            self._rendezvous.forget(f"{before}/outcome", f"{before}/seen")
-        if self._rendezvous.is_coordinator:
-            self._retain(job.uri.rpartition("/")[2])
-
-    def _retain(self, name: str) -> None:
-        try:
-            self._retainer.after(name)
+            self._retainer.after(job.uri.rpartition("/")[2])
         except Exception as error:  # noqa: BLE001 - the checkpoint is there; the next save tries again
             _log.warning("could not delete old checkpoints under `%s`: %s", self.uri, error)
 
@@ -330,57 +254,23 @@ class CheckpointStore:
         """
         self._num_loads += 1
         source = os.fspath(source)
-        uri = source.rstrip("/") if "/" in source else self._uri_of(source)
-        key, what = f"load-{self._num_loads}", f"load of `{uri}`"
-        rendezvous, timeout_s = self._rendezvous, self.timeout_s
-        rank, world_size = rendezvous.rank, rendezvous.world_size
-        is_shared = read_once and world_size > 1
-        failed: BaseException | None = None
+        job = LoadJob(
+            key=f"load-{self._num_loads}",
+            uri=source.rstrip("/") if "/" in source else self._uri_of(source),
+            rendezvous=self._rendezvous,
+            timeout_s=self.timeout_s,
+            strict=strict,
+        )
         try:
             if "/" not in source:
                 _check_name(source)
-            stage = as_peers(peers, rank=rank, world_size=world_size)
-            manifest = read_manifest(uri)
-            selection = select(
-                manifest,
-                into,
-                strict=strict,
-                cast=cast,
-                include=include,
-                source=uri,
-                is_part=stage is not None,
-            )
-            per_rank = _own_values(manifest, uri, rank, world_size)
+            job.match(into, peers, cast=cast, include=include)
         except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
-            failed = error
+            job.error = error
         if peers is not None:
-            # Before a byte of a tensor changes.
-            agree(rendezvous, f"{key}/match", failed, timeout_s=timeout_s, what=what)
-            left = selection.left if stage and rank == stage[0] else None
-            agree_on_rest(rendezvous, f"{key}/rest", left if strict else [], timeout_s=timeout_s, what=what)
-        try:
-            if failed is None and not is_shared:
-                fill(uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
-        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
-            failed = error
-        agree(rendezvous, key, failed, timeout_s=timeout_s, what=what)
-        if is_shared:
-            fill_sharing(
-                uri,
-                manifest,
-                selection.fills,
-                rendezvous=rendezvous,
-                key=key,
-                timeout_s=timeout_s,
-                check=check,
-            )
-        return Loaded(
-            name=uri.rpartition("/")[2],
-            step=manifest.step,
-            state=selection.state,
-            user=manifest.user,
-            per_rank=per_rank,
-        )
+            job.agree_on_match()
+        job.fill(check=check, read_once=read_once)
+        return job.brought()
 
     def list(self) -> list[Entry]:
         """What stands under the prefix: the uncommitted first, then by step and creation, the newest last."""
@@ -423,18 +313,14 @@ class CheckpointStore:
             CheckpointError: An asynchronous save has failed, and nobody waited for it.
         """
         self._leave_parent()
-        in_time = self._worker.stop(self.timeout_s)
+        in_time = self._turns.stop(self.timeout_s)
         release_sigterm(self)
-        unseen, self._unseen = self._unseen, None
-        if unseen is not None and self._rendezvous.is_coordinator:
-            self._rendezvous.await_ticks(
-                f"{unseen}/seen", self._rendezvous.world_size - 1, timeout_s=_FAREWELL_S
-            )
+        self._turns.say_farewell()
         if not in_time:
             raise CheckpointTimeoutError(
                 f"A save under `{self.uri}` was still under way after {self.timeout_s:g} s and was given up."
             )
-        self._raise_unheard(tuple(self._unheard))
+        self._turns.raise_unheard()
 
     def _uri_of(self, name: str) -> str:
         return f"{self.uri.rstrip('/')}/{name}"
@@ -452,19 +338,3 @@ def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:
         raise ValueError(f"`mode` is {mode!r}; expected 'sync' or 'async'")
     if per_rank_policy not in ("reseed", "require", "drop"):
         raise ValueError(f"`per_rank_policy` is {per_rank_policy!r}; expected 'reseed', 'require' or 'drop'")
-
-
-def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:
-    own = manifest.per_rank
-    if own is None:
-        return None
-    if len(own.ranks) == world_size:
-        values: dict[str, Any] | None = own.ranks[rank]
-        return values
-    if own.policy == "require":
-        raise CheckpointIncompatibleError(
-            f"`{uri}` was saved by {len(own.ranks)} ranks and requires as many, for its `per_rank` values; "
-            f"here are "
-            f"{world_size}. Save with `per_rank_policy='reseed'` or 'drop' to be free of that."
-        )
-    return None

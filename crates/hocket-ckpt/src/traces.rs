@@ -1,0 +1,203 @@
+//! What saves and conversions leave in a folder or under a prefix, as far as it is ours by its name.
+
+use std::collections::BTreeMap;
+use std::fs::Metadata;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hocket_store::Store;
+
+use crate::error::{CkptError, Result};
+use crate::gc::Waste;
+use crate::leftover;
+use crate::manifest::MANIFEST_NAME;
+use crate::pace::Interrupted;
+use crate::place::{Kind, Place, found, save_of};
+use crate::remote;
+use crate::remove::folder;
+use crate::replace::save_of_probe;
+
+/// A file, an upload or a probe that may be waste.
+pub(crate) struct Found {
+    pub(crate) path: String,
+    pub(crate) waste: Waste,
+    /// The save it belongs to: the first digits of its id, or whatever else its files share.
+    pub(crate) save: String,
+    pub(crate) bytes: u64,
+    pub(crate) changed: SystemTime,
+    /// The upload's own name.
+    pub(crate) upload: Option<String>,
+    /// Whether somebody is writing it.
+    pub(crate) is_held: bool,
+}
+
+impl Found {
+    fn new(
+        path: impl Into<String>,
+        waste: Waste,
+        save: &str,
+        bytes: u64,
+        changed: SystemTime,
+    ) -> Self {
+        Self {
+            path: path.into(),
+            waste,
+            save: save.to_owned(),
+            bytes,
+            changed,
+            upload: None,
+            is_held: false,
+        }
+    }
+
+    /// A data file by its name, be it a hidden one; none where it is not ours.
+    fn data_file(name: &str, bytes: u64, changed: SystemTime) -> Option<Self> {
+        let save = save_of(leftover::name_of(name).unwrap_or(name))?;
+        let path = format!("data/{name}");
+        Some(Self::new(path, Waste::File, save, bytes, changed))
+    }
+}
+
+/// What stands in a checkpoint's folder or under its prefix.
+pub(crate) fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
+    match child.kind() {
+        Kind::Local(root) => {
+            let mut all = data_files(root)?;
+            all.extend(temporary_manifests(root)?);
+            all.extend(hidden_files(root)?);
+            Ok(all)
+        }
+        Kind::Remote(store) => remote_files(store.clone(), interrupted),
+    }
+}
+
+fn data_files(root: &Path) -> Result<Vec<Found>> {
+    let look = |path: &Path, name: &str| {
+        let Some((bytes, changed)) = look_at(path, path.metadata())? else {
+            return Ok(None);
+        };
+        let is_held = leftover::name_of(name).is_some() && leftover::has_writer(path) == Some(true);
+        let file = Found::data_file(name, bytes, changed);
+        Ok(file.map(|file| Found { is_held, ..file }))
+    };
+    each(&root.join("data"), look)
+}
+
+fn temporary_manifests(root: &Path) -> Result<Vec<Found>> {
+    let look = |path: &Path, name: &str| {
+        let Some(save) = save_of_temporary(name) else {
+            return Ok(None);
+        };
+        let found = look_at(path, path.metadata())?;
+        Ok(found.map(|(bytes, changed)| Found::new(name, Waste::Manifest, save, bytes, changed)))
+    };
+    each(root, look)
+}
+
+/// Files that conversions to other formats write, or wrote when they were killed. Each is a save of its own: a run
+/// writes one after the other.
+pub(crate) fn hidden_files(root: &Path) -> Result<Vec<Found>> {
+    let look = |path: &Path, name: &str| {
+        if leftover::name_of(name).is_none() {
+            return Ok(None);
+        }
+        // No writer of ours makes a link, a folder or a pipe of that name.
+        let metadata = path.symlink_metadata();
+        if metadata.as_ref().is_ok_and(|metadata| !metadata.is_file()) {
+            return Ok(None);
+        }
+        let Some((bytes, changed)) = look_at(path, metadata)? else {
+            return Ok(None);
+        };
+        Ok(Some(Found {
+            is_held: leftover::has_writer(path) == Some(true),
+            ..Found::new(name, Waste::Unfinished, name, bytes, changed)
+        }))
+    };
+    each(root, look)
+}
+
+/// What `look` finds among the files of a folder, of which it gets path and name.
+fn each(dir: &Path, look: impl Fn(&Path, &str) -> Result<Option<Found>>) -> Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for path in folder(dir)?.unwrap_or_default() {
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            all.extend(look(&path, name)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Bytes and time of a file; none where it is gone since it was listed: a save that has ended.
+fn look_at(path: &Path, metadata: io::Result<Metadata>) -> Result<Option<(u64, SystemTime)>> {
+    let Some(metadata) = found(metadata, path, "look at the file")? else {
+        return Ok(None);
+    };
+    let changed = metadata
+        .modified()
+        .map_err(|error| CkptError::io(path, "look at the file", &error))?;
+    Ok(Some((metadata.len(), changed)))
+}
+
+/// Data files and probes.
+fn remote_files(store: Store, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
+    let look = async move {
+        let mut objects = store.list_dirs("").await?.objects;
+        objects.extend(store.list_dirs("data").await?.objects);
+        Ok(objects)
+    };
+    let found = remote::wait(look, interrupted)?
+        .into_iter()
+        .filter_map(|object| {
+            let changed = at_ms(object.modified_ms);
+            if let Some(name) = object.key.strip_prefix("data/") {
+                return Found::data_file(name, object.size, changed);
+            }
+            let save = save_of_probe(&object.key)?;
+            Some(Found::new(
+                object.key.as_str(),
+                Waste::Probe,
+                save,
+                object.size,
+                changed,
+            ))
+        });
+    Ok(found.collect())
+}
+
+/// The save of a manifest that never came to its name.
+fn save_of_temporary(name: &str) -> Option<&str> {
+    let id = name.strip_prefix(&format!(".{MANIFEST_NAME}."))?;
+    id.get(..8)
+        .filter(|save| *save != "lock" && id.len() > 32 && save.is_ascii())
+}
+
+/// Unfinished uploads of data files, by the name of their checkpoint.
+pub(crate) fn uploads_by_name(
+    place: &Place,
+    interrupted: Interrupted<'_>,
+) -> Result<BTreeMap<String, Vec<Found>>> {
+    let Kind::Remote(store) = place.kind() else {
+        return Ok(BTreeMap::new());
+    };
+    let store = store.clone();
+    let uploads = remote::wait(async move { Ok(store.list_uploads().await?) }, interrupted)?;
+    let mut by_name: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    for upload in uploads {
+        if let Some((name, path)) = upload.key.split_once('/')
+            && let Some(save) = path.strip_prefix("data/").and_then(save_of)
+        {
+            let begun = at_ms(upload.initiated_ms);
+            by_name.entry(name.to_owned()).or_default().push(Found {
+                upload: Some(upload.id.clone()),
+                ..Found::new(path, Waste::Upload, save, 0, begun)
+            });
+        }
+    }
+    Ok(by_name)
+}
+
+fn at_ms(milliseconds: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(milliseconds).unwrap_or(0))
+}

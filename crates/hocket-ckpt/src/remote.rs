@@ -4,11 +4,9 @@
 //! An interrupt can therefore abandon requests at once.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 
 use bytes::Bytes;
-use hocket_store::buffers::Buffers;
 use hocket_store::{Store, StoreError, Upload, runtime};
 
 use crate::aligned::BUFFER_BYTES;
@@ -20,9 +18,6 @@ use crate::safetensors::Layout;
 
 /// Requests of one verb in flight at once.
 const WINDOW: usize = 16;
-
-/// Pieces of an upload whose memory waits for later ones: those of all parts that may be under way at once.
-const PIECES_KEPT: usize = 2 * WINDOW;
 
 /// Runs a future on the I/O threads and waits for it.
 pub(crate) fn wait<T, F>(future: F, interrupted: Interrupted<'_>) -> Result<T>
@@ -167,15 +162,14 @@ pub(crate) fn write(
     let size = layout.header.len() as u64 + layout.data_bytes;
     let mut upload = begin_upload(store, key, size, interrupted)?;
     let mut digests = Vec::new();
-    let pool = Arc::new(Buffers::keeping(PIECES_KEPT));
     upload = send(upload, Bytes::copy_from_slice(&layout.header), interrupted)?;
     let mut offset = 0;
     while offset < layout.data_bytes {
         let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64);
-        let mut piece = pool.take(BUFFER_BYTES);
+        let mut piece = Vec::with_capacity(length as usize);
         layout.append(offset, length as usize, &mut piece);
         digests.extend(piece.chunks(BLOCK_BYTES as usize).flat_map(xxh3_128));
-        upload = send(upload, Bytes::from_owner(piece), interrupted)?;
+        upload = send(upload, Bytes::from(piece), interrupted)?;
         offset += length;
     }
     wait(async move { Ok(upload.finish().await?) }, interrupted)?;

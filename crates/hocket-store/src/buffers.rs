@@ -1,7 +1,7 @@
-//! Memory that batches, shards and parts are made in, and made in again.
+//! Memory that batches and shards are made in, and made in again.
 //!
 //! The first touch of a fresh page costs the kernel more than the copy into it. So a batch that its consumer
-//! has dropped leaves its memory to a later one, a shard that was written to the next, and so a part that was sent.
+//! has dropped leaves its memory to a later one, and a shard that was written to the next.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
@@ -11,26 +11,13 @@ use crate::memory::prefer_huge_pages;
 /// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
 const MOST_KEPT: usize = 4;
 
-/// The memory of one column, batch after batch, of one writer, shard after shard, or of one upload.
-#[derive(Debug)]
+/// The memory of one column, batch after batch, or of one writer, shard after shard.
+#[derive(Debug, Default)]
 pub struct Buffers {
     kept: Mutex<Vec<Vec<u8>>>,
-    most_kept: usize,
-}
-
-impl Default for Buffers {
-    fn default() -> Self {
-        Self::keeping(MOST_KEPT)
-    }
 }
 
 impl Buffers {
-    /// Of which so many may wait at a time.
-    pub fn keeping(most_kept: usize) -> Self {
-        let kept = Mutex::default();
-        Self { kept, most_kept }
-    }
-
     /// An empty buffer with room for `bytes`: one that was given back, or a new one.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
@@ -48,7 +35,7 @@ impl Buffers {
     fn give_back(&self, mut bytes: Vec<u8>) {
         // Without waiting: a forked child may have inherited a lock that nobody there will open.
         match self.kept.try_lock() {
-            Ok(mut kept) if kept.len() < self.most_kept => {
+            Ok(mut kept) if kept.len() < MOST_KEPT => {
                 bytes.clear();
                 kept.push(bytes);
             }

@@ -11,7 +11,7 @@ use crate::error::{CkptError, Result};
 use crate::leftover;
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document};
 use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, is_data_path, is_ours, is_plain_name};
+use crate::place::{Kind, Place, found, is_data_path, is_ours, is_plain_name};
 use crate::remote;
 use crate::replace::{Lock, save_of_probe};
 
@@ -147,19 +147,8 @@ pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
             .map(|entry| entry.map(|entry| entry.path()))
             .collect()
     };
-    match read() {
-        Ok(paths) => Ok(Some(paths)),
-        // A file in its place is somebody else's.
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(CkptError::io(path, "list the folder", &error)),
-    }
+    // A file in its place is somebody else's.
+    found(read(), path, "list the folder")
 }
 
 /// Removes a data file that its writer did not finish: it was killed.

@@ -126,19 +126,7 @@ def convert(
         ValueError: An argument that makes no sense.
         CheckpointError: What opening and reading the source raise.
     """
-    if to not in get_args(Format):
-        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
-    if dtype is not None and dtype not in _FLOATS:
-        raise ValueError(f"`dtype` is {dtype!r}; expected one of {', '.join(_FLOATS)}")
-    if memory_bytes < 16 << 20 or max_shard_bytes < 1:
-        raise ValueError(
-            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {max_shard_bytes}; expected at least "
-            f"{16 << 20} and 1"
-        )
-    if compression is not None and to != "hocket":
-        raise ValueError(
-            f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
-        )
+    _check_arguments(to, dtype, memory_bytes, max_shard_bytes, compression)
     opened = open_checkpoint(source)
     content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
     arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
@@ -164,6 +152,24 @@ def convert(
         left_out=(*plan.left_out, *opaque),
         text_keyed=_text_keyed(content) if to == "torch" else (),
     )
+
+
+def _check_arguments(
+    to: str, dtype: str | None, memory_bytes: int, max_shard_bytes: int, compression: str | None
+) -> None:
+    if to not in get_args(Format):
+        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
+    if dtype is not None and dtype not in _FLOATS:
+        raise ValueError(f"`dtype` is {dtype!r}; expected one of {', '.join(_FLOATS)}")
+    if memory_bytes < 16 << 20 or max_shard_bytes < 1:
+        raise ValueError(
+            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {max_shard_bytes}; expected at least "
+            f"{16 << 20} and 1"
+        )
+    if compression is not None and to != "hocket":
+        raise ValueError(
+            f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
+        )
 
 
 def _text_keyed(content: Content) -> tuple[str, ...]:

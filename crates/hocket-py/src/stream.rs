@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hocket_store::StoreOptions;
-use hocket_store::buffers::Buffer;
 use hocket_stream::batch::{BatchColumn, ColumnData};
+use hocket_stream::buffers::Buffer;
 use hocket_stream::cache::{Cache, CacheOptions, load_index};
 use hocket_stream::hash;
 use hocket_stream::index::Index;

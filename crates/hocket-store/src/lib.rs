@@ -20,7 +20,6 @@
 //! ```
 
 mod budget;
-pub mod buffers;
 mod client;
 mod counters;
 pub mod credentials;

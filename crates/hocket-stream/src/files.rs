@@ -220,7 +220,7 @@ fn not_writable(path: &Path, doing: &str, error: &std::io::Error) -> StreamError
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use hocket_store::buffers::Buffer;
+    use crate::buffers::Buffer;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)

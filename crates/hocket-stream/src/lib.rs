@@ -7,6 +7,7 @@
 //! hands over whole batches as contiguous columns.
 
 pub mod batch;
+pub mod buffers;
 pub mod cache;
 pub mod codec;
 mod entry;

@@ -2,9 +2,9 @@
 
 use std::ops::Deref;
 
+use crate::buffers::Buffer;
 use crate::error::{Result, StreamError};
 use crate::samples::Samples;
-use hocket_store::buffers::Buffer;
 
 /// What disks that are written past the page cache ask memory, offsets and sizes to be multiples of.
 pub(crate) const PAGE_BYTES: usize = 4096;

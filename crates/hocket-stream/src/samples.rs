@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::buffers::{Buffer, Buffers};
 use crate::raw_file::PAGE_BYTES;
-use hocket_store::buffers::{Buffer, Buffers};
 
 /// Samples one behind the other, in memory that earlier shards of the same writer left.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 
-use crate::memory::prefer_huge_pages;
+use hocket_store::memory::prefer_huge_pages;
 
 /// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
 const MOST_KEPT: usize = 4;

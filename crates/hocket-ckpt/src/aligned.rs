@@ -39,6 +39,14 @@ impl Buffer {
         // SAFETY: allocated with this length, initialised, and borrowed alone with self.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BUFFER_BYTES) }
     }
+
+    /// The first `length` bytes, and zeros behind them up to the end of a page.
+    pub(crate) fn padded(&mut self, length: usize) -> &[u8] {
+        let end = length.next_multiple_of(ALIGNMENT as usize);
+        let bytes = &mut self.bytes_mut()[..end];
+        bytes[length..].fill(0);
+        bytes
+    }
 }
 
 impl Drop for Buffer {

@@ -11,7 +11,6 @@ mod aligned;
 mod block;
 mod commit;
 mod digest;
-mod direct;
 mod durable;
 mod error;
 mod finished;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use hocket_store::Upload;
+use hocket_store::direct::Direct;
 
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
-use crate::direct::Direct;
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::finished::Finished;

@@ -5,8 +5,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use hocket_store::direct::Direct;
+
 use crate::aligned::{BUFFER_BYTES, Buffer};
-use crate::direct::Direct;
 
 /// Buffers of a file; threads that write them.
 const BUFFERS: usize = 4;
@@ -74,7 +75,8 @@ impl Stream {
     /// As [`write`](Self::write).
     pub(crate) fn finish(mut self) -> io::Result<()> {
         if let Some(mut buffer) = self.filling.take() {
-            self.file.write(&mut buffer, self.filled, self.offset)?;
+            let padded = buffer.padded(self.filled);
+            self.file.write(padded, self.filled, self.offset)?;
         }
         self.jobs = None;
         if let Some(done) = self.done.take() {
@@ -113,7 +115,7 @@ impl Stream {
             let body = move || {
                 let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((mut buffer, length, offset)) = next() {
-                    let outcome = file.write(&mut buffer, length, offset);
+                    let outcome = file.write(buffer.padded(length), length, offset);
                     if report.send(outcome.map(|()| buffer)).is_err() {
                         return;
                     }

@@ -7,9 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use hocket_store::direct::Direct;
+
 use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
-use crate::direct::Direct;
 use crate::durable::sync_parent;
 use crate::error::{CkptError, Result};
 use crate::leftover;
@@ -280,7 +281,7 @@ fn fill_plain(
             let at = data_start + offset;
             if let Some(bytes) = layout.run(offset, length).filter(|bytes| sink.takes(bytes)) {
                 store(bytes)?;
-                return sink.write_memory(bytes, at).map_err(failed);
+                return sink.write(bytes, length, at).map_err(failed);
             }
             let buffer = match copy {
                 Some(buffer) => buffer,
@@ -288,7 +289,8 @@ fn fill_plain(
             };
             layout.fill(offset, &mut buffer.bytes_mut()[..length]);
             store(&buffer.bytes()[..length])?;
-            sink.write(buffer, length, at).map_err(failed)
+            sink.write(buffer.padded(length), length, at)
+                .map_err(failed)
         },
     )?;
     // A direct write of the tail is a whole number of pages.

@@ -23,6 +23,7 @@ mod budget;
 mod client;
 mod counters;
 pub mod credentials;
+pub mod direct;
 mod env;
 mod error;
 mod http;

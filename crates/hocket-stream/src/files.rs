@@ -1,21 +1,18 @@
 //! Files that appear under their final name whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use hocket_store::direct::Direct;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Result, StreamError};
 use crate::raw_file::Contents;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
-
-/// Smaller files go through the page cache: their flush costs more than their copy.
-const DIRECT_MIN_BYTES: usize = 8 << 20;
 
 /// A file in the making: `.<name>.part` beside its target, held by a kernel lock.
 ///
@@ -85,31 +82,11 @@ impl Part {
     /// [`StreamError::Io`] where the disk refuses.
     pub fn write(&self, contents: &Contents) -> Result<()> {
         let fill = || {
-            if contents.len() >= DIRECT_MIN_BYTES && self.write_direct(contents)? {
-                return Ok(());
-            }
-            self.file.write_all_at(contents, 0)
+            let direct = Direct::open(&self.path, &self.file, contents.len() as u64)?;
+            direct.write(contents.padded(), contents.len(), 0)?;
+            direct.set_len(contents.len() as u64)
         };
         fill().map_err(|e| StreamError::io(&self.path, "write", &e))
-    }
-
-    /// Whether the file system took it; if not, there may be some of it.
-    fn write_direct(&self, contents: &Contents) -> io::Result<bool> {
-        let mut options = OpenOptions::new();
-        let direct = options
-            .write(true)
-            .custom_flags(OFlags::DIRECT.bits() as i32);
-        let Ok(direct) = direct.open(&self.path) else {
-            return Ok(false);
-        };
-        match direct.write_all_at(contents.padded(), 0) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-            other => {
-                other?;
-                self.file.set_len(contents.len() as u64)?;
-                Ok(true)
-            }
-        }
     }
 
     /// Makes the part's bytes durable.
@@ -221,6 +198,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
     use crate::buffers::Buffer;
+    use hocket_store::direct::DIRECT_MIN_BYTES;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
@@ -253,7 +231,7 @@ mod tests {
     fn a_large_file_has_its_length() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        for count in [DIRECT_MIN_BYTES, DIRECT_MIN_BYTES + 4097] {
+        for count in [DIRECT_MIN_BYTES as usize, DIRECT_MIN_BYTES as usize + 4097] {
             let bytes: Vec<u8> = (0..count).map(|at| ((at * 31) >> 7) as u8).collect();
             let contents = Contents::new(&[], bytes.clone().into());
             stage(&target, &contents, false).unwrap().commit().unwrap();

@@ -2,12 +2,11 @@
 
 use std::ops::Deref;
 
+use hocket_store::direct::PAGE_BYTES;
+
 use crate::buffers::Buffer;
 use crate::error::{Result, StreamError};
 use crate::samples::Samples;
-
-/// What disks that are written past the page cache ask memory, offsets and sizes to be multiples of.
-pub(crate) const PAGE_BYTES: usize = 4096;
 
 /// One file of a shard in the making: a head, and what follows it.
 #[derive(Debug, Default)]

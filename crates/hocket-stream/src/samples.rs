@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use hocket_store::direct::PAGE_BYTES;
+
 use crate::buffers::{Buffer, Buffers};
-use crate::raw_file::PAGE_BYTES;
 
 /// Samples one behind the other, in memory that earlier shards of the same writer left.
 #[derive(Debug, Default)]

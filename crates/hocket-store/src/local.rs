@@ -38,9 +38,10 @@ pub(crate) async fn head(store: Store, key: String) -> Result<ObjectMeta> {
 }
 
 /// See [`Store::get`].
-pub(crate) async fn get(store: Store, key: String, pin: Pin) -> Result<Bytes> {
+pub(crate) async fn get(store: Store, key: String, pin: Pin, size: Option<u64>) -> Result<Bytes> {
     blocking(move || {
         let reader = Reader::open(&store, &key, &pin)?;
+        reader.meta.check_size(store.object_uri(&key), size)?;
         let data = reader.read(0..reader.meta.size)?;
         reader.check_unchanged()?;
         Ok(data)

@@ -48,19 +48,23 @@ impl Object {
         self.pin.seen().map(|seen| seen.modified_ms)
     }
 
-    /// As [`Store::get`].
+    /// As [`Store::get`]; an object of another size than `size`, if that is given, is refused after its first part.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// As [`Store::get`]; [`StoreError::Size`].
     ///
     /// # Cancel safety
     /// Dropping the future stops the requests; so it is with the other reads.
-    pub async fn get(&self) -> Result<Bytes> {
+    pub async fn get(&self, size: Option<u64>) -> Result<Bytes> {
         check_key(self.store.uri(), &self.key)?;
         let (store, key, pin) = self.parts();
         match store.backend().await? {
-            Backend::Local => local::get(store, key, pin).await,
-            Backend::Remote(remote) => read::Source::new(&store, &key, remote, pin)?.get().await,
+            Backend::Local => local::get(store, key, pin, size).await,
+            Backend::Remote(remote) => {
+                read::Source::new(&store, &key, remote, pin)?
+                    .get(size)
+                    .await
+            }
         }
     }
 

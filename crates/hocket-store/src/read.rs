@@ -42,9 +42,10 @@ impl Source {
         })
     }
 
-    /// See [`Store::get`].
-    pub(crate) async fn get(self) -> Result<Bytes> {
+    /// See [`Object::get`](crate::Object::get).
+    pub(crate) async fn get(self, size: Option<u64>) -> Result<Bytes> {
         let (first, meta) = self.first_part().await?;
+        meta.check_size(self.uri(), size)?;
         if first.len() as u64 == meta.size {
             return Ok(first.freeze());
         }

@@ -143,7 +143,7 @@ impl Store {
     /// # Cancel safety
     /// Dropping the future stops the requests.
     pub async fn get(&self, key: &str) -> Result<Bytes> {
-        self.object(key).get().await
+        self.object(key).get(None).await
     }
 
     /// The bytes `range` (end exclusive) of an object.

@@ -124,18 +124,18 @@ fn an_object_is_read_of_the_version_that_was_seen_first() {
         wait(async move {
             let object = store.object("k");
             assert!(matches!(
-                object.get().await,
+                object.get(None).await,
                 Err(StoreError::NotFound { .. })
             ));
             assert_eq!(object.size(), None);
             store.put("k", "one".into(), PutMode::Overwrite).await?;
             assert_eq!(object.get_ranges(&[0..1, 2..3]).await?, ["o", "e"]);
             assert_eq!(object.size(), Some(3));
-            assert_eq!(object.clone().get().await?, "one");
+            assert_eq!(object.clone().get(None).await?, "one");
             object.download(&to, Some(3)).await?;
             store.put("k", "two".into(), PutMode::Overwrite).await?;
             let changed = [
-                object.get().await.map(drop),
+                object.get(None).await.map(drop),
                 object.get_ranges(&[0..1]).await.map(drop),
                 object.get_ranges(&[3..3]).await.map(drop),
                 object.download(&to, Some(3)).await.map(drop),
@@ -146,7 +146,7 @@ fn an_object_is_read_of_the_version_that_was_seen_first() {
                     "{outcome:?}"
                 );
             }
-            assert_eq!(store.object("k").get().await?, "two");
+            assert_eq!(store.object("k").get(None).await?, "two");
             Ok(())
         })
         .unwrap();

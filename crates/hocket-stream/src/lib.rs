@@ -28,6 +28,7 @@ pub mod schema;
 pub mod shard;
 pub mod sources;
 mod text;
+mod waves;
 mod window;
 pub mod writer;
 

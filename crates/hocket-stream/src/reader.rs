@@ -19,6 +19,7 @@ use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
 use crate::permits::Permits;
 use crate::sources::Sources;
+use crate::waves;
 use crate::window::Window;
 
 /// The planner never walks further ahead than this many of the rank's samples: beyond, shards would be
@@ -287,7 +288,8 @@ fn assemble(
             return;
         };
         let (locations, numbers) = sequence.locate(&share);
-        let batch = window.take(&numbers, turn).and_then(|shards| {
+        let shards = waves::open(sources, window, &locations, &numbers, turn);
+        let batch = shards.and_then(|shards| {
             let columns = gatherer.gather(&locations, &shards)?;
             Ok(Some(Batch {
                 number,

@@ -35,11 +35,17 @@ impl Remote {
 /// An object's bytes, or `None` where there is none. Blocks.
 ///
 /// # Errors
-/// The store's errors; [`StreamError::Closed`] once `interrupted` says so.
-pub fn get(object: &Object, interrupted: &dyn Fn() -> bool) -> Result<Option<Vec<u8>>> {
-    let object = object.clone();
-    let answer = runtime::wait(async move { object.get().await }, interrupted);
-    Ok(settle(answer)?.map(|data| data.to_vec()))
+/// The store's errors; [`StreamError::ShardCorrupt`] where it has another size than `bytes`, of which no more than
+/// the first part is fetched; [`StreamError::Closed`] once `interrupted` says so.
+pub fn get(
+    object: &Object,
+    bytes: Option<u64>,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Vec<u8>>> {
+    let handle = object.clone();
+    let answer = runtime::wait(async move { handle.get(bytes).await }, interrupted);
+    let data = settle(object.key(), answer)?;
+    Ok(data.map(Vec::from))
 }
 
 /// Ranges of an object, near ones in one request, or `None` where there is none. Blocks.
@@ -51,45 +57,48 @@ pub fn get_ranges(
     ranges: &[Range<u64>],
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<Bytes>>> {
-    let (object, ranges) = (object.clone(), ranges.to_owned());
-    let answer = async move { object.get_ranges(&ranges).await };
-    settle(runtime::wait(answer, interrupted))
+    let (handle, ranges) = (object.clone(), ranges.to_owned());
+    let answer = async move { handle.get_ranges(&ranges).await };
+    settle(object.key(), runtime::wait(answer, interrupted))
 }
 
 /// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
 ///
 /// # Errors
-/// As [`get`]; [`StreamError::ShardCorrupt`] where it has another size, of which no more than the first part is
-/// fetched; [`StreamError::Io`] where the disk refuses.
+/// As [`get`]; [`StreamError::Io`] where the disk refuses.
 pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
     let (handle, target) = (object.clone(), into.to_owned());
     let download = async move { handle.download(&target, Some(bytes)).await };
     let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
-    match settle(answer) {
+    match settle(object.key(), answer) {
         // The disk's refusal and not the store's.
         Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
             Err(StreamError::Io { path: uri, reason })
         }
-        Err(StreamError::Store(StoreError::Size {
-            uri,
-            expected,
-            actual,
-        })) => Err(StreamError::ShardCorrupt {
-            shard: object.key().to_owned(),
-            object: uri,
-            expected: format!("{expected} bytes"),
-            actual: format!("{actual} bytes"),
-        }),
         other => Ok(other?.is_some()),
     }
 }
 
-/// Takes absence out of the errors: who asked says better what is missing.
-fn settle<T>(answer: hocket_store::Result<hocket_store::Result<T>>) -> Result<Option<T>> {
+/// Takes absence out of the errors, since who asked says better what is missing, and says of another size that the
+/// shard is another one.
+fn settle<T>(
+    key: &str,
+    answer: hocket_store::Result<hocket_store::Result<T>>,
+) -> Result<Option<T>> {
     match answer.and_then(|inner| inner) {
         Ok(value) => Ok(Some(value)),
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(StoreError::Interrupted) => Err(StreamError::Closed),
+        Err(StoreError::Size {
+            uri,
+            expected,
+            actual,
+        }) => Err(StreamError::ShardCorrupt {
+            shard: key.to_owned(),
+            object: uri,
+            expected: format!("{expected} bytes"),
+            actual: format!("{actual} bytes"),
+        }),
         Err(error) => Err(error.into()),
     }
 }

@@ -75,6 +75,25 @@ impl Shard {
         self
     }
 
+    /// Samples `numbers` (ascending, each once) of this shard, copied.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    pub(crate) fn excerpt(&self, numbers: &[u32]) -> Result<Self> {
+        let samples = numbers.iter().map(|&number| self.sample_bytes(number));
+        let samples = samples.collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            name: self.name.clone(),
+            origin: self.origin.clone(),
+            data: Box::new(join(&samples)),
+            // The table is part of the one file, whatever the format.
+            meta: None,
+            layout: self.layout.clone(),
+            samples: samples.len() as u32,
+            only: Some(numbers.to_vec()),
+        })
+    }
+
     /// How many samples it holds.
     pub fn samples(&self) -> u32 {
         self.samples
@@ -93,25 +112,7 @@ impl Shard {
     /// not of its columns' types; [`StreamError::ShardCorrupt`] where the table has no such sample;
     /// [`StreamError::Config`] for a number past the end.
     pub fn sample(&self, number: u32, take: impl FnMut(usize, &[u8])) -> Result<()> {
-        let place = match &self.only {
-            None => Some(number).filter(|&number| number < self.samples),
-            Some(only) => only.binary_search(&number).ok().map(|place| place as u32),
-        };
-        let place = place.ok_or_else(|| {
-            StreamError::config(format!(
-                "sample {number} of shard `{}`: expected one of its {}",
-                self.name, self.samples
-            ))
-        })?;
-        let (Some(begin), Some(end)) = (self.offset(place), self.offset(place + 1)) else {
-            return Err(self.corrupt("a whole table of offsets", "a shorter one"));
-        };
-        let Some(sample) = (*self.data).as_ref().get(begin..end) else {
-            return Err(self.corrupt(
-                &format!("sample {number} inside the file"),
-                &format!("{begin}..{end}"),
-            ));
-        };
+        let sample = self.sample_bytes(number)?;
         let columns = &self.layout.schema.columns;
         let read = match &self.layout.format {
             Format::Mds => {
@@ -126,6 +127,29 @@ impl Shard {
             }
         };
         read.map_err(|found| self.corrupt_sample(number, found.expected, found.actual))
+    }
+
+    /// All bytes of sample `number`.
+    fn sample_bytes(&self, number: u32) -> Result<&[u8]> {
+        let place = match &self.only {
+            None => Some(number).filter(|&number| number < self.samples),
+            Some(only) => only.binary_search(&number).ok().map(|place| place as u32),
+        };
+        let place = place.ok_or_else(|| {
+            StreamError::config(format!(
+                "sample {number} of shard `{}`: expected one of its {}",
+                self.name, self.samples
+            ))
+        })?;
+        let (Some(begin), Some(end)) = (self.offset(place), self.offset(place + 1)) else {
+            return Err(self.corrupt("a whole table of offsets", "a shorter one"));
+        };
+        (*self.data).as_ref().get(begin..end).ok_or_else(|| {
+            self.corrupt(
+                &format!("sample {number} inside the file"),
+                &format!("{begin}..{end}"),
+            )
+        })
     }
 
     /// The columns of an MDS sample, or `None` where sizes and extent differ.
@@ -173,6 +197,24 @@ impl Shard {
             actual: actual.into(),
         }
     }
+}
+
+/// Samples as an MDS shard of their own.
+pub(crate) fn join<T: AsRef<[u8]>>(samples: &[T]) -> Vec<u8> {
+    let sizes = samples.iter().map(|sample| sample.as_ref().len());
+    let first = 8 + 4 * samples.len();
+    let mut bytes = Vec::with_capacity(first + sizes.clone().sum::<usize>());
+    bytes.extend_from_slice(&(samples.len() as u32).to_le_bytes());
+    let mut offset = first;
+    bytes.extend_from_slice(&(offset as u32).to_le_bytes());
+    for size in sizes {
+        offset += size;
+        bytes.extend_from_slice(&(offset as u32).to_le_bytes());
+    }
+    for sample in samples {
+        bytes.extend_from_slice(sample.as_ref());
+    }
+    bytes
 }
 
 /// Checks the table of offsets in `table`, the file that `origin` names, against the size of the file that

@@ -1,6 +1,6 @@
 //! The shards that are open or on their way, shared by the threads of one reader.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,8 +16,9 @@ const WAKE: Duration = Duration::from_millis(50);
 /// Open shards are maps of files: the bound is on address space and kernel tables, not on memory.
 const MAX_OPEN: usize = 1024;
 
-/// Under a limit, open shards are open files, of which a process may have so many; some are others'.
-const MAX_HELD: usize = 256;
+/// Under a limit, open shards are open files, one or two each, of which a process may have so many. So many shards
+/// are held for batches to come, and so many for the one being assembled.
+const MAX_HELD: usize = 96;
 
 enum Slot {
     Coming,
@@ -100,19 +101,15 @@ impl Window {
     }
 
     /// Asks for a shard that batch `turn` will use. Waits while as much as the budget is ahead already,
-    /// unless the batch's turn has come.
+    /// unless the batch's turn has come; under a limit, that batch asks for the rest itself.
     pub(crate) fn ask_ahead(&self, number: u32, bytes: u64, turn: u64) -> Result<()> {
         let mut state = self.lock();
-        while turn > state.cursor
-            && state.ahead_bytes > 0
-            && !(self.is_limited && state.slots.contains_key(&number))
-            && self.is_full(&state, bytes)
-        {
+        while turn > state.cursor && !self.has_room(&state, number, bytes) {
             state = self.wait(state)?;
         }
         if self.is_limited {
-            if turn < state.cursor {
-                // Its batch went by: nobody would close it.
+            // If its batch went by, nobody would close it.
+            if turn < state.cursor || !self.has_room(&state, number, bytes) {
                 return Ok(());
             }
             state.needed.insert(number, turn);
@@ -135,13 +132,35 @@ impl Window {
         Ok(())
     }
 
-    /// The shards of batch `turn`, opened; waits for those that are still coming.
-    pub(crate) fn take(&self, numbers: &[u32], turn: u64) -> Result<HashMap<u32, Arc<Shard>>> {
+    /// How many of the first of `numbers`, shards of one batch, may be open together: all if nothing limits them,
+    /// else as many as the budget and the files of a process allow, and at least one.
+    pub(crate) fn room_for(&self, numbers: &[u32], bytes: impl Fn(u32) -> u64) -> usize {
+        if !self.is_limited {
+            return numbers.len();
+        }
+        let mut total = 0;
+        let few = numbers.iter().take(MAX_HELD).enumerate();
+        few.take_while(|(place, number)| {
+            total += bytes(**number);
+            *place == 0 || total <= self.budget_bytes
+        })
+        .count()
+    }
+
+    /// Shards of batch `turn`, opened; waits for those that are still coming. `later` are more of the same batch,
+    /// which are asked for another time and stay open if they are.
+    pub(crate) fn take(
+        &self,
+        numbers: &[u32],
+        later: &[u32],
+        turn: u64,
+    ) -> Result<HashMap<u32, Arc<Shard>>> {
         let mut state = self.lock();
         state.cursor = turn;
         if self.is_limited {
             // Before the new ones are asked for, which may get the room.
-            close_unneeded(&mut state, numbers, turn);
+            let keep: HashSet<u32> = numbers.iter().chain(later).copied().collect();
+            close_unneeded(&mut state, &keep, turn);
         }
         for number in numbers {
             if !self.is_limited {
@@ -175,9 +194,12 @@ impl Window {
         self.changed.notify_all();
     }
 
-    fn is_full(&self, state: &State, bytes: u64) -> bool {
-        state.ahead_bytes + bytes > self.budget_bytes
-            || self.is_limited && state.ahead.len() >= MAX_HELD
+    /// Whether a shard of `bytes` may be asked for ahead of its turn.
+    fn has_room(&self, state: &State, number: u32, bytes: u64) -> bool {
+        let is_here = self.is_limited && state.slots.contains_key(&number);
+        let is_full = state.ahead_bytes + bytes > self.budget_bytes
+            || self.is_limited && state.ahead.len() >= MAX_HELD;
+        is_here || state.ahead_bytes == 0 || !is_full
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -218,7 +240,7 @@ fn collect(
 }
 
 /// Closes the shards that no batch after `turn` is known to need.
-fn close_unneeded(state: &mut State, keep: &[u32], turn: u64) {
+fn close_unneeded(state: &mut State, keep: &HashSet<u32>, turn: u64) {
     let idle: Vec<u32> = state
         .slots
         .iter()
@@ -297,14 +319,14 @@ mod tests {
                 window.ask_ahead(number, 10, turn).unwrap();
             }
             assert_eq!(open_all(&window, &requests), [1, 2, 3]);
-            window.take(&[1, 2], 0).unwrap();
+            window.take(&[1, 2], &[], 0).unwrap();
             // Batch 1 needs the second and not the first, which a later batch asks for anew.
-            window.take(&[2], 1).unwrap();
+            window.take(&[2], &[], 1).unwrap();
             window.ask_ahead(1, 10, 3).unwrap();
             window.ask_ahead(2, 10, 3).unwrap();
             assert_eq!(open_all(&window, &requests), again);
-            window.take(&[3], 2).unwrap();
-            assert_eq!(window.take(&[1, 2], 3).unwrap().len(), 2);
+            window.take(&[3], &[], 2).unwrap();
+            assert_eq!(window.take(&[1, 2], &[], 3).unwrap().len(), 2);
             assert!(requests.is_empty());
         }
     }
@@ -325,8 +347,8 @@ mod tests {
             assert_eq!(open_all(&window, &requests), [1, 2]);
             std::thread::sleep(2 * WAKE);
             assert!(requests.is_empty(), "the third is over the limit");
-            window.take(&[1], 0).unwrap();
-            window.take(&[2], 1).unwrap();
+            window.take(&[1], &[], 0).unwrap();
+            window.take(&[2], &[], 1).unwrap();
             planner.join().unwrap();
             assert_eq!(open_all(&window, &requests), [3]);
         });

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hocket.native import Store
-from hocket.stream import MDSWriter, Stream, StreamingDataset
+from hocket.stream import JSONWriter, MDSWriter, Stream, StreamingDataset
 from hocket.stream.errors import ConfigError, ShardCorruptError
 
 SHARD = 64 << 10
@@ -47,6 +47,24 @@ next(batches)
 assert "/dev/shm" not in open("/proc/self/maps").read()
 print("holding", flush=True)
 time.sleep(60)
+"""
+
+SPREAD = """
+import resource, sys
+from pathlib import Path
+from hocket.stream import StreamingDataset
+remote, local, limit = sys.argv[1:]
+dataset = StreamingDataset(remote=remote, local=local, batch_size=600, shuffle=True, shuffle_block_size=10**6,
+                           cache_limit=int(limit), prefetch_batches=1)
+resource.setrlimit(resource.RLIMIT_NOFILE, (480, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+def status(name):
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) >> 10
+before, ids = status("VmRSS"), []
+for batch, _ in zip(dataset.batches(), range(2)):
+    assert [row[:1] for row in batch["x"]] == [b"x" if isinstance(row, bytes) else "x" for row in batch["x"]]
+    ids += batch["id"].tolist()
+print(len(ids) == len(set(ids)), len(ids), status("VmHWM") - before)
 """
 
 
@@ -256,3 +274,28 @@ def test_a_limit_that_cannot_be_kept_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=4, cache_limit=limit)
+
+
+@pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])
+def test_a_batch_of_more_shards_than_files_may_be_open(
+    tmp_path: Path, writer: type[MDSWriter | JSONWriter]
+) -> None:
+    with writer(columns={"id": "int", "x": "str"}, out=str(tmp_path / "all"), size_limit=150) as out:
+        for number in range(600):
+            out.write({"id": number, "x": "x" * 80})
+    assert len(names(tmp_path / "all")) > 500
+    with running(SPREAD, tmp_path / "all", tmp_path / "cache", 1 << 30) as process:
+        said, error = process.communicate(timeout=60)
+    assert said.split()[:2] == ["True", "600"], error
+
+
+def test_shards_without_room_take_little_memory(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=str(tmp_path / "all"), size_limit=1 << 20) as out:
+        for number in range(120_000):
+            out.write({"id": number, "x": b"x" * 1000})
+    assert len(names(tmp_path / "all")) > 100
+    with running(SPREAD, tmp_path / "all", tmp_path / "cache", 8 << 20) as process:
+        said, error = process.communicate(timeout=60)
+    assert said.split()[:2] == ["True", "1200"], error
+    # 8 MiB of shards for the batch, as much for those ahead, and the samples; each batch needs all shards.
+    assert int(said.split()[2]) < 50

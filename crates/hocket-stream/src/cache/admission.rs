@@ -223,7 +223,7 @@ impl Cache {
     ) -> Result<T> {
         self.fetch(file, |object| {
             let interrupted = || stop.load(Ordering::Relaxed);
-            let bytes = remote::get(object, &interrupted)?;
+            let bytes = remote::get(object, Some(file.bytes), &interrupted)?;
             let bytes = bytes.ok_or_else(|| missing(file, object.uri()))?;
             self.counters.fetched(file.bytes);
             take(&object.uri(), bytes)

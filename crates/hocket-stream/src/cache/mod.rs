@@ -102,7 +102,7 @@ pub fn load_index(
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
     let object = remote.object(INDEX_NAME);
-    let data = remote::get(&object, interrupted)?
+    let data = remote::get(&object, None, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
     let modified_ms = object.modified_ms().unwrap_or_default();
     origin::keep(&path, &data, modified_ms, interrupted)?;

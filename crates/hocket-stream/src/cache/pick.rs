@@ -10,7 +10,7 @@ use crate::error::{Result, StreamError};
 use crate::index::ShardInfo;
 use crate::remote;
 use crate::schema::Format;
-use crate::shard::Shard;
+use crate::shard::{Shard, join};
 
 /// Smaller shards come whole in about the time of the two requests that a range takes.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -135,22 +135,4 @@ fn extents<T: AsRef<[u8]>>(
         extents.push(begin..end);
     }
     Ok(extents)
-}
-
-/// Samples as an MDS shard of their own.
-fn join<T: AsRef<[u8]>>(samples: &[T]) -> Vec<u8> {
-    let sizes = samples.iter().map(|sample| sample.as_ref().len());
-    let first = 8 + 4 * samples.len();
-    let mut bytes = Vec::with_capacity(first + sizes.clone().sum::<usize>());
-    bytes.extend_from_slice(&(samples.len() as u32).to_le_bytes());
-    let mut offset = first;
-    bytes.extend_from_slice(&(offset as u32).to_le_bytes());
-    for size in sizes {
-        offset += size;
-        bytes.extend_from_slice(&(offset as u32).to_le_bytes());
-    }
-    for sample in samples {
-        bytes.extend_from_slice(sample.as_ref());
-    }
-    bytes
 }

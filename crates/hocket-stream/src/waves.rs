@@ -1,0 +1,47 @@
+//! The shards of one batch, no more of them open at once than there is room for.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::order::Location;
+use crate::shard::Shard;
+use crate::sources::Sources;
+use crate::window::Window;
+
+/// The shards `numbers` of batch `turn`, which has the samples at `locations`. Where they may not all be open
+/// together, they are opened in waves, and the answer holds copies of their samples in this batch alone.
+///
+/// # Errors
+/// As [`Window::take`]; as [`Shard::excerpt`].
+pub(crate) fn open(
+    sources: &Sources,
+    window: &Window,
+    locations: &[Location],
+    numbers: &[u32],
+    turn: u64,
+) -> Result<HashMap<u32, Arc<Shard>>> {
+    let first = window.room_for(numbers, |number| sources.shard_bytes(number));
+    if first == numbers.len() {
+        return window.take(numbers, &[], turn);
+    }
+    let mut wanted: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+    for location in locations {
+        wanted
+            .entry(location.shard)
+            .or_default()
+            .insert(location.sample);
+    }
+    let mut excerpts = HashMap::with_capacity(numbers.len());
+    let mut rest = numbers;
+    while !rest.is_empty() {
+        let count = window.room_for(rest, |number| sources.shard_bytes(number));
+        let (wave, later) = rest.split_at(count);
+        for (number, shard) in window.take(wave, later, turn)? {
+            let samples: Vec<u32> = wanted.remove(&number).into_iter().flatten().collect();
+            excerpts.insert(number, Arc::new(shard.excerpt(&samples)?));
+        }
+        rest = later;
+    }
+    Ok(excerpts)
+}

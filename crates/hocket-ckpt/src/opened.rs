@@ -17,11 +17,12 @@ use crate::safetensors::ALIGNMENT;
 /// Smaller files go through the page cache: there is nothing to gain.
 const DIRECT_MIN_BYTES: u64 = 64 << 20;
 
-/// Nor where less of a file is read: the look alone takes as long as some hundreds of small reads.
+/// Nor where less of a file is read: the look alone takes as long as some small reads.
 const LOOK_MIN_BYTES: u64 = 16 << 20;
 
-/// Of larger files the beginning stands for all: a page of each takes time and a byte to tell.
-const LOOKED_AT_BYTES: usize = 256 << 20;
+/// So many places stand for the whole file, each of so many bytes: every page takes time to tell.
+const PLACES: usize = 16;
+const PLACE_BYTES: usize = 256 << 10;
 
 /// A data file, and a second way to it.
 pub(crate) struct Opened {
@@ -106,9 +107,9 @@ fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> 
     Ok(())
 }
 
-/// Whether the page cache has most of a file, by its beginning. Where the kernel does not tell, it is taken to.
+/// Whether the page cache has most of a file of `size` bytes, no fewer than the places looked at. Where the kernel
+/// does not tell, it is taken to.
 fn is_cached(file: &File, size: usize) -> bool {
-    let size = size.min(LOOKED_AT_BYTES);
     // SAFETY: a new map of a file that is open, which nobody reads through.
     let map = unsafe {
         libc::mmap(
@@ -123,13 +124,19 @@ fn is_cached(file: &File, size: usize) -> bool {
     if map == libc::MAP_FAILED {
         return true;
     }
-    let mut resident = vec![0_u8; size.div_ceil(ALIGNMENT as usize)];
-    // SAFETY: the map has `size` bytes; a page has at least `ALIGNMENT` of them, so there is a byte for each.
-    let answer = unsafe { libc::mincore(map, size, resident.as_mut_ptr()) };
+    let page = ALIGNMENT as usize;
+    let mut resident = [0_u8; PLACE_BYTES / ALIGNMENT as usize];
+    let (mut found, mut is_told) = (0, true);
+    for place in 0..PLACES {
+        let at = size.saturating_sub(PLACE_BYTES) / PLACES * place / page * page;
+        // SAFETY: the place lies within the map; a page has at least `ALIGNMENT` bytes, so each has its byte.
+        let answer = unsafe { libc::mincore(map.add(at), PLACE_BYTES, resident.as_mut_ptr()) };
+        is_told &= answer == 0;
+        found += resident.iter().filter(|&&page| page & 1 == 1).count();
+    }
     // SAFETY: the map made above, which nothing else knows.
     unsafe { libc::munmap(map, size) };
-    let count = resident.iter().filter(|&&page| page & 1 == 1).count();
-    answer != 0 || 2 * count >= resident.len()
+    !is_told || 2 * found >= PLACES * resident.len()
 }
 
 #[cfg(test)]

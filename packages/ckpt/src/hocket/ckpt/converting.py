@@ -3,16 +3,9 @@
 import contextlib
 import fnmatch
 import json
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
-from typing import Any, Literal, Self, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal, get_args
 
 from hocket.ckpt.datafiles import compression_level, stored_bytes
 from hocket.ckpt.errors import (
@@ -20,7 +13,6 @@ from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
-from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
 from hocket.ckpt.formats.targets import (
     Content,
@@ -30,9 +22,9 @@ from hocket.ckpt.formats.targets import (
     plan_safetensors,
     plan_torch,
 )
-from hocket.ckpt.manifest import ITEM_BYTES, Manifest, PathItem, ValueRecord, join_path
-from hocket.ckpt.planning import Box
-from hocket.ckpt.reader import Checkpoint, numpy_dtype
+from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, join_path
+from hocket.ckpt.payloads import PayloadReader
+from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.reader import open as open_checkpoint
 from hocket.ckpt.resuming import check_sizes, is_whole, spared
 from hocket.native import _native
@@ -47,8 +39,6 @@ MEMORY_BYTES = 256 << 20
 SHARD_BYTES = 5 * 10**9
 """Bytes of tensors in a file at most, unless told otherwise or one tensor is larger."""
 
-_IN_FLIGHT = 6
-_LARGEST_PIECE_BYTES = 32 << 20
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 # What tells readers that a folder is a checkpoint, by format.
 _MARKERS = ("checkpoint.json.zst", ".metadata", "model.safetensors", "model.safetensors.index.json")
@@ -334,8 +324,6 @@ def _write(
     source: Checkpoint, plan: Plan, memory_bytes: int, on_progress: Callable[[int, int], None] | None
 ) -> int:
     """Has all files at the destination; returns how many stood there."""
-    # The pieces in flight, each once more while it is cast, and the one that is being written.
-    piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // (2 * (_IN_FLIGHT + 2)))
     total = sum(file.size for file in plan.files)
     done, num_found = 0, 0
     written: list[str] = []
@@ -352,7 +340,7 @@ def _write(
         with contextlib.ExitStack() as stack:
             if plan.save_id is not None:
                 stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
-            reader = stack.enter_context(_Reader(source, plan.files, piece_bytes))
+            reader = stack.enter_context(PayloadReader(source, plan.files, memory_bytes))
             for file in plan.files:
                 was_there, record = _write_file(plan.root, file, reader, passed)
                 num_found += was_there
@@ -384,7 +372,7 @@ def _remove(root: str, paths: Sequence[str]) -> None:
 
 
 def _write_file(
-    root: str, file: OutFile, reader: "_Reader | None", passed: Callable[[int], None]
+    root: str, file: OutFile, reader: PayloadReader | None, passed: Callable[[int], None]
 ) -> tuple[bool, "_native.CkptFile | None"]:
     """Writes a file, or compares it with the one that stands there; whether one does, and its record."""
     sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start, level=file.level)
@@ -403,85 +391,3 @@ def _write_file(
         return sink.found, sink.finish()
     finally:
         sink.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    payload: Payload
-    box: Box
-    """Of the source's tensor."""
-
-
-class _Reader:
-    """Reads payloads ahead of the writer, small ones together, and hands them out in order."""
-
-    def __init__(self, source: Checkpoint, files: Sequence[OutFile], piece_bytes: int) -> None:
-        self._source = source
-        self._batches = _batches(source, files, piece_bytes)
-        # Compressed items are unpacked front to back: by one thread, in the order of the pieces.
-        num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
-        self._running: deque[tuple[list[_Piece], Future[list[npt.NDArray[Any]]]]] = deque()
-        self._ready: deque[tuple[_Piece, npt.NDArray[Any]]] = deque()
-        names = [part.tensor.source for file in files for part in file.parts if isinstance(part, Payload)]
-        locate = getattr(source, "locate", None)
-        if locate is not None:
-            locate(names)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def take(self, payload: Payload) -> Iterator[npt.NDArray[Any]]:
-        """The pieces of a payload; payloads are taken in the order of the files."""
-        left = payload.tensor.num_bytes
-        while left:
-            while not self._ready:
-                self._advance()
-            piece, array = self._ready.popleft()
-            assert piece.payload is payload
-            left -= array.nbytes
-            yield array
-
-    def _advance(self) -> None:
-        while len(self._running) < _IN_FLIGHT and (batch := next(self._batches, None)) is not None:
-            self._running.append((batch, self._pool.submit(self._read, batch)))
-        batch, future = self._running.popleft()
-        self._ready.extend(zip(batch, future.result(), strict=True))
-
-    def _read(self, batch: list[_Piece]) -> list[npt.NDArray[Any]]:
-        arrays = self._source.read([(piece.payload.tensor.source, piece.box) for piece in batch])
-        wanted = [numpy_dtype(piece.payload.tensor.dtype) for piece in batch]
-        return [_cast(array, dtype) for array, dtype in zip(arrays, wanted, strict=True)]
-
-
-def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if array.dtype == dtype:
-        return array
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
-
-
-def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    size = 0
-    for file in files:
-        for part in file.parts:
-            if not isinstance(part, Payload):
-                continue
-            # By the larger of the two dtypes, since both are in memory at once.
-            dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)
-            item_bytes = max(ITEM_BYTES[dtype] for dtype in dtypes)
-            start = part.start or (0,) * len(part.tensor.shape)
-            for piece in pieces(part.tensor.shape, item_bytes, piece_bytes):
-                box = Box(tuple(map(add, start, piece.start)), piece.size)
-                num_bytes = item_bytes * math.prod(box.size)
-                if batch and size + num_bytes > piece_bytes:
-                    yield batch
-                    batch, size = [], 0
-                batch.append(_Piece(part, box))
-                size += num_bytes
-    if batch:
-        yield batch

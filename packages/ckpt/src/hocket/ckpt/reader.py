@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,14 +107,17 @@ class Checkpoint:
             raise CheckpointCorruptError(f"Tensor `{name}`: {error}", error.file, error.offset) from error
         return array
 
-    def read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
-        """Parts of tensors, each a new array in C order; all of them in one parallel read.
+    def read(
+        self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Parts of tensors in C order, each a new array or that of `into`; all of them in one parallel read.
 
         Where a data file is gone and another save has taken the checkpoint's place, that one is read, as
         `manifest` then says; what was read before is of the old one.
 
         Args:
             wanted: Tensors' names, each with the box of it that is wanted.
+            into: Arrays to fill, of the boxes' sizes and the tensors' dtypes, in C order.
 
         Raises:
             CheckpointNotFoundError: There is no such tensor, or a data file is gone.
@@ -122,11 +125,11 @@ class Checkpoint:
             CheckpointCorruptError: A block or a file is not what was written.
         """
         try:
-            return self._read(wanted)
+            return self._read(wanted, into)
         except CheckpointNotFoundError:
             if not self._follow(wanted):
                 raise
-            return self._read(wanted)
+            return self._read(wanted, into)
 
     def _follow(self, wanted: Sequence[tuple[str, Box]]) -> bool:
         """Reads the manifest once more; whether it is that of another save."""
@@ -143,12 +146,14 @@ class Checkpoint:
                 )
         return True
 
-    def _read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
+    def _read(
+        self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None
+    ) -> list[npt.NDArray[Any]]:
         filling = Filling()
         arrays = []
-        for name, box in wanted:
+        for number, (name, box) in enumerate(wanted):
             record = self.record(name)
-            array = np.empty(box.size, numpy_dtype(record.dtype))
+            array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             if record.data is not None:
                 held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
                 array[...] = held[index_of(box.start, box.size)]

@@ -98,14 +98,16 @@ class Foreign(Checkpoint):
                         wrapped=None,
                     )
 
-    def read(self, wanted: Sequence[tuple[str, Box]]) -> list[npt.NDArray[np.generic]]:
-        """Parts of tensors, each a new array in C order; all of them in one parallel read."""
+    def read(
+        self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Parts of tensors in C order, new arrays or those of `into`; all of them in one parallel read."""
         self.locate(name for name, _ in wanted)
         filling = Filling()
         arrays = []
-        for name, box in wanted:
+        for number, (name, box) in enumerate(wanted):
             record = self.record(name)
-            array = np.empty(box.size, numpy_dtype(record.dtype))
+            array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             plain = []
             for chunk in record.chunks:
                 assert isinstance(chunk, ForeignChunk)

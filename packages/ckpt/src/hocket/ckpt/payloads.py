@@ -1,7 +1,6 @@
 """Tensors' bytes for files in the making, read ahead into memory that is used again."""
 
 import math
-import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.parts import OutFile, Payload
 from hocket.ckpt.manifest import ITEM_BYTES
+from hocket.ckpt.memory import Memory, aligned, carve
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
 
@@ -23,8 +23,6 @@ __all__ = ["PayloadReader"]
 # Each is read by several threads.
 _IN_FLIGHT = 4
 _LARGEST_PIECE_BYTES = 32 << 20
-# No dtype asks for more.
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class PayloadReader:
         # have memory of their own, up to a fourth of all.
         piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // 16)
         self._batches = _batches(source, files, piece_bytes)
-        self._memory = _Memory(piece_bytes)
+        self._memory = Memory(piece_bytes)
         # Compressed items are unpacked front to back: by one thread, in the order of the pieces.
         num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
@@ -83,57 +81,27 @@ class PayloadReader:
     def _read(self, batch: list[_Piece]) -> "_Batch":
         wanted = [(piece.payload.tensor.source, piece.box) for piece in batch]
         dtypes = [numpy_dtype(self._source.record(name).dtype) for name, _ in wanted]
-        read = self._memory.arrays([box.size for _, box in wanted], dtypes)
+        read = self._arrays_for(batch, dtypes)
         self._source.read(wanted, into=read.arrays)
         becomes = [numpy_dtype(piece.payload.tensor.dtype) for piece in batch]
         if becomes == dtypes:
             return read
-        cast = self._memory.arrays([box.size for _, box in wanted], becomes)
+        cast = self._arrays_for(batch, becomes)
         with np.errstate(over="ignore", invalid="ignore"):
             for target, array in zip(cast.arrays, read.arrays, strict=True):
                 np.copyto(target, array, casting="unsafe")
         self._memory.give_back(read.memory)
         return cast
 
+    def _arrays_for(self, batch: list[_Piece], dtypes: Sequence[np.dtype[Any]]) -> "_Batch":
+        memory = self._memory.take()
+        return _Batch(carve(memory, [piece.box.size for piece in batch], dtypes), memory)
+
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     arrays: list[npt.NDArray[Any]]
     memory: npt.NDArray[np.uint8]
-
-
-class _Memory:
-    """Blocks for arrays, kept for the next ones.
-
-    Fresh memory costs more than reading into it, and what an allocator keeps of it nobody counts.
-    """
-
-    def __init__(self, block_bytes: int) -> None:
-        self._block_bytes = block_bytes
-        self._free: list[npt.NDArray[np.uint8]] = []
-
-    def arrays(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> _Batch:
-        """Arrays that together fit in a block, behind each other in it; their contents are what they are."""
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            block = mmap.mmap(-1, self._block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            block.madvise(mmap.MADV_HUGEPAGE)
-            memory = np.frombuffer(block, np.uint8)
-        arrays, start = [], 0
-        for shape, dtype in zip(shapes, dtypes, strict=True):
-            end = start + math.prod(shape) * dtype.itemsize
-            arrays.append(memory[start:end].view(dtype).reshape(shape))
-            start = _aligned(end)
-        return _Batch(arrays, memory)
-
-    def give_back(self, memory: npt.NDArray[np.uint8]) -> None:
-        """For arrays that nobody uses any more."""
-        self._free.append(memory)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> Iterator[list[_Piece]]:
@@ -149,7 +117,7 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
             start = part.start or (0,) * len(part.tensor.shape)
             for piece in pieces(part.tensor.shape, item_bytes, piece_bytes):
                 box = Box(tuple(map(add, start, piece.start)), piece.size)
-                num_bytes = _aligned(item_bytes * math.prod(box.size))
+                num_bytes = aligned(item_bytes * math.prod(box.size))
                 if batch and size + num_bytes > piece_bytes:
                     yield batch
                     batch, size = [], 0

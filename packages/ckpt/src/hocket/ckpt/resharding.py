@@ -26,6 +26,7 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
 )
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRecord
+from hocket.ckpt.memory import Memory, carve
 from hocket.ckpt.overlap import overlap
 from hocket.ckpt.planning import Box, Placing, local_box
 from hocket.ckpt.reader import numpy_dtype, read_manifest
@@ -116,12 +117,13 @@ def reshard(
     level = compression_level(compression)
     manifest = read_manifest(source)
     per_rank = _own_values(manifest, source, ranks)
-    files = list(_plan(manifest, ranks, memory_bytes // (_WORKERS * _HELD)))
+    file_bytes = memory_bytes // (_WORKERS * _HELD)
+    files = list(_plan(manifest, ranks, file_bytes))
     save_id = _save_id(source, ranks, memory_bytes, level)
     done = _committed(destination, save_id)
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
-    job = _Job(source, manifest, destination, save_id, level, on_file)
+    job = _Job(source, manifest, destination, save_id, level, file_bytes, on_file)
     with spared(destination, save_id, list(map(job.path, files))):
         written = job.run(files)
         resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
@@ -172,8 +174,13 @@ def _committed(destination: str, save_id: str) -> Manifest | None:
 
 
 def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
-    """The files, rank by rank, each of at most `file_bytes`."""
+    """The files, rank by rank, each of at most `file_bytes`, with their parts in the order of their bytes."""
     placing = Placing((ranks,), tuple(range(ranks)), (0,))
+
+    def order(part: _Part) -> tuple[int, str]:
+        record = manifest.tensors[part.name]
+        return -ITEM_BYTES[record.dtype], _entry_name(part, record.shape)
+
     for rank in range(ranks):
         number, filled = 0, 0
         parts: list[_Part] = []
@@ -183,12 +190,12 @@ def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
             for box in _boxes(record, placing, rank, file_bytes):
                 num_bytes = box.num_items * ITEM_BYTES[record.dtype]
                 if parts and filled + num_bytes > file_bytes:
-                    yield _File(rank, number, tuple(parts))
+                    yield _File(rank, number, tuple(sorted(parts, key=order)))
                     number, parts, filled = number + 1, [], 0
                 parts.append(_Part(name, box))
                 filled += num_bytes
         if parts:
-            yield _File(rank, number, tuple(parts))
+            yield _File(rank, number, tuple(sorted(parts, key=order)))
 
 
 def _boxes(record: TensorRecord, placing: Placing, rank: int, limit: int) -> Iterator[Box]:
@@ -223,6 +230,7 @@ class _Job:
         destination: str,
         save_id: str,
         level: int | None,
+        file_bytes: int,
         on_file: OnFile | None,
     ) -> None:
         self.num_found = 0
@@ -233,6 +241,7 @@ class _Job:
         self._level = level
         self._on_file = on_file
         self._found: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._memory = Memory(file_bytes)
 
     def run(self, files: Sequence[_File]) -> list["CkptWritten"]:
         """Has every file at the destination; returns their records."""
@@ -253,20 +262,25 @@ class _Job:
         return data_path(self._save_id, file.rank, file.number, level=self._level)
 
     def _bring(self, file: _File) -> "CkptWritten":
-        arrays = self._gather(file.parts)
-        shapes = {name: record.shape for name, record in self._manifest.tensors.items()}
+        memory = self._memory.take()
+        # Behind each other as in the file, which then is written from where they lie.
+        records = [self._manifest.tensors[part.name] for part in file.parts]
+        dtypes = [numpy_dtype(record.dtype) for record in records]
+        arrays = carve(memory, [part.box.size for part in file.parts], dtypes, alignment=1)
+        self._gather(file.parts, arrays)
         entries = [
             (
-                _entry_name(part, shapes[part.name]),
-                self._manifest.tensors[part.name].dtype,
+                _entry_name(part, record.shape),
+                record.dtype,
                 part.box.size,
                 array.ctypes.data,
                 array.nbytes,
             )
-            for part, array in zip(file.parts, arrays, strict=True)
+            for part, record, array in zip(file.parts, records, arrays, strict=True)
         ]
         path = self.path(file)
         written = self._write(path, entries)
+        self._memory.give_back(memory)
         if self._on_file is not None:
             self._on_file(path, sum(array.nbytes for array in arrays))
         return written
@@ -289,13 +303,11 @@ class _Job:
         self._found.put(None)
         return expected
 
-    def _gather(self, parts: Sequence[_Part]) -> list[npt.NDArray[Any]]:
-        """The parts' bytes, each in one run."""
-        arrays, reads, scattered = [], [], []
-        for part in parts:
+    def _gather(self, parts: Sequence[_Part], arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Fills the arrays with the parts, each in one run."""
+        reads, scattered = [], []
+        for part, array in zip(parts, arrays, strict=True):
             record = self._manifest.tensors[part.name]
-            array = np.empty(part.box.size, numpy_dtype(record.dtype))
-            arrays.append(array)
             if record.data is not None and not record.chunks:
                 whole = np.frombuffer(record.data, array.dtype).reshape(record.shape)
                 box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
@@ -316,7 +328,6 @@ class _Job:
         _native.ckpt_read(self._source, self._manifest.files, reads)
         for target, run, wanted in scattered:
             target[...] = run[wanted]
-        return arrays
 
 
 def _is_there(destination: str, expected: "CkptWritten") -> bool:

@@ -9,7 +9,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use bytes::Bytes;
 use hocket_store::{Store, StoreError, Upload, runtime};
 
-use crate::aligned::BUFFER_BYTES;
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::pace::{Interrupted, TICK};
@@ -18,6 +17,9 @@ use crate::safetensors::Layout;
 
 /// Requests of one verb in flight at once.
 const WINDOW: usize = 16;
+
+/// Bytes that are hashed and handed to an upload together: about a part.
+const PIECE_BYTES: u64 = 5 * BLOCK_BYTES;
 
 /// Runs a future on the I/O threads and waits for it.
 pub(crate) fn wait<T, F>(future: F, interrupted: Interrupted<'_>) -> Result<T>
@@ -165,7 +167,7 @@ pub(crate) fn write(
     upload = send(upload, Bytes::copy_from_slice(&layout.header), interrupted)?;
     let mut offset = 0;
     while offset < layout.data_bytes {
-        let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64);
+        let length = (layout.data_bytes - offset).min(PIECE_BYTES);
         let mut piece = Vec::with_capacity(length as usize);
         layout.append(offset, length as usize, &mut piece);
         digests.extend(piece.chunks(BLOCK_BYTES as usize).flat_map(xxh3_128));

@@ -14,8 +14,8 @@ use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Smallest part, whatever the options say: stores want at least 5 MiB.
-pub(crate) const MIN_PART_BYTES: u64 = 8 << 20;
+/// Bytes of a part, where there are not too many: the least that S3 takes, since every part in flight is memory.
+pub(crate) const PART_BYTES: u64 = 5 << 20;
 
 /// Most parts that S3 takes.
 const MAX_PARTS: u64 = 10_000;
@@ -51,14 +51,13 @@ impl Parts {
         let Some(service) = remote.multipart.clone() else {
             return Err(ended(store.uri())); // refused before by its name
         };
-        let least = store.options().part_bytes.max(MIN_PART_BYTES);
         Ok(Self {
             store: store.clone(),
             key: key.to_owned(),
             path: store.path(key)?,
             remote,
             service,
-            part_bytes: least.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
+            part_bytes: PART_BYTES.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
             pending: Vec::new(),
             pending_bytes: 0,
             sent_bytes: 0,

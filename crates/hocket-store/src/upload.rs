@@ -3,7 +3,7 @@
 use crate::error::{Result, StoreError};
 use crate::local::blocking;
 use crate::meta::{ObjectMeta, PutMode};
-use crate::parts::{MIN_PART_BYTES, Parts, ended};
+use crate::parts::{PART_BYTES, Parts, ended};
 use crate::ranges::split;
 use crate::staged::Staged;
 use crate::store::{Backend, Store};
@@ -46,7 +46,7 @@ impl Store {
         })
         .await?;
         let mut upload = self.upload(key, Some(size)).await?;
-        for range in split(0..size, MIN_PART_BYTES) {
+        for range in split(0..size, PART_BYTES) {
             let (file, failed) = (Arc::clone(&file), failed.clone());
             let data = blocking(move || {
                 let mut data = vec![0; (range.end - range.start) as usize];

@@ -16,7 +16,7 @@ from hocket.native import Store, errors
 from support.s3d import Server
 
 PART = 64 << 10
-MULTIPART = 9 << 20  # two parts of at least 8 MiB
+MULTIPART = 9 << 20  # two parts of at least 5 MiB
 QUICK = {"part_bytes": PART, "backoff_ms": (1, 20)}
 Faults = Callable[..., Server]
 

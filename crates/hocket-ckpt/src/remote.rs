@@ -18,9 +18,6 @@ use crate::safetensors::Layout;
 /// Requests of one verb in flight at once.
 const WINDOW: usize = 16;
 
-/// Bytes that are hashed and handed to an upload together: about a part.
-const PIECE_BYTES: u64 = 5 * BLOCK_BYTES;
-
 /// Runs a future on the I/O threads and waits for it.
 pub(crate) fn wait<T, F>(future: F, interrupted: Interrupted<'_>) -> Result<T>
 where
@@ -167,10 +164,11 @@ pub(crate) fn write(
     upload = send(upload, Bytes::copy_from_slice(&layout.header), interrupted)?;
     let mut offset = 0;
     while offset < layout.data_bytes {
-        let length = (layout.data_bytes - offset).min(PIECE_BYTES);
+        // Block by block: a part in flight keeps little memory beyond its own bytes.
+        let length = (layout.data_bytes - offset).min(BLOCK_BYTES);
         let mut piece = Vec::with_capacity(length as usize);
         layout.append(offset, length as usize, &mut piece);
-        digests.extend(piece.chunks(BLOCK_BYTES as usize).flat_map(xxh3_128));
+        digests.extend(xxh3_128(&piece));
         upload = send(upload, Bytes::from(piece), interrupted)?;
         offset += length;
     }

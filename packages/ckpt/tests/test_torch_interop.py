@@ -242,7 +242,7 @@ def test_casting_choosing_and_renaming(saved, tmp_path):
 
 
 def test_a_failed_conversion_leaves_nothing(saved, tmp_path, monkeypatch):
-    def fail(*_args):
+    def fail(*_args, **_options):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr("hocket.ckpt.formats.foreign.Foreign.read", fail)

@@ -1,6 +1,7 @@
 """Real jobs of four ranks: meshes saved and loaded as others, loads that are shared, torch's own files."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,17 @@ def test_replicas_read_once_and_share(ran):
     # A reader's failure reaches all, and nobody waits for its part; so does that of trees that differ.
     assert all("other tensors than rank 0" in each[3] for each in found)
     assert all(each[4].startswith("CheckpointCorruptError") for each in found)
+
+
+def test_what_all_ranks_hold_is_written_once_and_by_all_alike(ran):
+    folder = ran[0] / "sharing/x"
+    needed = sum(tensor.nbytes for tensor in wholes().values())
+    by_rank = dict.fromkeys(range(4), 0)
+    for file in hocket.ckpt.open(str(folder)).manifest.files:
+        assert (folder / file["path"]).stat().st_size == file["size"]
+        by_rank[int(re.search(r"-r(\d{5})-", file["path"])[1])] += file["size"]
+    assert needed <= sum(by_rank.values()) <= 1.01 * needed, by_rank
+    assert max(by_rank.values()) <= 1.1 * needed / 4, by_rank
 
 
 def raw(tensor):

@@ -1,10 +1,8 @@
-"""Checkpoints of others without torch: what is opened, and what is refused before it can do anything."""
+"""Checkpoints of others without torch: what is opened, and what is told of it."""
 
 import json
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +14,7 @@ from safetensors.numpy import save_file
 
 import hocket.ckpt
 from hocket.ckpt.converting import convert
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointUnsafeError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.formats.boxes import Filling, pieces
 from hocket.ckpt.formats.catalogue import ForeignChunk
 from hocket.ckpt.planning import Box
@@ -41,21 +39,6 @@ def test_distributed_checkpoints_of_every_age_are_read(old, form):
     assert hocket.ckpt.verify(str(old / form)).is_sound
     with pytest.raises(CheckpointIncompatibleError, match="convert"):
         _ = checkpoint.manifest
-
-
-def test_hostile_metadata_is_refused_at_once_and_does_nothing(old):
-    hostile = sorted(old.glob("bad-*"))
-    assert len(hostile) == 8
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for folder in hostile:
-        began = time.monotonic()
-        with pytest.raises((CheckpointUnsafeError, CheckpointCorruptError)):
-            hocket.ckpt.open(str(folder))
-        assert time.monotonic() - began < 1, folder
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
-    with pytest.raises(CheckpointUnsafeError, match=r"`posix\.system`"):
-        hocket.ckpt.open(str(old / "bad-call"))
-    assert not (old / "executed").exists()
 
 
 def test_a_bad_crc_names_the_tensor(old, tmp_path):

@@ -1,7 +1,8 @@
 """Ranks that save and may be killed meanwhile: forked from one process that has loaded torch, once.
 
 One request a line on standard input, JSON: `folder` (or URI), `env` of its store, `step`, `mode`, `num_items`
-of the tensor, `victim` (a rank, or null) and `delay_s`, counted from where the victim begins to save. One
+of the tensor, `victim` (a rank, or null) and `delay_s`, counted from where the victim begins to save; or
+`stopped`, a rank that stops itself in its save, and is continued when the other one is through with it. One
 answer a line: for each rank the error that it saw, null where it saw none, or `killed`; and the seconds that
 the save took.
 """
@@ -39,7 +40,8 @@ def save(request, rank, nonce, ports, begun):
         port = int(os.read(ports[0], 16))
         shared = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
     rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
-    timeout_s = 30 if request["victim"] is None else 1.5  # how long to wait for one that will not come
+    is_whole = request["victim"] is None and request["stopped"] is None
+    timeout_s = 30 if is_whole else 1.5  # how long to wait for one that will not come
     store = CheckpointStore(request["folder"], timeout_s=timeout_s, rendezvous=rendezvous)
     held = state(request["step"], request["num_items"])
     rendezvous.tick("ready")
@@ -49,8 +51,12 @@ def save(request, rank, nonce, ports, begun):
     try:
         store.save(held, step=request["step"], mode=request["mode"]).wait(40)
     finally:
-        if request["victim"] is None:  # else there is a rank less to say farewell to
+        if is_whole:  # else there is a rank less to say farewell to
             store.close()
+        if request["stopped"] is not None:  # rank 0 serves the rendezvous, which the late one still needs
+            os.write(begun, b"+")
+            rendezvous.tick("through")
+            rendezvous.await_ticks("through", WORLD_SIZE, timeout_s=30)
     return time.monotonic() - began
 
 
@@ -82,6 +88,12 @@ def answer(request):
             pass
         time.sleep(request["delay_s"])
         os.kill(pids[victim], signal.SIGKILL)
+    if request["stopped"] is not None:
+        late = pids[request["stopped"]]
+        assert os.WIFSTOPPED(os.waitpid(late, os.WUNTRACED)[1]), "it ended and was to stop"
+        while os.read(begun[0], 1) not in (b"+", b""):
+            pass
+        os.kill(late, signal.SIGCONT)
     ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     with os.fdopen(said[0]) as lines:
         answers = [json.loads(line) for line in lines]

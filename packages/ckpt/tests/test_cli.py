@@ -109,6 +109,36 @@ def test_verify_names_what_is_bad(demo, tmp_path, capsys):
     assert set(document["bad_tensors"]) == set(document["flaws"][0]["tensors"])
 
 
+def test_convert_and_diff_as_json(demo, tmp_path, capsys):
+    converted = tmp_path / "hf"
+    code, out, error = call(capsys, "convert", demo, converted, "--to", "safetensors", "--json")
+    done, manifest = json.loads(out), hocket.ckpt.open(str(demo)).manifest
+    assert (code, error) == (0, "")
+    assert (done["format"], done["tensors"]) == ("hocket", len(manifest.tensors))
+    assert done["files"] == len(list(converted.glob("*.safetensors")))
+    assert done["num_bytes"] > 0
+    assert "best_loss" in done["left_out"]
+    code, out, error = call(capsys, "diff", demo, demo, "--json")
+    same = json.loads(out)
+    assert (code, error) == (0, "")
+    assert (same["a"], same["b"], same["equal"]) == (str(demo), str(demo), True)
+    assert same["equal_tensors"] == len(manifest.tensors)
+    assert not any(same[part] for part in ("only_a", "only_b", "tensors", "values"))
+    narrowed = tmp_path / "bf16"
+    options = ("--to", "safetensors", "--dtype", "BF16", "--exclude", "model.head.weight")
+    assert call(capsys, "convert", demo, narrowed, *options)[0] == 0
+    code, out, error = call(capsys, "diff", converted, narrowed, "--json")
+    found = json.loads(out)
+    assert (code, error) == (1, "")
+    assert (found["formats"], found["equal"]) == (["safetensors", "safetensors"], False)
+    assert (found["only_a"], found["only_b"]) == (["model.head.weight"], [])
+    kinds = {tensor["kind"] for tensor in found["tensors"].values()}
+    assert kinds == {"dtype"}
+    wide = next(tensor for tensor in found["tensors"].values() if tensor["items"])
+    assert wide["dtypes"] == ["F32", "BF16"]
+    assert wide["largest_absolute"] > 0
+
+
 def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     for name in ("one", "two", "three"):
         write_demo(str(tmp_path / name))
@@ -229,19 +259,26 @@ def test_a_reader_that_has_seen_enough_is_no_error(demo):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
-def test_neither_the_package_nor_the_command_loads_torch(demo):
+def test_neither_the_package_nor_the_command_loads_torch(demo, tmp_path):
+    commands = [
+        ["inspect", demo], ["verify", demo], ["ls", demo.parent],
+        ["reshard", demo, tmp_path / "x", "--ranks", 2], ["rm", tmp_path / "x", "--dry-run"],
+        ["gc", tmp_path],
+    ]  # fmt: skip
     script = (
         "import sys, hocket.ckpt\n"
         "from hocket.ckpt.cli import main\n"
-        "for sys.argv in (['c', 'inspect', {demo}], ['c', 'verify', {demo}], ['c', 'ls', {demo} + '/..']):\n"
+        f"for arguments in {[list(map(str, command)) for command in commands]!r}:\n"
+        "    sys.argv = ['c', *arguments]\n"
         "    try: main()\n"
-        "    except SystemExit as end: assert not end.code\n"
+        "    except SystemExit as end: assert not end.code, arguments\n"
         "print('torch' in sys.modules)"
-    ).format(demo=repr(str(demo)))
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+    assert (tmp_path / "x/checkpoint.json.zst").exists()
 
 
 def test_importing_the_package_brings_neither_rich_nor_typer():

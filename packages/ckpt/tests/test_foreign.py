@@ -1,10 +1,8 @@
-"""Checkpoints of others without torch: what is opened, and what is refused before it can do anything."""
+"""Checkpoints of others without torch: what is opened, and what is told of it."""
 
 import json
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import hocket.ckpt
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointUnsafeError
+from hocket.ckpt.converting import convert
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.formats.boxes import Filling, pieces
 from hocket.ckpt.formats.catalogue import ForeignChunk
 from hocket.ckpt.planning import Box
@@ -40,21 +39,6 @@ def test_distributed_checkpoints_of_every_age_are_read(old, form):
     assert hocket.ckpt.verify(str(old / form)).is_sound
     with pytest.raises(CheckpointIncompatibleError, match="convert"):
         _ = checkpoint.manifest
-
-
-def test_hostile_metadata_is_refused_at_once_and_does_nothing(old):
-    hostile = sorted(old.glob("bad-*"))
-    assert len(hostile) == 8
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for folder in hostile:
-        began = time.monotonic()
-        with pytest.raises((CheckpointUnsafeError, CheckpointCorruptError)):
-            hocket.ckpt.open(str(folder))
-        assert time.monotonic() - began < 1, folder
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
-    with pytest.raises(CheckpointUnsafeError, match=r"`posix\.system`"):
-        hocket.ckpt.open(str(old / "bad-call"))
-    assert not (old / "executed").exists()
 
 
 def test_a_bad_crc_names_the_tensor(old, tmp_path):
@@ -102,6 +86,40 @@ def test_safetensors_single_and_by_the_index_alone(tmp_path):
         for name, array in tensors.items():
             assert checkpoint[name].dtype == array.dtype
             np.testing.assert_array_equal(checkpoint[name], array)
+
+
+def by_hand(path, **tensors):
+    """A safetensors file of `name=(dtype, shape, bytes)`."""
+    entries, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        offsets = [len(data), len(data) + len(content)]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += content
+    header = json.dumps(entries).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return str(path)
+
+
+def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
+    numbers = np.arange(3, dtype="f4")
+    uri = by_hand(
+        tmp_path / "x.safetensors",
+        four=("F4", [3, 2], b"abc"), six=("F6_E2M3", [4], b"abc"), other=("F6_E3M2", [2, 4], b"abcdef"),
+        w=("F32", [3], numbers.tobytes()),
+    )  # fmt: skip
+    checkpoint = hocket.ckpt.open(uri)
+    np.testing.assert_array_equal(checkpoint["w"], numbers)
+    assert set(checkpoint) == {"w"}
+    dtypes = {"four": "F4", "six": "F6_E2M3", "other": "F6_E3M2"}
+    told = {name: f"a tensor of {dtype}, whose items are no whole bytes" for name, dtype in dtypes.items()}
+    assert checkpoint.contents.opaque == told
+    assert set(convert(uri, str(tmp_path / "x"), to="hocket").left_out) == set(told)
+    assert hocket.ckpt.verify(uri).is_sound
+    # Seven of four bits are no whole bytes; and eight are four bytes, not three.
+    for shape in ([7], [8]):
+        bad = by_hand(tmp_path / "bad.safetensors", four=("F4", shape, b"abc"))
+        with pytest.raises(CheckpointCorruptError, match=r"`four`, F4 of shape \[[78]\], cannot stand"):
+            hocket.ckpt.open(bad)
 
 
 def test_strict_counts_what_readers_let_pass(tmp_path):

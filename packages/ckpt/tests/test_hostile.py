@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -14,9 +15,11 @@ from safetensors.numpy import save
 import hocket.ckpt
 from hocket.ckpt import list_checkpoints
 from hocket.ckpt.demo import write_demo
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointUnsafeError
 from hocket.ckpt.manifest import Manifest
 from hocket.native import _native
+
+TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"
 
 PICKLES = {
     # os.system("touch executed"), by REDUCE, by INST and by a stack of two texts.
@@ -122,6 +125,17 @@ def test_pickles(tmp_path, refused):
         "CheckpointUnsafeError"
     }
     assert set(errors.values()) <= {"CheckpointUnsafeError", "CheckpointCorruptError", "opened"}
+
+
+def test_metadata_of_distributed_checkpoints(tmp_path, refused):
+    """A path, offsets and chunks that lie; and a call, pickled by pickle itself."""
+    subprocess.run([sys.executable, TOOL, tmp_path / "made"], timeout=60, check=True)
+    errors = refused({folder.name: folder for folder in (tmp_path / "made").glob("bad-*")})
+    assert len(errors) == 8
+    assert set(errors.values()) <= {"CheckpointUnsafeError", "CheckpointCorruptError"}
+    with pytest.raises(CheckpointUnsafeError, match=r"`posix\.system`"):
+        hocket.ckpt.open(str(tmp_path / "made/bad-call"))
+    assert not (tmp_path / "made/executed").exists()
 
 
 def zip_of(members):

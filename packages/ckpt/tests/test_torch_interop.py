@@ -154,8 +154,30 @@ def test_stock_readers_open_what_we_write(saved, tmp_path):
     assert again["optimizer"]["param_groups"] == tree()["optimizer"]["param_groups"]
     assert again["optimizer"]["state"].keys() == {"0", "1"}
     with safe_open(str(tmp_path / "s/model.safetensors"), framework="pt") as file:
-        assert raw(file.get_tensor("model.turned")) == raw(expected["model.turned"])
+        assert set(file.keys()) == set(expected)
+        for name, tensor in expected.items():
+            read = file.get_tensor(name)
+            assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape), name
+            assert raw(read) == raw(tensor), name
         assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 100], ids=["one file", "many"])
+def test_torchs_reader_of_hugging_face_files_loads_what_we_write(saved, tmp_path, shard_bytes):
+    known = ("F64", "F32", "F16", "BF16")
+    convert(
+        str(saved), str(tmp_path / "s"), to="safetensors", max_shard_bytes=shard_bytes,
+        include=["model.weight", "model.turned", *(f"model.*.{name}" for name in known)],
+    )  # fmt: skip
+    assert (len(list((tmp_path / "s").glob("*.safetensors"))) > 1) == (shard_bytes == 100)
+    names = {"model.weight", "model.turned"}
+    names |= {f"model.{form}.{name}" for form in ("of", "0-d", "empty") for name in known}
+    expected = {name: tensor for name, tensor in leaves(tree()).items() if name in names}
+    assert set(hocket.ckpt.open(str(tmp_path / "s"))) == names == set(expected)
+    into = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+    dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "s")), no_dist=True)
+    for name, tensor in expected.items():
+        assert raw(into[name]) == raw(tensor), name
 
 
 @settings(

@@ -1,9 +1,11 @@
-"""Killed at any point of a save, or out of room: what was committed stays, and the next save works."""
+"""Killed or held up in a save, or with a disk that fails: what was committed stays, the next save works."""
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -42,9 +44,12 @@ class Ranks:
         self._process = process
         self.took_s = 0.0
 
-    def save(self, folder, *, step, mode="sync", num_items=NUM_ITEMS, victim=None, delay_s=0.0, env=None):
+    def save(
+        self, folder, *, step, mode="sync", num_items=NUM_ITEMS,
+        victim=None, delay_s=0.0, stopped=None, env=None,
+    ):  # fmt: skip
         request = {"folder": str(folder), "step": step, "mode": mode, "num_items": num_items}
-        request |= {"victim": victim, "delay_s": delay_s, "env": dict(env or {})}
+        request |= {"victim": victim, "delay_s": delay_s, "stopped": stopped, "env": dict(env or {})}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -53,11 +58,62 @@ class Ranks:
         return heard
 
 
+# Between the C library and who calls it: what `FAULT_CALL` names fails with `FAULT_ERRNO`, or stops the
+# process where that is 0, if it is for a file of `FAULT_FILE`.
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+static int fails(const char *call, int fd) {
+    const char *name = getenv("FAULT_CALL"), *file = getenv("FAULT_FILE"), *number = getenv("FAULT_ERRNO");
+    char link[64], path[4096] = {0};
+    if (!name || !file || !number || strcmp(name, call)) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) < 0 || !strstr(path, file)) return 0;
+    if (!atoi(number)) return raise(SIGSTOP);
+    errno = atoi(number);
+    return 1;
+}
+#define SHIM(result, name, call, parameters, ...) result name parameters { \\
+    return fails(call, fd) ? -1 : ((result (*) parameters) dlsym(RTLD_NEXT, #name))(__VA_ARGS__); }
+SHIM(ssize_t, pwrite64, at ? "data" : "header", (int fd, const void *data, size_t size, off_t at),
+     fd, data, size, at)
+SHIM(int, fsync, "fsync", (int fd), fd)
+"""
+
+
 @pytest.fixture(scope="module")
-def ranks():
+def shim(tmp_path_factory):
+    """The shim's library; None without a C compiler."""
+    if shutil.which("cc") is None:
+        return None
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM)
+    command = ["cc", "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c", "-ldl"]
+    subprocess.run(command, timeout=60, check=True)
+    return str(folder / "shim.so")
+
+
+@pytest.fixture
+def fault(shim):
+    """The environment in which a call fails for the data file of rank 1, or stops that rank."""
+    if shim is None:
+        pytest.skip("failing calls are built with `cc`, which is not here")
+    return lambda call, number: {"FAULT_CALL": call, "FAULT_FILE": "-r00001-", "FAULT_ERRNO": str(number)}
+
+
+@pytest.fixture(scope="module")
+def ranks(shim):
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **({"LD_PRELOAD": shim} if shim else {})},
+    )  # fmt: skip
     with process:
         try:
             yield Ranks(process)
@@ -270,3 +326,33 @@ def test_a_full_disk_is_told_on_every_rank_and_leaves_nothing(small_disk, ranks)
         assert "partial" not in statuses
     assert ranks.save(small_disk, step=2, num_items=1 << 18) == [None, None]
     assert hocket.ckpt.verify(str(small_disk / "step-2")).is_sound
+
+
+def files_of(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("call", ["header", "data", "fsync"])
+def test_a_disk_that_fails_is_told_on_every_rank_and_leaves_nothing(tmp_path, ranks, fault, call):
+    for mode, number in (("sync", errno.EIO), ("async", errno.EDQUOT)):
+        heard = ranks.save(tmp_path, step=2, mode=mode, env=fault(call, number))
+        assert "failed on rank 1: StoreIOError" in heard[0], heard
+        assert heard[1].startswith("StoreIOError"), heard
+        assert all("-r00001-" in each and f"(os error {number})" in each for each in heard), heard
+        assert files_of(tmp_path) == []
+    assert ranks.save(tmp_path, step=2) == [None, None]
+    check(tmp_path, 2)
+
+
+def test_a_rank_that_is_late_is_named_and_does_not_commit_when_it_comes(tmp_path, ranks, fault):
+    assert ranks.save(tmp_path, step=1, num_items=1 << 18) == [None, None]
+    kept = files_of(tmp_path)
+    for mode in ("sync", "async"):
+        # Its bytes are written; it is stopped where it asks the disk to keep them.
+        heard = ranks.save(tmp_path, step=2, mode=mode, stopped=1, env=fault("fsync", 0))
+        for each in heard:
+            assert each.startswith("CheckpointTimeoutError"), heard
+            assert "Rank 1 did not report its part" in each, heard
+        assert files_of(tmp_path) == kept
+    assert ranks.save(tmp_path, step=2, num_items=1 << 18) == [None, None]
+    check(tmp_path, 2, 1 << 18)

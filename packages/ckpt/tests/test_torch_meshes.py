@@ -1,6 +1,7 @@
 """Real jobs of four ranks: meshes saved and loaded as others, loads that are shared, torch's own files."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -142,10 +143,34 @@ def safetensors_job(folder):
     dcp.save({name: state[name] for name in ("rows", "columns")}, storage_writer=writer)
 
 
+MATRIX = torch.arange(91.0).reshape(13, 7)
+
+
+def distcp_job(folder):
+    """torch's distributed checkpoints as most have them: cut over one axis, over two, and a stepped model."""
+    line, square = (init_device_mesh("cpu", shape) for shape in ((4,), (2, 2)))
+    cut = {"grid": [Shard(0), Shard(1)], "turned": [Shard(1), Shard(0)], "twice": [Shard(0), Shard(0)]}
+    cut["half"] = [Replicate(), Shard(1)]
+    states = {
+        "line": {
+            "rows": distribute_tensor(MATRIX, line, [Shard(0)]),
+            "few": distribute_tensor(MATRIX[:3], line, [Shard(0)]),  # a rank has none
+            "columns": distribute_tensor(MATRIX.to(torch.bfloat16), line, [Shard(1)]),
+            "plain": MATRIX,
+        },
+        "square": {name: distribute_tensor(MATRIX, square, placed) for name, placed in cut.items()},
+        "model": stepped(fsdp_over_tp(6)),
+    }
+    for name, state in states.items():
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(f"{folder}/{name}"))
+    return whole(states["model"])
+
+
 def job(folder, uri):
     """What the ranks of `four_ranks` run of this file."""
     safetensors_job(f"{folder}/dcp")
-    return meshes_job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing")
+    distcp = distcp_job(f"{folder}/distcp")
+    return meshes_job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing"), distcp
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +179,7 @@ def ran(four_ranks):
 
 
 def test_what_one_mesh_saved_another_loads(ran):
-    folder, found, _ = ran
+    folder, found, *_ = ran
     assert [bad for bad, _, _ in found] == [[]] * 4
     assert "_StridedShard" in found[0][1]
     alone = model(9)
@@ -164,7 +189,7 @@ def test_what_one_mesh_saved_another_loads(ran):
 
 
 def test_replicas_read_once_and_share(ran):
-    _, _, found = ran
+    _, _, found, _ = ran
     needed = sum(tensor.nbytes for tensor in wholes().values())
     all_read, once, once_more = ([each[number] for each in found] for number in range(3))
     assert [bad for _, bad in [*all_read, *once, *once_more]] == [[]] * 12
@@ -179,8 +204,39 @@ def test_replicas_read_once_and_share(ran):
     assert all(each[4].startswith("CheckpointCorruptError") for each in found)
 
 
+def test_what_all_ranks_hold_is_written_once_and_by_all_alike(ran):
+    folder = ran[0] / "sharing/x"
+    needed = sum(tensor.nbytes for tensor in wholes().values())
+    by_rank = dict.fromkeys(range(4), 0)
+    for file in hocket.ckpt.open(str(folder)).manifest.files:
+        assert (folder / file["path"]).stat().st_size == file["size"]
+        by_rank[int(re.search(r"-r(\d{5})-", file["path"])[1])] += file["size"]
+    assert needed <= sum(by_rank.values()) <= 1.01 * needed, by_rank
+    assert max(by_rank.values()) <= 1.1 * needed / 4, by_rank
+
+
 def raw(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_what_four_ranks_save_with_dcp_is_read(ran):
+    folder = ran[0] / "distcp"
+    trees = {
+        "line": {
+            "rows": MATRIX, "few": MATRIX[:3], "columns": MATRIX.to(torch.bfloat16), "plain": MATRIX
+        },
+        "square": dict.fromkeys(("grid", "turned", "twice", "half"), MATRIX),
+        "model": ran[3][0],
+    }  # fmt: skip
+    for form, expected in trees.items():
+        assert len({file.name.split("_")[2] for file in (folder / form).glob("*.distcp")}) == 4
+        checkpoint = hocket.ckpt.open(str(folder / form))
+        assert checkpoint.format == "dcp"
+        assert set(checkpoint) == set(expected)
+        for name, tensor in expected.items():
+            assert checkpoint[name].shape == tuple(tensor.shape), name
+            assert checkpoint[name].tobytes() == raw(tensor), name
+        assert hocket.ckpt.verify(str(folder / form)).is_sound
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # a world of one process warns that it is one

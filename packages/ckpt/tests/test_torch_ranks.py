@@ -1,13 +1,14 @@
 """What N ranks saved, M ranks load, bit for bit: FSDP2 and AdamW over gloo.
 
-One job of four processes plays all sizes: the first N of them are a world of their own, with a mesh, a model
-and a rendezvous of N ranks.
+One job of four processes, of eight under `-m slow`, plays all sizes: the first N of them are a world of their
+own, with a mesh, a model and a rendezvous of N ranks.
 """
 
 import itertools
 import zlib
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,8 +18,9 @@ from hocket.ckpt.torch.layout import describe
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.tree import Leaf
 from support.ranks import run_ranks
+from support.sampling import cases
 
-LARGEST = 4
+LARGEST = cases(full=8, sample=4)
 PER_RANK = {"generator": b"\x00\x01", "draws": 3}
 
 
@@ -163,8 +165,11 @@ def all_pairs(folder):
     return len(stores)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_n_ranks_saved_m_ranks_load(tmp_path):
-    assert run_ranks(all_pairs, LARGEST, str(tmp_path), timeout_s=120, init="gloo") == [4, 3, 2, 1]
+    worlds = run_ranks(all_pairs, LARGEST, str(tmp_path), timeout_s=60 * LARGEST, init="gloo")
+    assert worlds == list(range(LARGEST, 0, -1))
     listed = CheckpointStore(str(tmp_path)).list()
     assert {entry.status for entry in listed} == {"committed"}
     assert [entry.step for entry in listed] == [1] * LARGEST + [2] * LARGEST

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import hocket.ckpt
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -140,6 +141,24 @@ def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):
         loaded = store.load(f"step-{step}", state).state
         for name, value in saved.items():
             assert (same_bytes if isinstance(value, torch.Tensor) else operator.eq)(loaded[name], value), name
+    store.close()
+
+
+def test_a_staging_buffer_keeps_to_its_budget(tmp_path):
+    budget = 1 << 16
+    store = CheckpointStore(str(tmp_path), staging_bytes=budget)
+    fits, over = torch.arange(budget // 8), torch.arange(budget // 8 + 1)
+    store.save({"w": fits}, step=0, mode="async").wait(60)
+    refused = store.save({"w": over}, step=1, mode="async")
+    with pytest.raises(CheckpointStateError, match=f"writes {over.nbytes} bytes.* {budget}.*`staging_bytes`"):
+        refused.wait(60)
+    assert [entry.step for entry in store.list() if entry.status != "foreign"] == [0]
+    store.save({"w": over}, step=1)  # from where it lies
+    store.save({"w": fits + 1}, step=2, mode="async").wait(60)
+    for step, saved in enumerate((fits, over, fits + 1)):
+        assert torch.equal(store.load(f"step-{step}", {"w": torch.zeros_like(saved)}).state["w"], saved)
+    assert store._staging.num_allocations == 1
+    assert budget <= store._staging._buffer.untyped_storage().nbytes() <= budget + 4096
     store.close()
 
 
@@ -432,6 +451,19 @@ def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
 def test_values_of_a_rank_are_bounded(tmp_path):
     with pytest.raises(CheckpointStateError, match="65536"):
         CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})
+
+
+def test_the_policy_for_values_of_ranks_is_in_the_manifest(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for policy in ("reseed", "require", "drop"):
+        store.save({}, step=0, name=policy, per_rank={"seed": 1}, per_rank_policy=policy)
+        own = hocket.ckpt.open(str(tmp_path / policy)).manifest.per_rank
+        assert (own.policy, own.ranks) == (policy, ({"seed": 1},))
+    store.save({}, step=0, name="unsaid", per_rank={"seed": 1})
+    assert hocket.ckpt.open(str(tmp_path / "unsaid")).manifest.per_rank.policy == "reseed"
+    with pytest.raises(ValueError, match=r"`per_rank_policy` is 'keep'; expected 'reseed'"):
+        store.save({}, step=0, name="bad", per_rank={"seed": 1}, per_rank_policy="keep")
+    assert not (tmp_path / "bad").exists()
 
 
 def test_what_the_user_attaches_is_copied_and_checked_before_anything_is_written(tmp_path):

@@ -90,6 +90,7 @@ def test_a_cache_that_is_too_small_costs_downloads(write: Callable[..., str]) ->
     assert small.cache_bytes == free.cache_bytes > 3000
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=1000, sample=100), deadline=None)
 @given(
     steps=st.lists(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=3), max_size=20),

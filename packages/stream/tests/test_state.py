@@ -98,6 +98,7 @@ def run_turns(
     return batches, (epoch, first)
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=60, sample=6), deadline=None)
 @given(
     steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),

@@ -73,8 +73,10 @@ def test_shuffle_quality_grows_with_the_block(tmp_path: Path) -> None:
 
     assert distance(shuffle=False) == 0
     blocks = [distance(shuffle_block_size=size) for size in (10, 100, 1000, 4000)]
-    assert blocks == sorted(blocks)
-    assert blocks[0] < 0.05
+    assert blocks == sorted(set(blocks))
+    # A neighbour of the same block is as far away as a uniform permutation of that block puts it.
+    for size, found in zip((10, 100, 1000), blocks, strict=False):
+        assert 0.9 < found / (size / 4000) < 1.1
     assert 0.9 < blocks[-1] < 1.1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -242,6 +243,32 @@ def test_the_state_is_small_and_plain(folder: str) -> None:
     assert {
         name for name in dataset.state_dict() if "rank" in name or "world" in name or "worker" in name
     } == set()
+
+
+def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tmp_path: Path) -> None:
+    shard = {
+        "column_encodings": ["int"], "column_names": ["id"], "column_sizes": [8], "compression": None,
+        "format": "mds", "hashes": [], "samples": 1_000_000_000 // 8000, "size_limit": 1, "version": 2,
+        "zip_data": None,
+    }  # fmt: skip
+    shards = [
+        shard | {"raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 2_000_000, "hashes": {}}}
+        for number in range(8000)
+    ]
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    small, large = (open_rank(of, 0, 1) for of in (write(1000), str(tmp_path / "large")))
+    assert (small.size, large.size) == (1000, 1_000_000_000)
+    texts = []
+    for dataset in (small, large):
+        state = dataset.state_dict()
+        dataset.load_state_dict(state | {"epoch": 3, "batch": dataset.num_batches - 1})
+        texts.append(json.dumps(dataset.state_dict()))
+        assert len(texts[-1]) < 1024
+    # The same but for numbers and the digits of the fingerprint.
+    fingerprint = r'"fingerprint": "[0-9a-f]{32}"'
+    without = [re.sub(r"\d+", "0", re.sub(fingerprint, "", text)) for text in texts]
+    assert without[0] == without[1]
 
 
 def other_data(tmp_path: Path) -> str:

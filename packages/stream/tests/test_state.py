@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import re
+import timeit
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -145,13 +146,16 @@ def test_real_processes_resume_on_another_number(folder: str) -> None:
 
 
 def read_by_workers(
-    folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int
+    folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int, **options: Any
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """So many steps from a state by loaders of each rank with so many processes, and the state after them."""
     parts = []
     for rank in range(world_size):
         loader = StreamingDataLoader(
-            open_rank(folder, rank, world_size), num_workers=workers, timeout_s=120 if workers else 0
+            open_rank(folder, rank, world_size),
+            num_workers=workers,
+            timeout_s=120 if workers else 0,
+            **options,
         )
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
@@ -200,6 +204,18 @@ def test_real_workers_resume_on_any_other_number(
     assert first + second + read_rest(folder, *before, state) == uninterrupted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_that_start_any_way_resume_on_another_number(folder: str, context: str) -> None:
+    uninterrupted, _ = run_job(folder, 1, None, 6)
+    assert sorted(chain(*uninterrupted)) == list(range(67))
+    # Ranks, and workers of each. Every worker imports torch: a plain run begins with one.
+    number = cases(full=2, sample=1)
+    first, state = read_by_workers(folder, number, number, None, 3, multiprocessing_context=context)
+    second, _ = read_by_workers(folder, 1, 2, state, 3, multiprocessing_context=context)
+    assert first + second == uninterrupted
+
+
 def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder: str) -> None:
     for workers in (0, 2):
         loader = StreamingDataLoader(open_rank(folder, 0, 1), num_workers=workers)
@@ -243,6 +259,14 @@ def test_the_state_is_small_and_plain(folder: str) -> None:
     assert {
         name for name in dataset.state_dict() if "rank" in name or "world" in name or "worker" in name
     } == set()
+
+
+@pytest.mark.slow
+def test_an_iterators_state_after_each_step_is_a_hundredth_of_a_millisecond_at_most(folder: str) -> None:
+    samples = iter(open_rank(folder, 0, 1))
+    next(samples)
+    # The best of several rounds: what other processes took of the rest is not of the state.
+    assert min(timeit.repeat(samples.state_dict, number=1000, repeat=20)) / 1000 < 10e-6
 
 
 def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tmp_path: Path) -> None:

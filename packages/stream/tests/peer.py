@@ -1,4 +1,4 @@
-"""What the parity tests write and read; `python peer.py write|read FOLDER` is mosaicml-streaming's side.
+"""What the parity tests write and read; `python peer.py COMMAND FOLDER` is mosaicml-streaming's side.
 
 The samples are the same in both processes, so this module imports neither library at the top.
 """
@@ -112,6 +112,20 @@ def write(root: Path, writers: dict[str, Any]) -> None:
                 writer.write(sample(number) if is_mds else text_sample(number))
 
 
+#: Folders of a data set that is merged from them, ours and theirs: what they merge is one level down.
+OUR_PARTS, THEIR_PARTS = ["a/deep", "b", "c"], ["a", "b", "c"]
+
+
+def write_parts(root: Path, writer: Any, names: list[str]) -> None:
+    """Samples 0 to 21, some in each folder."""
+    for name, (first, end) in zip(names, [(0, 12), (12, 21), (21, 22)], strict=True):
+        columns = {"id": "int", "text": "str"}
+        out = str(root / name)
+        with writer(columns=columns, out=out, size_limit=150, compression="zstd", hashes=["sha1"]) as into:
+            for number in range(first, end):
+                into.write({"id": number, "text": "é" * number})
+
+
 def main() -> None:
     import streaming
 
@@ -125,6 +139,15 @@ def main() -> None:
             "xsv": "XSVWriter",
         }
         write(root, {kind: getattr(streaming, name) for kind, name in kinds.items()})
+        return
+    if command == "merge":
+        write_parts(root, streaming.MDSWriter, THEIR_PARTS)
+        streaming.base.util.merge_index(str(root))
+        return
+    if command == "read-merged":
+        streams = streaming.StreamingDataset(local=str(root), batch_size=1)
+        merged = [streams[number] for number in range(len(streams))]
+        (root / "read.json").write_text(json.dumps([[one["id"], one["text"]] for one in merged]))
         return
     read = {}
     for name in SETS:

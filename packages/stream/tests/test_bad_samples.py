@@ -46,9 +46,11 @@ def test_what_stands_in_is_the_same_on_any_topology(folder: str, order: str) -> 
         "on_bad_sample": "replace",
         "num_canonical_nodes": 2,
     }
+    # In mosaicml-streaming's order a global batch is the same set; in ours it is the same list.
+    arrange: Any = list if order == "native" else sorted
     whole = StreamingDataset(rank=0, world_size=1, **options)
     expected = {
-        number: sorted(map(stand_in, whole.sample_ids(number, epoch=1)))
+        number: arrange(map(stand_in, whole.sample_ids(number, epoch=1)))
         for number in range(whole.num_batches)
     }
     for world_size in (1, 2, 4):
@@ -59,7 +61,7 @@ def test_what_stands_in_is_the_same_on_any_topology(folder: str, order: str) -> 
                 for batch in dataset.read_batches(epoch=1, start=0, first=worker, stride=2):
                     batches[batch.number] += check(batch.columns)[: batch.local]
             assert dataset.metrics()["stream/replaced"] <= len(BAD) * 2
-        assert {number: sorted(ids) for number, ids in batches.items()} == expected
+        assert {number: arrange(ids) for number, ids in batches.items()} == expected
 
 
 def test_it_is_counted_and_told_once_and_resumes(folder: str, caplog: pytest.LogCaptureFixture) -> None:

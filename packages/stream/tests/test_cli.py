@@ -136,6 +136,7 @@ def test_a_sound_data_set_verifies(write: Callable[..., str], call: Callable[...
     assert call("verify", folder)[0] == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=500, sample=25), deadline=None)
 @given(data=st.data(), compression=st.sampled_from([None, "zstd", "gz"]))
 def test_verify_names_exactly_the_shards_with_a_flipped_byte(
@@ -199,6 +200,8 @@ def test_an_index_that_lies_about_samples_is_found_wanting(
         assert call(verb, folder)[0] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_verify_of_a_gigabyte_names_the_bad_shards(tmp_path: Path) -> None:
     num_blocks = cases(full=1 << 10, sample=1 << 6)
     block = np.random.default_rng(0).bytes(1 << 20)

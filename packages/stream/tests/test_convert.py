@@ -57,6 +57,7 @@ columns_of_one_type = st.dictionaries(
 ).flatmap(lambda kinds: st.lists(st.fixed_dictionaries(kinds), min_size=1, max_size=8))
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=1000, sample=60), deadline=None)
 @given(samples=columns_of_one_type)
 def test_json_lines_come_back(

@@ -125,11 +125,17 @@ def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Serve
 
 
 def test_one_answer_in_twenty_goes_wrong_and_the_retries_are_told(server: Server, tmp_path: Path) -> None:
+    def read(cache: Path) -> list[tuple[int, bytes]]:
+        dataset = StreamingDataset(batch_size=8, remote=server.uri("data"), local=cache)
+        return [(sample["id"], sample["x"]) for sample in dataset]
+
+    expected = read(tmp_path / "sound")
+    assert [number for number, _ in expected] == list(range(COUNT))
     kinds = ("slowdown", "reset", "500", "short_body")
     server.set_faults(*(f"kind={kind},rate=0.05,op=GetObject" for kind in kinds), seed=5)
     before = counters()["retries"]
     for number in range(4):
-        assert read_ids(remote=server.uri("data"), local=tmp_path / str(number)) == list(range(COUNT))
+        assert read(tmp_path / str(number)) == expected
     assert counters()["retries"] - before == sum(server.stats()["faults"].values()) > 0
 
 

@@ -103,9 +103,9 @@ text_samples = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@settings(max_examples=cases(full=300, sample=12), deadline=None)
-@given(samples=text_samples)
+@pytest.mark.slow
+@settings(max_examples=cases(full=1200, sample=48), deadline=None)
+@given(kind=st.sampled_from(sorted(WRITERS)), samples=text_samples)
 def test_text_shards_come_back(
     tmp_path_factory: pytest.TempPathFactory, kind: str, samples: list[dict[str, Any]]
 ) -> None:

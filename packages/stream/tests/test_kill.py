@@ -156,28 +156,64 @@ def test_ranks_killed_at_random_go_on_where_all_had_been(remote: str, tmp_path: 
     assert [list((tmp_path / name).iterdir()) for name in ("tmp", "shm")] == [[], []]
 
 
-def lose_a_worker(folder: str) -> None:
-    dataset = StreamingDataset(local=folder, **OPTIONS)
-    expected = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
-    loader = StreamingDataLoader(dataset, num_workers=2, prefetch_factor=2, timeout_s=60)
+def lose_a_worker(remote: str, cache: Path, checkpoint: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    loader = StreamingDataLoader(
+        StreamingDataset(remote=remote, local=cache, fetch_threads=2, **OPTIONS),
+        num_workers=2,
+        prefetch_factor=2,
+        timeout_s=60,
+    )
     iterator = iter(loader)
-    seen = [next(iterator)["id"].tolist() for _ in range(3)]
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
+    done: tuple[list[list[int]], dict[str, Any]] = ([], loader.state_dict())
+
+    def step() -> None:
+        nonlocal done
+        ids = next(iterator)["id"].tolist()
+        # In one assignment: what tells of the worker may come between any two.
+        done = (done[0] + [ids], loader.state_dict())
+
+    # So few that each worker has batches to make yet.
+    for _ in range(draw.randint(1, 12)):
+        step()
+    workers = sorted(process.pid or 0 for process in multiprocessing.active_children())
+    assert len(workers) == 2
+
+    def lose() -> None:
+        time.sleep(draw.uniform(0, 0.1))
+        os.kill(draw.choice(workers), signal.SIGKILL)
+        while True:
+            step()
+
     # Torch tells of it as such, or of the connection by which that worker was handing over a batch.
     with pytest.raises((RuntimeError, OSError)):
-        seen.extend(batch["id"].tolist() for batch in iterator)
-    again = StreamingDataLoader(StreamingDataset(local=folder, **OPTIONS))
-    again.load_state_dict(loader.state_dict())
-    assert seen + [batch["id"].tolist() for batch in again] == expected
+        lose()
+    checkpoint.write_text(json.dumps(done))
     # Without the exit handlers, in which torch may raise that the worker is dead once more.
     os._exit(0)
 
 
-def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(write: Callable[..., str]) -> None:
-    # In a process of its own: torch, on its way to tell of the worker, may leave a temporary file open.
-    job = multiprocessing.get_context("fork").Process(target=lose_a_worker, args=(write(COUNT),))
+def in_process(target: Callable[..., None], *arguments: object) -> None:
+    job = multiprocessing.get_context("fork").Process(target=target, args=arguments)
     job.start()
     job.join(120)
     assert job.exitcode == 0
     job.close()
+
+
+def go_on(remote: str, cache: Path, checkpoint: Path) -> None:
+    seen, state = json.loads(checkpoint.read_text())
+    dataset = StreamingDataset(remote=remote, local=cache, **OPTIONS)
+    expected = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
+    loader = StreamingDataLoader(dataset, num_workers=2, timeout_s=60)
+    loader.load_state_dict(state)
+    assert 1 <= len(seen) < len(expected)
+    assert seen + [batch["id"].tolist() for batch in loader] == expected
+
+
+def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(remote: str, tmp_path: Path) -> None:
+    # In processes of their own: torch, on its way to tell of the worker, may leave a temporary file open.
+    cache, checkpoint = tmp_path / "cache", tmp_path / "checkpoint.json"
+    in_process(lose_a_worker, remote, cache, checkpoint, plan().seed)
+    in_process(go_on, remote, cache, checkpoint)
+    assert verify(str(cache)).bad == []

@@ -67,6 +67,22 @@ def test_a_partition_is_the_golden_one(
         assert found.reshape(nodes * ranks, -1).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "expected"),
+    [
+        (1, 2, [range(8), range(500, 508)]),
+        (2, 2, [range(0, 8, 2), range(1, 8, 2), range(500, 508, 2), range(501, 508, 2)]),
+    ],
+)
+def test_the_first_global_batch_of_two_canonical_nodes_is_the_golden_one(
+    nodes: int, ranks: int, expected: list[range]
+) -> None:
+    options: Any = {"num_canonical_nodes": 2, "num_nodes": nodes, "ranks_per_node": ranks}
+    found = partition("orig", 1000, batch_size=16 // (nodes * ranks), **options)
+    first = found.reshape(nodes * ranks, -1)[:, : 16 // (nodes * ranks)]
+    assert first.tolist() == [list(part) for part in expected]
+
+
 def test_a_draw_is_the_golden_one() -> None:
     options: Any = {"seed": 9176, "shuffle": True, "sampling_method": "balanced", "granularity": 1}
     shards = [[7, 7, 7, 7, 2]]

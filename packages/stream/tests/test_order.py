@@ -62,6 +62,49 @@ def test_every_sample_once(write: Callable[..., str], count: int, shuffle: bool)
     assert (seen == list(range(count))) == (not shuffle or count == 1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("count", [48, 53, 103])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_make_as_many_steps_with_any_tail(
+    write: Callable[..., str], tail: str, count: int, world_size: int
+) -> None:
+    folder = write(count)
+    for workers in (0, 2):
+        batches = read_globally(folder, world_size, workers, shuffle=True, tail=tail)
+        steps = count // BATCH if tail == "drop" else -(-count // BATCH)
+        assert [len(batch) for batch in batches] == [BATCH] * steps, workers
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create 4 worker processes"
+)  # on a machine with fewer CPUs
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 4), (8, 1), (8, 4)])
+def test_the_order_of_many_ranks_and_workers(
+    write: Callable[..., str], world_size: int, workers: int
+) -> None:
+    options = {"shuffle": True, "shuffle_block_size": 16}
+    folder = write(103)
+    reference = StreamingDataset(local=folder, global_batch_size=BATCH, rank=0, world_size=1, **options)
+    expected = [reference.sample_ids(number) for number in range(reference.num_batches)]
+    assert read_globally(folder, world_size, workers, **options) == expected
+
+
+@pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 127])
+def test_what_a_padded_epoch_repeats_is_told(
+    write: Callable[..., str], caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    caplog.set_level("INFO", logger="hocket.stream")
+    batches = read_globally(write(count), min(2, count), 0, shuffle=True, tail="pad")
+    seen = [number for batch in batches for number in batch]
+    assert set(seen) == set(range(count))
+    repeated = -count % BATCH
+    assert len(seen) - count == repeated
+    told = [record.message for record in caplog.records if "tail='pad'" in record.message]
+    assert [message.split(" ", 1)[0] for message in told] == [str(repeated)] * (repeated > 0)
+
+
 def test_without_shuffling_every_epoch_is_in_storage_order_and_with_it_each_differs(
     write: Callable[..., str],
 ) -> None:

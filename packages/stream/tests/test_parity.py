@@ -16,7 +16,15 @@ from typing import Any
 
 import pytest
 
-from hocket.stream import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter
+from hocket.stream import (
+    CSVWriter,
+    JSONWriter,
+    MDSWriter,
+    StreamingDataset,
+    TSVWriter,
+    XSVWriter,
+    merge_index,
+)
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
 
@@ -116,3 +124,19 @@ def plain(dataset: StreamingDataset) -> list[dict[str, Any]]:
         for s in dataset
     ]
     return [dict(sorted(sample.items())) for sample in samples]
+
+
+def test_each_side_reads_what_the_other_merged(peer: Any, tmp_path: Path) -> None:
+    expected = [[number, "é" * number] for number in range(22)]
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    peer.write_parts(mine, MDSWriter, peer.OUR_PARTS)
+    merge_index(mine)
+    run_peer("merge", str(other))
+    folders = [
+        {shard["raw_data"]["basename"].rpartition("/")[0] for shard in index["shards"]}
+        for index in (json.loads((root / "index.json").read_text()) for root in (mine, other))
+    ]
+    assert folders == [set(peer.OUR_PARTS), set(peer.THEIR_PARTS)]
+    assert [[s["id"], s["text"]] for s in StreamingDataset(local=other, batch_size=4)] == expected
+    run_peer("read-merged", str(mine))
+    assert json.loads((mine / "read.json").read_text()) == expected

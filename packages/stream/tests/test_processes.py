@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -173,3 +174,25 @@ def test_torchs_process_group_and_devices_are_left_alone(
     assert called == set()
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_initialized()
+
+
+ON_DEVICE = """
+import sys, torch
+from hocket.stream import StreamingDataLoader, StreamingDataset
+assert torch.cuda.is_available()
+remote, cache, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, shuffle=True)
+loader = StreamingDataLoader(dataset, num_workers=workers, timeout_s=60 if workers else 0)
+count = sum(len(batch["id"]) for batch in loader)
+print(count, torch.cuda.is_initialized(), torch.cuda.memory_allocated())
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_takes_no_device_memory(remote: str, tmp_path: Path, workers: int) -> None:
+    # In an interpreter of its own, in which no other test has used the device.
+    command = [sys.executable, "-c", ON_DEVICE, remote, str(tmp_path / "cache"), str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == (f"{COUNT} False 0\n", 0), done.stderr

@@ -73,8 +73,10 @@ def test_shuffle_quality_grows_with_the_block(tmp_path: Path) -> None:
 
     assert distance(shuffle=False) == 0
     blocks = [distance(shuffle_block_size=size) for size in (10, 100, 1000, 4000)]
-    assert blocks == sorted(blocks)
-    assert blocks[0] < 0.05
+    assert blocks == sorted(set(blocks))
+    # A neighbour of the same block is as far away as a uniform permutation of that block puts it.
+    for size, found in zip((10, 100, 1000), blocks, strict=False):
+        assert 0.9 < found / (size / 4000) < 1.1
     assert 0.9 < blocks[-1] < 1.1
 
 
@@ -90,6 +92,7 @@ def test_a_cache_that_is_too_small_costs_downloads(write: Callable[..., str]) ->
     assert small.cache_bytes == free.cache_bytes > 3000
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=1000, sample=100), deadline=None)
 @given(
     steps=st.lists(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=3), max_size=20),

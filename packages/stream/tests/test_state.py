@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
+import timeit
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -98,6 +100,7 @@ def run_turns(
     return batches, (epoch, first)
 
 
+@pytest.mark.slow
 @settings(max_examples=cases(full=60, sample=6), deadline=None)
 @given(
     steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),
@@ -143,13 +146,16 @@ def test_real_processes_resume_on_another_number(folder: str) -> None:
 
 
 def read_by_workers(
-    folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int
+    folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int, **options: Any
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """So many steps from a state by loaders of each rank with so many processes, and the state after them."""
     parts = []
     for rank in range(world_size):
         loader = StreamingDataLoader(
-            open_rank(folder, rank, world_size), num_workers=workers, timeout_s=120 if workers else 0
+            open_rank(folder, rank, world_size),
+            num_workers=workers,
+            timeout_s=120 if workers else 0,
+            **options,
         )
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
@@ -198,6 +204,18 @@ def test_real_workers_resume_on_any_other_number(
     assert first + second + read_rest(folder, *before, state) == uninterrupted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_that_start_any_way_resume_on_another_number(folder: str, context: str) -> None:
+    uninterrupted, _ = run_job(folder, 1, None, 6)
+    assert sorted(chain(*uninterrupted)) == list(range(67))
+    # Ranks, and workers of each. Every worker imports torch: a plain run begins with one.
+    number = cases(full=2, sample=1)
+    first, state = read_by_workers(folder, number, number, None, 3, multiprocessing_context=context)
+    second, _ = read_by_workers(folder, 1, 2, state, 3, multiprocessing_context=context)
+    assert first + second == uninterrupted
+
+
 def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder: str) -> None:
     for workers in (0, 2):
         loader = StreamingDataLoader(open_rank(folder, 0, 1), num_workers=workers)
@@ -241,6 +259,40 @@ def test_the_state_is_small_and_plain(folder: str) -> None:
     assert {
         name for name in dataset.state_dict() if "rank" in name or "world" in name or "worker" in name
     } == set()
+
+
+@pytest.mark.slow
+def test_an_iterators_state_after_each_step_is_a_hundredth_of_a_millisecond_at_most(folder: str) -> None:
+    samples = iter(open_rank(folder, 0, 1))
+    next(samples)
+    # The best of several rounds: what other processes took of the rest is not of the state.
+    assert min(timeit.repeat(samples.state_dict, number=1000, repeat=20)) / 1000 < 10e-6
+
+
+def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tmp_path: Path) -> None:
+    shard = {
+        "column_encodings": ["int"], "column_names": ["id"], "column_sizes": [8], "compression": None,
+        "format": "mds", "hashes": [], "samples": 1_000_000_000 // 8000, "size_limit": 1, "version": 2,
+        "zip_data": None,
+    }  # fmt: skip
+    shards = [
+        shard | {"raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": 2_000_000, "hashes": {}}}
+        for number in range(8000)
+    ]
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    small, large = (open_rank(of, 0, 1) for of in (write(1000), str(tmp_path / "large")))
+    assert (small.size, large.size) == (1000, 1_000_000_000)
+    texts = []
+    for dataset in (small, large):
+        state = dataset.state_dict()
+        dataset.load_state_dict(state | {"epoch": 3, "batch": dataset.num_batches - 1})
+        texts.append(json.dumps(dataset.state_dict()))
+        assert len(texts[-1]) < 1024
+    # The same but for numbers and the digits of the fingerprint.
+    fingerprint = r'"fingerprint": "[0-9a-f]{32}"'
+    without = [re.sub(r"\d+", "0", re.sub(fingerprint, "", text)) for text in texts]
+    assert without[0] == without[1]
 
 
 def other_data(tmp_path: Path) -> str:

@@ -134,7 +134,7 @@ def test_tails_do_what_they_say_and_say_it_once(
         {
             "short": "the last batch of each epoch has 4 samples instead of 8 (`tail='short'`)",
             "drop": "4 of 20 samples are left out in each epoch (`tail='drop'`)",
-            "pad": "4 samples come twice in each epoch (`tail='pad'`)",
+            "pad": "4 samples of each epoch come again (`tail='pad'`)",
         }[tail]
     ]
     if tail == "pad":

@@ -6,7 +6,6 @@ import itertools
 import json
 import pickle
 import re
-import timeit
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -259,14 +258,6 @@ def test_the_state_is_small_and_plain(folder: str) -> None:
     assert {
         name for name in dataset.state_dict() if "rank" in name or "world" in name or "worker" in name
     } == set()
-
-
-@pytest.mark.slow
-def test_an_iterators_state_after_each_step_is_a_hundredth_of_a_millisecond_at_most(folder: str) -> None:
-    samples = iter(open_rank(folder, 0, 1))
-    next(samples)
-    # The best of several rounds: what other processes took of the rest is not of the state.
-    assert min(timeit.repeat(samples.state_dict, number=1000, repeat=20)) / 1000 < 10e-6
 
 
 def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class NativePlan:
             left = f"{self.num_dropped} of {settings.epoch_size} samples are left out in each epoch"
             found.append((logging.WARNING, f"{left} ({how})"))
         if self.num_repeated:
-            found.append((logging.WARNING, f"{self.num_repeated} samples come twice in each epoch ({how})"))
+            found.append((logging.WARNING, f"{self.num_repeated} samples of each epoch come again ({how})"))
         rest = (settings.epoch_size - self.num_dropped) % settings.global_batch_size
         if settings.tail == "short" and rest and settings.batching_method != "per_stream":
             short = f"the last batch of each epoch has {rest} samples instead of {settings.global_batch_size}"

@@ -151,7 +151,7 @@ class MosaicPlan:
         how += f"{self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
         more = self._whole[2] - self._num_samples
         if more > 0:
-            return [(logging.WARNING, f"{more} samples come twice in each epoch ({how})")]
+            return [(logging.WARNING, f"{more} samples of each epoch come again ({how})")]
         return [(logging.WARNING, f"each epoch leaves {-more} samples out ({how})")] if more else []
 
     def state(self, cursor: Cursor) -> dict[str, Any]:

@@ -183,6 +183,8 @@ impl ShardCache {
         named.set_item("fetches", counts.fetches)?;
         named.set_item("fetched_bytes", counts.fetched_bytes)?;
         named.set_item("passed", counts.passed)?;
+        named.set_item("requests", counts.requests)?;
+        named.set_item("retries", counts.retries)?;
         Ok(named)
     }
 

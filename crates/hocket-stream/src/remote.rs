@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use hocket_store::{Object, Store, StoreError, StoreOptions, runtime};
+use hocket_store::{Counts, Object, Store, StoreError, StoreOptions, runtime};
 
 use crate::error::{Result, StreamError};
 
@@ -24,6 +24,11 @@ impl Remote {
         Ok(Self {
             store: Store::open(uri, options)?,
         })
+    }
+
+    /// The requests made of it.
+    pub fn counts(&self) -> Counts {
+        self.store.counts()
     }
 
     /// One of its objects; reads of it are all of one version. No request is made.

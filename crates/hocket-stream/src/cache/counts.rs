@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hocket_store::Counts;
+
 /// Counts that only grow.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -22,6 +24,10 @@ pub struct CacheCounts {
     pub fetched_bytes: u64,
     /// Files held in memory because the limit left no room.
     pub passed: u64,
+    /// Requests to the remote, tries again included; none where that is a folder.
+    pub requests: u64,
+    /// Requests that were made again because one before had failed.
+    pub retries: u64,
 }
 
 impl Counters {
@@ -30,12 +36,15 @@ impl Counters {
         self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn now(&self) -> CacheCounts {
+    /// The counts now, with those of the remote.
+    pub(super) fn now(&self, remote: Counts) -> CacheCounts {
         CacheCounts {
             hits: self.hits.load(Ordering::Relaxed),
             fetches: self.fetches.load(Ordering::Relaxed),
             fetched_bytes: self.fetched_bytes.load(Ordering::Relaxed),
             passed: self.passed.load(Ordering::Relaxed),
+            requests: remote.requests,
+            retries: remote.retries,
         }
     }
 }

@@ -167,7 +167,8 @@ impl Cache {
 
     /// What it did since it was made.
     pub fn counts(&self) -> CacheCounts {
-        self.counters.now()
+        let remote = self.remote.as_ref().map(Remote::counts);
+        self.counters.now(remote.unwrap_or_default())
     }
 
     /// What this cache holds shards of.

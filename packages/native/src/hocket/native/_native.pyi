@@ -388,7 +388,8 @@ class ShardCache:
 
         `cache_hits` counts files of shards that were there when they were opened; `fetches` those that came
         from the remote, tries included, and `fetched_bytes` their bytes; `passed` those that the limit left
-        no room for, and that were held in memory.
+        no room for, and that were held in memory. `requests` for shards were made of the remote, if that is
+        no folder, `retries` of failed ones among them.
         """
 
 @type_check_only
@@ -397,6 +398,8 @@ class _CacheCounts(TypedDict):
     fetches: int
     fetched_bytes: int
     passed: int
+    requests: int
+    retries: int
 
 @final
 class CacheLimit:

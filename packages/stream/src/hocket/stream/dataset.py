@@ -401,10 +401,10 @@ class StreamingDataset:
 
         `stream/batches` were taken, and `stream/wait_s` seconds spent waiting for them; `stream/queue_depth`
         were ready when the last one was asked for. `stream/cache_hits` files of shards were there when they
-        were opened; `stream/fetches` came from the remote, of `stream/fetched_bytes` bytes; `stream/passed`
-        found no room and were held in memory; `stream/evicted` made room; `stream/replaced` samples could not
-        be decoded, and others stood in for them. Worker processes count for
-        themselves. Requests and retries: `hocket.native.counters()`.
+        were opened; `stream/fetches` came from the remote, of `stream/fetched_bytes` bytes, by
+        `stream/requests`, of which `stream/retries` were made again after a failure; `stream/passed` found no
+        room and were held in memory; `stream/evicted` made room; `stream/replaced` samples could not be
+        decoded, and others stood in for them. Worker processes count for themselves.
         """
         return self._engine.metrics()
 

@@ -63,6 +63,8 @@ def metrics(
         "stream/cache_hits": sum(count["cache_hits"] for count in counts),
         "stream/fetches": sum(count["fetches"] for count in counts),
         "stream/fetched_bytes": sum(count["fetched_bytes"] for count in counts),
+        "stream/requests": sum(count["requests"] for count in counts),
+        "stream/retries": sum(count["retries"] for count in counts),
         "stream/passed": sum(count["passed"] for count in counts),
         "stream/evicted": 0 if limit is None else limit.num_evicted,
         "stream/replaced": num_replaced,

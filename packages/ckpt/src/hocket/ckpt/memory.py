@@ -1,5 +1,6 @@
 """Memory for tensors on their way from one checkpoint to another, used again and again."""
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -31,7 +32,9 @@ class Memory:
         except IndexError:
             pass
         block = mmap.mmap(-1, self._block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        block.madvise(mmap.MADV_HUGEPAGE)
+        # A kernel built without huge pages refuses the advice.
+        with contextlib.suppress(OSError):
+            block.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(block, np.uint8)
 
     def give_back(self, block: npt.NDArray[np.uint8]) -> None:

@@ -13,7 +13,7 @@ from secrets import token_hex
 
 from rich.console import Console
 
-from hocket.ckpt import list_checkpoints
+from hocket.ckpt import Listing, list_checkpoints
 from hocket.native import Store
 from hocket.recipes.corpus import write_corpus
 from hocket.recipes.demo.evidence import Evidence, Verdict, compare, read_evidence
@@ -24,7 +24,7 @@ from hocket.recipes.gpt import GPTConfig
 from hocket.recipes.train import GLOBAL_BATCH
 
 MARKER = ".hocket-demo"
-KILL_ATTEMPTS = 4
+KILL_ATTEMPTS = 8
 
 
 class DemoError(ValueError):
@@ -155,27 +155,30 @@ def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec
     """Runs the job anew until it was killed in a save that stayed uncommitted.
 
     Where the manifest was quicker than the signal, the job carries on from it and the next save is tried;
-    where the job ended before a save was caught, it starts again in another folder.
+    where that was its last save, or it ended before one was caught, it starts again in another folder.
     """
-    attempt = 1
-    killed = replace(
-        spec, name="killed", save_folder=f"{base}/killed", folder=spec.folder.with_name("killed")
-    )
-    for _ in range(KILL_ATTEMPTS):
+    killed = _in_folder(spec, base, "killed")
+    for attempt in range(1, KILL_ATTEMPTS + 1):
         name = run_job(killed, console, kill_in_gap=True)
-        if name is None:
-            attempt += 1
-            again = f"killed-{attempt}"
-            killed = replace(killed, save_folder=f"{base}/{again}", folder=spec.folder.with_name(again))
-        elif any(
-            entry.name == name and entry.status == "partial" for entry in list_checkpoints(killed.save_folder)
-        ):
-            return killed, name
-        else:
+        saves = list_checkpoints(killed.save_folder)
+        if any(save.name == name and save.status == "partial" for save in saves):
+            return killed, str(name)
+        if name is not None:
             console.print(f"  the manifest of {name} was quicker than the signal: again with the next save")
+        if is_finished(saves, spec.steps):
+            killed = _in_folder(spec, base, f"killed-{attempt + 1}")
     raise JobFailedError(
         f"no save was caught between its data files and its manifest in {KILL_ATTEMPTS} tries"
     )
+
+
+def is_finished(saves: list[Listing], steps: int) -> bool:
+    """Whether one of these is committed at the run's last step, so that nothing is left to train."""
+    return any(save.status == "committed" and (save.step or 0) >= steps for save in saves)
+
+
+def _in_folder(spec: JobSpec, base: str, folder: str) -> JobSpec:
+    return replace(spec, name="killed", save_folder=f"{base}/{folder}", folder=spec.folder.with_name(folder))
 
 
 def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) -> list[tuple[JobSpec, int]]:

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import TCPStore
 
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.keyvalue import Patient
 from hocket.ckpt.torch.rendezvous import Rendezvous
 
 WORLD_SIZE = 2
@@ -38,7 +39,8 @@ def save(request, rank, nonce, ports, begun):
         os.write(ports[1], f"{shared.port}\n".encode())
     else:
         port = int(os.read(ports[0], 16))
-        shared = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
+        asked = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
+        shared = Patient(asked, timeout_s=10 if request["stopped"] is None else 1.5)
     rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
     is_whole = request["victim"] is None and request["stopped"] is None
     timeout_s = 30 if is_whole else 1.5  # how long to wait for one that will not come
@@ -53,10 +55,11 @@ def save(request, rank, nonce, ports, begun):
     finally:
         if is_whole:  # else there is a rank less to say farewell to
             store.close()
-        if request["stopped"] is not None:  # rank 0 serves the rendezvous, which the late one still needs
+        if request["stopped"] is not None:
             os.write(begun, b"+")
             rendezvous.tick("through")
-            rendezvous.await_ticks("through", WORLD_SIZE, timeout_s=30)
+            if rank == 0:  # it serves the rendezvous, which the other one still needs
+                rendezvous.await_ticks("through", WORLD_SIZE, timeout_s=30)
     return time.monotonic() - began
 
 

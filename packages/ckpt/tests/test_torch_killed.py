@@ -102,10 +102,12 @@ def shim(tmp_path_factory):
 
 @pytest.fixture
 def fault(shim):
-    """The environment in which a call fails for the data file of rank 1, or stops that rank."""
+    """The environment in which a call fails for the data file of a rank, or stops that rank."""
     if shim is None:
         pytest.skip("failing calls are built with `cc`, which is not here")
-    return lambda call, number: {"FAULT_CALL": call, "FAULT_FILE": "-r00001-", "FAULT_ERRNO": str(number)}
+    return lambda call, number, rank=1: {
+        "FAULT_CALL": call, "FAULT_FILE": f"-r{rank:05}-", "FAULT_ERRNO": str(number)
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -356,3 +358,14 @@ def test_a_rank_that_is_late_is_named_and_does_not_commit_when_it_comes(tmp_path
         assert files_of(tmp_path) == kept
     assert ranks.save(tmp_path, step=2, num_items=1 << 18) == [None, None]
     check(tmp_path, 2, 1 << 18)
+
+
+def test_a_coordinator_that_is_stopped_holds_nobody_up(tmp_path, ranks, fault):
+    assert ranks.save(tmp_path, step=1) == [None, None]
+    for step, mode in ((2, "sync"), (3, "async")):
+        heard = ranks.save(tmp_path, step=step, mode=mode, stopped=0, env=fault("fsync", 0, rank=0))
+        # It may have come to the commit, for all that the other one knows; and so it does, when it goes on.
+        assert "has no outcome" in heard[1], heard
+        assert "Rank 0, through which the ranks hear of each other, did not answer" in heard[1], heard
+        assert heard[0] is None, heard
+        check(tmp_path, step)

@@ -12,8 +12,9 @@ from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
 from hocket.ckpt.torch.committing import Report, build_manifest, commit
 from hocket.ckpt.torch.filling import Target, read_into
+from hocket.ckpt.torch.keyvalue import Alone
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
-from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.saving import SaveJob
 from hocket.ckpt.torch.snapshot import Planner, Snapshot, Staging, hold_still
 from hocket.ckpt.torch.stages import Tree

@@ -11,7 +11,8 @@ import torch.distributed as dist
 import hocket.ckpt
 from hocket.ckpt.errors import CheckpointExistsError
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.ckpt.torch.keyvalue import Alone
+from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.native import Store
 from support.ranks import run_ranks
 from support.sampling import cases

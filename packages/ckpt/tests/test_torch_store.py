@@ -22,8 +22,9 @@ from hocket.ckpt.errors import (
     CheckpointTimeoutError,
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
+from hocket.ckpt.torch.keyvalue import Alone
 from hocket.ckpt.torch.layout import DTYPES
-from hocket.ckpt.torch.rendezvous import Alone, Rendezvous
+from hocket.ckpt.torch.rendezvous import Rendezvous
 from hocket.ckpt.torch.snapshot import Planner, Staging, hold_still
 from hocket.native import _native
 

@@ -12,68 +12,20 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from os import environ
-from typing import Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
+from hocket.ckpt.torch.keyvalue import Alone, KeyValue, Patient
 
-__all__ = ["Alone", "KeyValue", "Rendezvous", "open_rendezvous"]
+__all__ = ["Rendezvous", "open_rendezvous"]
 
 _POLL_S = (0.002, 0.05)
-# One answer of the store, which is a thread of rank 0 and only moves small values.
-_ANSWER_S = 30
+# To be connected with the store, which is a thread of rank 0.
+_CONNECT_S = 30
 _opened = 0
-
-
-class KeyValue(Protocol):
-    """What is asked of the store; `torch.distributed.Store` has it."""
-
-    def set(self, key: str, value: str, /) -> object:
-        """Sets a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of these keys are there."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Adds to a counter, which begins at 0; returns what it is then."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Removes a key."""
-
-
-class Alone:
-    """The store of a job of one process."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str, /) -> None:
-        """Sets a key."""
-        self._values[key] = value.encode()
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
-        return self._values[key]
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of these keys are there."""
-        return all(key in self._values for key in keys)
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Adds to a counter, which begins at 0; returns what it is then."""
-        value = int(self._values.get(key, b"0")) + amount
-        self._values[key] = b"%d" % value
-        return value
-
-    def delete_key(self, key: str, /) -> bool:
-        """Removes a key."""
-        return self._values.pop(key, None) is not None
 
 
 class Rendezvous:
@@ -166,11 +118,15 @@ def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
 _opening = threading.Lock()
 
 
-def open_rendezvous(*, timeout_s: float = 60) -> Rendezvous:
+def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvous:
     """Opens a store of our own for the ranks of the job, or one for this process alone.
 
     Collective where torch.distributed is initialised: every rank calls it, in the same order among its calls.
     The address goes through the default group's store, so no process group communicates.
+
+    Args:
+        answer_s: How long rank 0 may take for one answer, once it is open, before it is given up.
+        timeout_s: How long it may be later here than other ranks.
 
     Raises:
         CheckpointTimeoutError: Rank 0 did not open it in time.
@@ -188,21 +144,24 @@ def open_rendezvous(*, timeout_s: float = 60) -> Rendezvous:
         nonce = secrets.token_bytes(16)
         shared.set(key, f"{host} {store.port} {nonce.hex()}")
         return Rendezvous(store, rank=0, world_size=world_size, nonce=nonce)
-    if not _poll(lambda: shared.check([key]), timeout_s):
+    default = Patient(shared, timeout_s=timeout_s)
+    if not _poll(lambda: default.check([key]), timeout_s):
         raise CheckpointTimeoutError(
             f"Rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
             f"on every rank."
         )
-    host, port, nonce_hex = shared.get(key).decode().split()
+    host, port, nonce_hex = default.get(key).decode().split()
     store = TCPStore(
         host,
         int(port),
         world_size,
         is_master=False,
-        timeout=timedelta(seconds=_ANSWER_S),
+        timeout=timedelta(seconds=_CONNECT_S),
         wait_for_workers=False,
     )
-    return Rendezvous(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
+    return Rendezvous(
+        Patient(store, timeout_s=answer_s), rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex)
+    )
 
 
 def _host_store(world_size: int) -> tuple[str, TCPStore]:
@@ -225,7 +184,7 @@ def _host_store(world_size: int) -> tuple[str, TCPStore]:
             listener.getsockname()[1],
             world_size,
             is_master=True,
-            timeout=timedelta(seconds=_ANSWER_S),
+            timeout=timedelta(seconds=_CONNECT_S),
             wait_for_workers=False,
             master_listen_fd=listener.fileno(),
         )

@@ -92,7 +92,7 @@ class CheckpointStore:
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
         self._retainer = Retainer(self.uri, policies)
-        self._rendezvous = rendezvous or open_rendezvous()
+        self._rendezvous = rendezvous or open_rendezvous(answer_s=timeout_s)
         self._planner = Planner(rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
         self._staging = Staging(staging_bytes)
         self._turns = Turns(self._rendezvous)

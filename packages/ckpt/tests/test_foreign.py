@@ -113,6 +113,9 @@ def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
     dtypes = {"four": "F4", "six": "F6_E2M3", "other": "F6_E3M2"}
     told = {name: f"a tensor of {dtype}, whose items are no whole bytes" for name, dtype in dtypes.items()}
     assert checkpoint.contents.opaque == told
+    for name, why in told.items():
+        with pytest.raises(CheckpointIncompatibleError, match=f"`{name}`, but .*{why}"):
+            checkpoint[name]
     assert set(convert(uri, str(tmp_path / "x"), to="hocket").left_out) == set(told)
     assert hocket.ckpt.verify(uri).is_sound
     # Seven of four bits are no whole bytes; and eight are four bytes, not three.

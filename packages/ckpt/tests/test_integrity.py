@@ -91,14 +91,14 @@ def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
     tensors, ends = {}, [0, 0]
     for number in range(data.draw(st.integers(0, 8))):
         chunks = []
-        for _ in range(data.draw(st.integers(0, 3))):
+        for start in range(data.draw(st.integers(0, 3))):
             file, length = (
                 data.draw(st.integers(0, 1)),
                 data.draw(st.sampled_from([1, 9, block - 9, 3 * block])),
             )
             offset = ends[file] + data.draw(st.sampled_from([0, 1, block]))
             ends[file] = offset + length
-            chunks.append(Chunk(file=file, offset=offset, length=length, start=(0,), size=(length,)))
+            chunks.append(Chunk(file=file, offset=offset, length=length, start=(start,), size=(length,)))
         same_as = data.draw(st.sampled_from([None, None, *tensors]))
         own = () if same_as else tuple(chunks)
         tensors[f"t{number}"] = TensorRecord(dtype="U8", shape=(1,), path=(), same_as=same_as, chunks=own)
@@ -111,15 +111,15 @@ def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
     owners = Owners(manifest)
     for file, offset in [(i, at) for i in (0, 1) for at in (None, *range(0, ends[i] + block, block))]:
         first, last = (0, math.inf) if offset is None else (offset, offset + block)
-        hit = {
-            name
+        expected = [
+            (name, owner if chunk.size == (1,) else f"{owner}@{chunk.start[0]}")
             for name, record in tensors.items()
-            for chunk in record.chunks
+            for owner in [record.same_as or name]
+            for chunk in tensors[owner].chunks
             if chunk.file == file and chunk.offset < last and chunk.offset + chunk.length > first
-        }
-        expected = [name for name, record in tensors.items() if name in hit or record.same_as in hit]
-        assert owners.names(f"data/{file}", offset) == expected
-    assert owners.names("data/2", None) == []
+        ]
+        assert owners.hits(f"data/{file}", offset) == expected
+    assert owners.hits("data/2", None) == []
 
 
 def test_any_safetensors_reader_reads_a_data_file(sound):
@@ -154,10 +154,14 @@ def test_a_flipped_bit_in_a_data_file_is_found_and_named(folder, seed):
     expected = (at - file["data_start"]) // block * block
     assert (flaw.file, flaw.offset) == (file["path"], expected)
     assert set(flaw.tensors) == set(verdict.bad_tensors) != set()
+    with safe_open(folder / file["path"], "np") as reader:
+        assert set(flaw.chunks) <= set(reader.keys())
+    assert {chunk.partition("@")[0] for chunk in flaw.chunks} <= set(flaw.tensors)
     checkpoint = hocket.ckpt.open(str(folder))
     # What stands in the manifest, too, is read from there.
     read = next(name for name in flaw.tensors if checkpoint.record(name).data is None)
-    with pytest.raises(CheckpointCorruptError, match=f"`{read}`.*`{file['path']}`") as caught:
+    chunk = next(chunk for chunk in flaw.chunks if chunk.partition("@")[0] == read)
+    with pytest.raises(CheckpointCorruptError, match=f"`{read}`.*`{chunk}`.*`{file['path']}`") as caught:
         checkpoint[read]
     assert (caught.value.file, caught.value.offset) == (file["path"], expected)
 

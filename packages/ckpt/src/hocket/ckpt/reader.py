@@ -15,6 +15,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.ckpt.formats.boxes import Filling, index_of, whole
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
+from hocket.ckpt.owners import told
 from hocket.ckpt.planning import Box
 from hocket.native import _native
 
@@ -104,7 +105,10 @@ class Checkpoint:
         try:
             [array] = self.read([(name, whole(record.shape))])
         except CheckpointCorruptError as error:
-            raise CheckpointCorruptError(f"Tensor `{name}`: {error}", error.file, error.offset) from error
+            of = f"Tensor `{name}`"
+            if isinstance(self.contents, Manifest):
+                of = told(self.contents, error.file, error.offset, name=name)
+            raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
         return array
 
     def read(

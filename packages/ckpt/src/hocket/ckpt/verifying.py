@@ -27,6 +27,9 @@ class Flaw:
     tensors: tuple[str, ...]
     """Tensors that have bytes there."""
     problem: str
+    chunks: tuple[str, ...] = ()
+    """Their chunks there, as the file calls them: `weight@4,0` begins in row 4 of `weight`. None are told of
+    another format."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +125,14 @@ def _verify_foreign(
 
 def _flaws(uri: str, owners: Callable[[], Owners], path: str, file: "_native.CkptFile") -> list[Flaw]:
     def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
-        tensors = tuple(owners().names(path, offset)) if is_data else ()
-        return Flaw(file=path, offset=offset, tensors=tensors, problem=problem)
+        hits = owners().hits(path, offset) if is_data else []
+        return Flaw(
+            file=path,
+            offset=offset,
+            tensors=tuple(dict.fromkeys(name for name, _ in hits)),
+            problem=problem,
+            chunks=tuple(dict.fromkeys(chunk for _, chunk in hits)),
+        )
 
     try:
         bad = _native.ckpt_verify_file(uri, file)

@@ -62,6 +62,9 @@ class _FilePrinter:
             self._out.print(Text.assemble(("BAD  ", "bold red"), f"{path}{where}: {flaw.problem}"))
             for name in flaw.tensors:
                 self._out.print(Text.assemble("       ", (name, "red")))
+            for chunk in flaw.chunks:
+                if chunk not in flaw.tensors:
+                    self._out.print(Text.assemble("       chunk ", (chunk, "red")))
 
 
 def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:

@@ -73,6 +73,20 @@ class Foreign(Checkpoint):
     def __repr__(self) -> str:
         return f"<Foreign {self.uri!r}: {FORMATS[self.format]}, {len(self)} tensors>"
 
+    def record(self, name: str) -> TensorRecord:
+        """A tensor's record; that of the tensor whose storage it shares, where it shares one.
+
+        Raises:
+            CheckpointNotFoundError: There is no such tensor; the nearest names are given.
+            CheckpointIncompatibleError: There is, of a kind that has no form here.
+        """
+        if name in self._contents.opaque:
+            raise CheckpointIncompatibleError(
+                f"`{self.uri}` holds `{name}`, but it is neither read nor converted: "
+                f"{self._contents.opaque[name]}."
+            )
+        return super().record(name)
+
     def locate(self, names: Iterable[str]) -> None:
         """Finds where tensors begin inside items that are zips of their own, many in one go.
 

@@ -11,7 +11,7 @@ from hocket.ckpt.chunks import near
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.overlap import overlap
-from hocket.ckpt.owners import Owners
+from hocket.ckpt.owners import told
 from hocket.ckpt.planning import Box
 from hocket.ckpt.torch.layout import describe, torch_dtype
 from hocket.ckpt.tree import Leaf
@@ -202,12 +202,5 @@ def _run(
             check=check,
         )
     except CheckpointCorruptError as error:
-        names = _names_at(manifest, error.file, error.offset)
-        raise CheckpointCorruptError(f"{names}: {error}", error.file, error.offset) from error
-
-
-def _names_at(manifest: Manifest, file: str | None, offset: int | None) -> str:
-    """The tensors that have bytes in a bad block."""
-    names = [f"`{name}`" for name in Owners(manifest).names(file, offset)]
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"Tensor {', '.join(names[:5])}{more}" if names else "A tensor"
+        of = told(manifest, error.file, error.offset)
+        raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error

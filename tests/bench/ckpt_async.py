@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 from harness import Table, run_cell
 
 CELL = Path(__file__).parent / "cells" / "stalls.py"
-LIMIT = "memcpy"
+COPY = "memcpy"
+DISK = "fio"
 #: What each system's environment holds; None is this one. DCP has three ways to hold the state still.
 SYSTEMS: dict[str, list[str] | None] = {
-    LIMIT: None,
+    COPY: None,
+    **({DISK: None} if shutil.which("fio") else {}),
     "hocket": None,
     "dcp_thread": None,
     "dcp_stager": None,
@@ -24,14 +27,20 @@ def measure(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
     """Measure asynchronous saves; each cell is the median of the saves behind its first."""
     tables = {
         "stall_s": Table(
-            "Asynchronous save: until the state may change", "seconds", [LIMIT], is_less_better=True
+            "Asynchronous save: until the state may change", "seconds", [COPY], is_less_better=True
         ),
         "durable_s": Table("Asynchronous save: until durable", "seconds", is_less_better=True),
         "slowdown": Table(
-            "Asynchronous save: a training step meanwhile", "times a quiet one", is_less_better=True
+            "Asynchronous save: a training step meanwhile", "times a quiet one", [DISK], is_less_better=True
+        ),
+        "jitter_ms": Table(
+            "Asynchronous save: by how much the slowest step of a hundred is late",
+            "milliseconds",
+            [DISK],
+            is_less_better=True,
         ),
         "extra_mib": Table(
-            "Asynchronous save: memory", "MiB beyond the state, all processes", [LIMIT], is_less_better=True
+            "Asynchronous save: memory", "MiB beyond the state, all processes", [COPY], is_less_better=True
         ),
     }
     for _ in range(rounds):

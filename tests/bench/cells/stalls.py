@@ -3,17 +3,20 @@
 Prints one JSON object. The first save, which allocates, is left out of it. The stall is the time until the
 state may change, which it then does: what was saved last is loaded and has the values of before. Steps of a
 small model run while a save is written, and after it for as long again, with nothing under way: the ratio
-says how much the write slows them.
+says how much the write slows them, the jitter by how many milliseconds the slowest of a hundred is late.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +30,8 @@ Wait = Callable[[], None]
 IsDone = Callable[[], bool]
 Save = Callable[[State, Path], tuple[IsDone, Wait]]
 QUIET_S = 0.5
+#: What no peer is, and what its figures are a limit of.
+LIMITS = {"memcpy": ["stall_s", "extra_mib"], "fio": ["slowdown", "jitter_ms"]}
 
 
 class Trainer:
@@ -40,15 +45,15 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.batch = torch.randn(32, 64)
 
-    def seconds_a_step(self, until: Callable[[], bool]) -> float:
-        """Train until it is said to end."""
-        steps, start = 0, time.perf_counter()
-        while not until() or not steps:
+    def train(self, until: Callable[[], bool]) -> list[float]:
+        """Train until it is said to end; the seconds that each step took."""
+        ends = [time.perf_counter()]
+        while not until() or len(ends) < 2:
             self.optimizer.zero_grad()
             self.model(self.batch).square().mean().backward()
             self.optimizer.step()
-            steps += 1
-        return (time.perf_counter() - start) / steps
+            ends.append(time.perf_counter())
+        return [end - start for start, end in itertools.pairwise(ends)]
 
 
 # --- the systems: each makes a function that returns when the state may change -------------------
@@ -153,6 +158,19 @@ def saver_memcpy(folder: Path) -> Save:
     return save
 
 
+def saver_fio(folder: Path) -> Save:
+    """What the disk itself takes from a step: as many bytes, written directly beside it at a low priority."""
+
+    def save(state: State, path: Path) -> tuple[IsDone, Wait]:
+        command = ["nice", "-n", "10", "fio", "--name=beside", "--rw=write", "--bs=4M", "--direct=1"]
+        command += ["--numjobs=2", f"--size={num_bytes(state) // 2}", f"--directory={path}", "--end_fsync=1"]
+        path.mkdir(parents=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        return (lambda: process.poll() is not None), (lambda: None if process.wait(120) == 0 else sys.exit(1))
+
+    return save
+
+
 # --- what was saved ------------------------------------------------------------------------------
 
 
@@ -193,8 +211,8 @@ def children_kib() -> int:
 def measure(save: Save, state: State, folder: Path, saves: int) -> dict[str, list[float]]:
     """Save, train meanwhile, and change the state, several times."""
     trainer = Trainer()
-    trainer.seconds_a_step(_deadline(QUIET_S))
-    figures: dict[str, list[float]] = {"stall_s": [], "durable_s": [], "slowdown": []}
+    trainer.train(_deadline(QUIET_S))
+    figures: dict[str, list[float]] = {"stall_s": [], "durable_s": [], "slowdown": [], "jitter_ms": []}
     for number in range(saves):
         if number > 1:
             shutil.rmtree(folder / str(number - 2), ignore_errors=True)
@@ -203,11 +221,13 @@ def measure(save: Save, state: State, folder: Path, saves: int) -> dict[str, lis
         figures["stall_s"].append(time.perf_counter() - start)
         for value in state.values():
             value.view(-1)[:1] = number
-        during = trainer.seconds_a_step(is_done)
+        during = trainer.train(is_done)
         wait()
         figures["durable_s"].append(time.perf_counter() - start)
-        quiet = trainer.seconds_a_step(_deadline(max(QUIET_S, figures["durable_s"][-1])))
-        figures["slowdown"].append(during / quiet)
+        quiet = trainer.train(_deadline(max(QUIET_S, figures["durable_s"][-1])))
+        figures["slowdown"].append(statistics.mean(during) / statistics.mean(quiet))
+        slowest = sorted(during)[len(during) * 99 // 100]
+        figures["jitter_ms"].append(1000 * (slowest - statistics.median(quiet)))
     return figures
 
 
@@ -244,15 +264,14 @@ def main() -> None:
     before = peak_kib()
     figures = measure(save, state, options.folder, options.saves)
     grown = peak_kib() - before + children_kib()
-    if options.system == "memcpy":
-        figures = {"stall_s": figures["stall_s"]}
-    else:
+    if options.system not in LIMITS:
         check("dcp" if options.system.startswith("dcp") else options.system, state, options.folder,
               options.saves)  # fmt: skip
     shutil.rmtree(options.folder)
     medians = {name: statistics.median(values[1:]) for name, values in figures.items()}
     told = {**medians, "gb": num_bytes(state) / 1e9, "extra_mib": grown / 1024}
-    told |= {f"{name}_all": [round(value, 4) for value in values] for name, values in figures.items()}
+    told = {name: value for name, value in told.items() if name in LIMITS.get(options.system, told)}
+    told |= {f"{name}_all": [round(value, 4) for value in figures[name]] for name in figures if name in told}
     print(json.dumps(told), flush=True)
     os._exit(0)
 

@@ -105,6 +105,38 @@ def save_and_load(uri, seed):
     store.close()
 
 
+PUTS = "op=PutObject|CreateMultipartUpload|UploadPart|CompleteMultipartUpload"
+MANIFEST = "op=PutObject,key=*checkpoint.json.zst"
+
+
+def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):
+    conflicts = f"kind=conflict,times=2,{MANIFEST}", f"kind=conflict,rate=0.2,{PUTS}"
+    server = s3d_faults(*conflicts, seed=1)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    save_and_load(server.uri("met"), 0)
+    assert [rule["injected"] > 1 for rule in server.stats()["rules"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_slow_store_is_waited_for(s3d_faults, monkeypatch):
+    # In a full run the answer to the first manifest takes longer than a request may, and it is sent again.
+    late_ms = cases(full=35_000, sample=300)
+    server = s3d_faults(
+        f"kind=latency,ms={late_ms},times=1,{MANIFEST}",
+        f"kind=latency,ms=50,{PUTS}",
+        f"kind=bandwidth,bytes_per_s={48 << 20},op=UploadPart",
+    )
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    save_and_load(server.uri("slow"), 0)
+    late, slow, narrow = server.stats()["rules"]
+    assert late["injected"] == 1
+    assert late["matched"] == (3 if late_ms < 30_000 else 4)  # requests for the three saves
+    assert slow["injected"] > narrow["injected"] >= 9
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_tenth_of_faulty_replies_costs_a_few_requests_and_no_storm(s3d_faults, monkeypatch):

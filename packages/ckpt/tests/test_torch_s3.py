@@ -110,8 +110,8 @@ MANIFEST = "op=PutObject,key=*checkpoint.json.zst"
 
 
 def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):
-    conflicts = f"kind=conflict,times=2,{MANIFEST}", f"kind=conflict,rate=0.2,{PUTS}"
-    server = s3d_faults(*conflicts, seed=1)
+    conflicts = f"kind=conflict,rate=0.5,{MANIFEST}", f"kind=conflict,rate=0.2,{PUTS}"
+    server = s3d_faults(*conflicts, seed=2)  # which hits each of the manifests
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     save_and_load(server.uri("met"), 0)

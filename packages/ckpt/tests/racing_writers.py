@@ -39,7 +39,7 @@ def write(request, writer, peer):
         held = state(step)
         peer.sendall(b".")
         assert peer.recv(1) == b".", "the other writer has ended"
-        time.sleep(random.uniform(0, 0.003))
+        time.sleep(random.uniform(0, random.choice((0.003, 0.03))))
         try:
             store.save(held, step=step, name=f"trial-{trial}", mode=mode).wait(60)
         except Exception as error:  # noqa: BLE001 - compared by the test

@@ -80,7 +80,7 @@ def check(script, prefix, trial, heard):
 def test_of_two_processes_one_wins_and_the_other_is_told_by_whom(
     tmp_path, s3d_faults, race, script, monkeypatch
 ):
-    trials = cases(full=50, sample=3)
+    trials = cases(full=50, sample=2)
     # Half of the writes of manifests are told that they met another, whether they did or not.
     server = s3d_faults("kind=conflict,rate=0.5,op=PutObject,key=*checkpoint.json.zst", latency_ms=2)
     for name, value in server.env.items():

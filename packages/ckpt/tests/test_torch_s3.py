@@ -10,7 +10,10 @@ from hocket.native import Store
 from support.ranks import run_ranks
 from support.sampling import cases
 
-FLAKY = ("kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
+PUTS = "op=PutObject|CreateMultipartUpload|UploadPart|CompleteMultipartUpload"
+MANIFEST = "op=PutObject,key=*checkpoint.json.zst"
+FLAKY = (f"kind=conflict,rate=0.2,{PUTS}", "kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
+SLOW_RANK = "kind=latency,ms=200,op=PutObject|UploadPart,key=*-r00001-*"
 FAULTY_TENTH = tuple(
     f"kind={kind},rate=0.02" for kind in ("slowdown", "500", "reset", "lost_reply", "short_body")
 )
@@ -72,10 +75,10 @@ def job(uri):
 
 
 def test_two_ranks_save_through_faults_and_one_loads(s3d_faults, monkeypatch):
-    server = s3d_faults(*FLAKY, seed=7)
+    server = s3d_faults(*FLAKY, SLOW_RANK, seed=7)
     uri = server.uri("ckpt/two")
     assert run_ranks(job, 2, uri, timeout_s=120, env=server.env, init="gloo") == [3, 3]
-    assert sum(server.stats()["faults"].values()) > 0
+    assert server.stats()["faults"].keys() >= {"conflict", "slowdown", "latency"}
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     loaded = CheckpointStore(uri).load("step-3", state(0))
@@ -103,10 +106,6 @@ def save_and_load(uri, seed):
         assert torch.equal(part["b13"], saved["small"]["b13"])
     assert [entry.step for entry in store.list()] == [2]
     store.close()
-
-
-PUTS = "op=PutObject|CreateMultipartUpload|UploadPart|CompleteMultipartUpload"
-MANIFEST = "op=PutObject,key=*checkpoint.json.zst"
 
 
 def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):

@@ -46,6 +46,7 @@ def read(client: Any, server: Server, key: str = "k") -> bytes:
     [
         ("slowdown", "SlowDown", False),
         ("500", "InternalError", False),
+        ("conflict", "ConditionalRequestConflict", False),
         ("reset", "closed", False),
         ("lost_reply", "closed", True),
     ],

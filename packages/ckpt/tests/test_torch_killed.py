@@ -58,48 +58,6 @@ class Ranks:
         return heard
 
 
-# Between the C library and who calls it: what `FAULT_CALL` names fails with `FAULT_ERRNO`, or stops the
-# process where that is 0, if it is for a file of `FAULT_FILE`.
-SHIM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/types.h>
-#include <unistd.h>
-static int fails(const char *call, int fd) {
-    const char *name = getenv("FAULT_CALL"), *file = getenv("FAULT_FILE"), *number = getenv("FAULT_ERRNO");
-    char link[64], path[4096] = {0};
-    if (!name || !file || !number || strcmp(name, call)) return 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (readlink(link, path, sizeof path - 1) < 0 || !strstr(path, file)) return 0;
-    if (!atoi(number)) return raise(SIGSTOP);
-    errno = atoi(number);
-    return 1;
-}
-#define SHIM(result, name, call, parameters, ...) result name parameters { \\
-    return fails(call, fd) ? -1 : ((result (*) parameters) dlsym(RTLD_NEXT, #name))(__VA_ARGS__); }
-SHIM(ssize_t, pwrite64, at ? "data" : "header", (int fd, const void *data, size_t size, off_t at),
-     fd, data, size, at)
-SHIM(int, fsync, "fsync", (int fd), fd)
-"""
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    """The shim's library; None without a C compiler."""
-    if shutil.which("cc") is None:
-        return None
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(SHIM)
-    command = ["cc", "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c", "-ldl"]
-    subprocess.run(command, timeout=60, check=True)
-    return str(folder / "shim.so")
-
-
 @pytest.fixture
 def fault(shim):
     """The environment in which a call fails for the data file of a rank, or stops that rank."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.layout import describe
 from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
@@ -118,6 +119,8 @@ def save(store, mesh, world_size, mode):
     handle.wait(30)
     store.save(state, step=2, name=f"by-{world_size}-again", mode=mode).wait(30)
     assert store.num_plans == 1
+    for policy in ("drop", "require"):  # the third is the default, above
+        store.save({}, step=0, name=f"{policy}-{world_size}", per_rank=per_rank, per_rank_policy=policy)
 
 
 def load(store, mesh, world_size, saved_by):
@@ -140,8 +143,16 @@ def load(store, mesh, world_size, saved_by):
     assert loaded.state["loop"] == {"epoch": saved_by, "best": float("inf")}
     assert loaded.state["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.999)
     assert loaded.user == {"n": 1}
-    assert loaded.per_rank == ({**PER_RANK, "rank": rank} if saved_by == world_size else None)
+    mine = {**PER_RANK, "rank": rank} if saved_by == world_size else None
+    assert loaded.per_rank == mine
     step(model, optimizer)  # what was loaded is what an optimizer can work with
+    assert store.load(f"drop-{saved_by}", {}).per_rank == mine
+    if mine is None:
+        said = f"saved by {saved_by} ranks and requires as many.* here are {world_size}. Save with"
+        with pytest.raises(CheckpointIncompatibleError, match=said):
+            store.load(f"require-{saved_by}", {})
+    else:
+        assert store.load(f"require-{saved_by}", {}).per_rank == mine
 
 
 def all_pairs(folder):
@@ -172,4 +183,4 @@ def test_what_n_ranks_saved_m_ranks_load(tmp_path):
     assert worlds == list(range(LARGEST, 0, -1))
     listed = CheckpointStore(str(tmp_path)).list()
     assert {entry.status for entry in listed} == {"committed"}
-    assert [entry.step for entry in listed] == [1] * LARGEST + [2] * LARGEST
+    assert [entry.step for entry in listed] == [0] * 2 * LARGEST + [1] * LARGEST + [2] * LARGEST

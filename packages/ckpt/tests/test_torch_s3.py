@@ -10,7 +10,10 @@ from hocket.native import Store
 from support.ranks import run_ranks
 from support.sampling import cases
 
-FLAKY = ("kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
+PUTS = "op=PutObject|CreateMultipartUpload|UploadPart|CompleteMultipartUpload"
+MANIFEST = "op=PutObject,key=*checkpoint.json.zst"
+FLAKY = (f"kind=conflict,rate=0.2,{PUTS}", "kind=slowdown,rate=0.1", "kind=reset,rate=0.1")
+SLOW_RANK = "kind=latency,ms=200,op=PutObject|UploadPart,key=*-r00001-*"
 FAULTY_TENTH = tuple(
     f"kind={kind},rate=0.02" for kind in ("slowdown", "500", "reset", "lost_reply", "short_body")
 )
@@ -72,10 +75,10 @@ def job(uri):
 
 
 def test_two_ranks_save_through_faults_and_one_loads(s3d_faults, monkeypatch):
-    server = s3d_faults(*FLAKY, seed=7)
+    server = s3d_faults(*FLAKY, SLOW_RANK, seed=7)
     uri = server.uri("ckpt/two")
     assert run_ranks(job, 2, uri, timeout_s=120, env=server.env, init="gloo") == [3, 3]
-    assert sum(server.stats()["faults"].values()) > 0
+    assert server.stats()["faults"].keys() >= {"conflict", "slowdown", "latency"}
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     loaded = CheckpointStore(uri).load("step-3", state(0))
@@ -103,6 +106,34 @@ def save_and_load(uri, seed):
         assert torch.equal(part["b13"], saved["small"]["b13"])
     assert [entry.step for entry in store.list()] == [2]
     store.close()
+
+
+def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):
+    conflicts = f"kind=conflict,rate=0.5,{MANIFEST}", f"kind=conflict,rate=0.2,{PUTS}"
+    server = s3d_faults(*conflicts, seed=2)  # which hits each of the manifests
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    save_and_load(server.uri("met"), 0)
+    assert [rule["injected"] > 1 for rule in server.stats()["rules"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_slow_store_is_waited_for(s3d_faults, monkeypatch):
+    # In a full run the answer to the first manifest takes longer than a request may, and it is sent again.
+    late_ms = cases(full=35_000, sample=300)
+    server = s3d_faults(
+        f"kind=latency,ms={late_ms},times=1,{MANIFEST}",
+        f"kind=latency,ms=50,{PUTS}",
+        f"kind=bandwidth,bytes_per_s={48 << 20},op=UploadPart",
+    )
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    save_and_load(server.uri("slow"), 0)
+    late, slow, narrow = server.stats()["rules"]
+    assert late["injected"] == 1
+    assert late["matched"] == (3 if late_ms < 30_000 else 4)  # requests for the three saves
+    assert slow["injected"] > narrow["injected"] >= 9
 
 
 @pytest.mark.slow

@@ -57,6 +57,31 @@ class SharedLoader:
         self.at = state["at"]
 
 
+class OwnLoader:
+    """Yields this rank's share of each batch of 8, and keeps a position that means something to it alone."""
+
+    def __init__(self, rank, size):
+        self.batch_size = 8 // size
+        self.mine = range(rank, 24, size)
+        self.at = 0
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        while self.at < len(self.mine):
+            rows = self.mine[self.at : self.at + self.batch_size]
+            self.at += self.batch_size
+            yield list(data(24)[list(rows)])
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
 def whole(state):
     return [
         value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
@@ -71,6 +96,7 @@ UNEVEN = [(config, size, num) for config in (None, {}) for size, num in ((None, 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("ranks"))
+    train_on_own((0, 1), f"{folder}/own-1", "2ba")
     return folder, run_ranks(everything_on_a_rank, 2, folder, init="gloo", timeout_s=200)
 
 
@@ -85,6 +111,11 @@ def everything_on_a_rank(folder):
             resume(place, f"{folder}/whole", "6ba", autoresume=False),
             resume(place, f"{folder}/cut", "4ba", autoresume=False),
             resume(place, f"{folder}/cut", "6ba", autoresume=True),
+        ],
+        "own": [
+            train_on_own(place, f"{folder}/own-2", "2ba"),
+            train_on_own(place, f"{folder}/same", "3ba", load_path=f"{folder}/own-2/ep0-ba2"),
+            train_on_own(place, f"{folder}/other", "3ba", load_path=f"{folder}/own-1/ep0-ba2"),
         ],
     }
 
@@ -233,6 +264,36 @@ def test_sharded_runs_go_on_with_the_same_bits_and_on_other_numbers_of_ranks(tol
     assert start == 6
     assert [value.shape for value in values] == [value.shape for value in ranks[0]["resume"][0][1]]
     assert capfd.readouterr().err.count("another number of ranks") == 1
+
+
+def train_on_own(place, folder, duration, **arguments):
+    """What this rank trained on, by the first feature, and what it was told."""
+    seen = []
+    with make(
+        train_dataloader=OwnLoader(*place),
+        callbacks=Watch(lambda state: seen.extend(state.batch[0][:, 0].tolist())),
+        save_folder=folder,
+        max_duration=duration,
+        **arguments,
+    ) as trainer:
+        told = list(trainer._notices)
+        trainer.fit()
+    return seen, told
+
+
+def test_a_loader_that_knows_no_ranks_goes_on_behind_the_batches_of_other_ranks(told):
+    folder, ranks = told
+    batches = [data(24)[range(start, start + 8)][0][:, 0].tolist() for start in (0, 8, 16)]
+    for rank, (first, same, other) in enumerate(rank["own"] for rank in ranks):
+        assert first[0] == batches[0][rank::2] + batches[1][rank::2]
+        assert same[0] == batches[2][rank::2]
+        assert other[0] == batches[2][rank::2]
+        assert not any("discarded" in said for said in same[1])
+        assert any("of another number of ranks: the 2 batches of this epoch" in said for said in other[1])
+    seen, said = train_on_own((0, 1), f"{folder}/own-2", "3ba", autoresume=True)
+    assert seen == batches[2]
+    assert sum("random generators start anew" in one for one in said) == 1
+    assert sum("of another number of ranks: the 2 batches of this epoch" in one for one in said) == 1
 
 
 def fail_on_one_rank():

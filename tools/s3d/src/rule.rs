@@ -15,6 +15,8 @@ pub enum Kind {
     InternalError,
     /// 503 SlowDown; nothing is carried out.
     SlowDown,
+    /// 409 ConditionalRequestConflict; nothing is carried out.
+    Conflict,
     /// The connection is reset; nothing is carried out.
     Reset,
     /// The answer breaks off in the middle of the length that it declared.
@@ -31,6 +33,7 @@ impl Kind {
             Self::Bandwidth(_) => "bandwidth",
             Self::InternalError => "500",
             Self::SlowDown => "slowdown",
+            Self::Conflict => "conflict",
             Self::Reset => "reset",
             Self::ShortBody => "short_body",
             Self::LostReply => "lost_reply",
@@ -135,6 +138,7 @@ fn plain_kind(name: &str) -> Result<Kind, String> {
     let kinds = [
         Kind::InternalError,
         Kind::SlowDown,
+        Kind::Conflict,
         Kind::Reset,
         Kind::ShortBody,
         Kind::LostReply,

@@ -144,7 +144,7 @@ impl Handler {
                 control.is_reset.store(true, Ordering::Relaxed);
                 Err(Hangup("reset, as asked"))
             }
-            Some(kind @ (Kind::InternalError | Kind::SlowDown)) => {
+            Some(kind @ (Kind::InternalError | Kind::SlowDown | Kind::Conflict)) => {
                 drain(request).await;
                 Ok(spoil::refusal(kind))
             }

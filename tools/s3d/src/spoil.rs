@@ -25,6 +25,11 @@ pub fn refusal(kind: Kind) -> HttpResponse {
             "SlowDown",
             "Please reduce your request rate.",
         ),
+        Kind::Conflict => (
+            StatusCode::CONFLICT,
+            "ConditionalRequestConflict",
+            "The conditional request cannot succeed due to a conflicting operation against this resource.",
+        ),
         _ => (
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalError",

@@ -117,6 +117,7 @@ class RunState:
         self._loaded_feed = _FeedPosition(
             loader_state=tree["loader"] if tree["loader"] is not None else per_rank.get("loader"),
             epoch_generators=per_rank.get("epoch_generators"),
+            is_of_other_ranks=loaded.per_rank is None,
         )
         return said
 
@@ -130,7 +131,10 @@ class RunState:
         if position is None or self.feed is None:
             return []
         num_batches = self._state.timestamp.counts.batch_in_epoch
-        if not self.feed.resume(position.loader_state, num_batches=num_batches):
+        # A position in one rank's share, or in all of the data, is none in another share.
+        is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
+        loader_state = None if is_elsewhere else position.loader_state
+        if not self.feed.resume(loader_state, num_batches=num_batches):
             return []
         # The shuffle of the epoch is drawn again as it was, then the generators go on from where they were.
         now = capture_generators(self._state.device)
@@ -138,8 +142,13 @@ class RunState:
             restore_generators(position.epoch_generators, self._state.device)
         self.feed.skip()
         restore_generators(now, self._state.device)
+        why = "has no state in the checkpoint" if self.feed.is_stateful else "keeps no state"
+        proviso = ""
+        if position.is_of_other_ranks:
+            why += " of another number of ranks" if self.feed.is_stateful else ""
+            proviso = " (the same samples, where the global batch and its order are as before)"
         notice = (
-            f"the data loader keeps no state: the {num_batches} batches of this epoch that were trained on "
+            f"the data loader {why}: the {num_batches} batches of this epoch that were trained on{proviso} "
             "were fetched again and discarded"
         )
         return [notice]
@@ -154,10 +163,15 @@ class RunState:
 
 class _FeedPosition:
     def __init__(
-        self, *, loader_state: Mapping[str, Any] | None, epoch_generators: Mapping[str, Any] | None
+        self,
+        *,
+        loader_state: Mapping[str, Any] | None,
+        epoch_generators: Mapping[str, Any] | None,
+        is_of_other_ranks: bool,
     ) -> None:
         self.loader_state = loader_state
         self.epoch_generators = epoch_generators
+        self.is_of_other_ranks = is_of_other_ranks
 
 
 def _named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:

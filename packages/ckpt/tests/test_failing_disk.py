@@ -1,0 +1,121 @@
+"""A disk that fails while `hocket-ckpt` writes: the file is named, and none is left half."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hocket.ckpt.demo import write_demo
+
+# The command, again and again in one process, whose environment says what fails.
+WORK = """
+import contextlib, io, json, os, sys
+from hocket.ckpt.cli.app import app
+for line in sys.stdin:
+    request = json.loads(line)
+    os.environ.update(request["env"])
+    error = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+        try:
+            app(request["args"])
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([code, error.getvalue()]), flush=True)
+"""
+DONE = 0
+STORE_FAILED = 5
+
+
+@pytest.fixture(scope="module")
+def command(shim):
+    """Runs `hocket-ckpt` on a disk on which a call for a file fails; gives its exit code and what it said."""
+    if shim is None:
+        pytest.skip("failing calls are built with `cc`, which is not here")
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "LD_PRELOAD": shim},
+    ) as process:  # fmt: skip
+
+        def run(*args, fails="", of="", number=0):
+            env = {"FAULT_CALL": fails, "FAULT_FILE": of, "FAULT_ERRNO": str(number)}
+            process.stdin.write(json.dumps({"env": env, "args": [str(arg) for arg in args]}) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        try:
+            yield run
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def files_under(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def check_left(folder, name):
+    """Finished files stay for the next run. The one that failed does not, and nothing is committed."""
+    left = files_under(folder)
+    assert not [path for path in left if name in path or path.rpartition("/")[2].startswith(".")], left
+    assert "checkpoint.json.zst" not in left
+
+
+WRITES = {
+    "reshard": (["reshard", "--ranks", "3"], ["-r00001-000.safetensors", "checkpoint.json.zst"]),
+    "hocket": (["convert", "--to", "hocket"], ["-r00000-000.safetensors", "checkpoint.json.zst"]),
+    "zstd": (["convert", "--to", "hocket", "--compression", "zstd:1"], ["-r00000-000.blocks"]),
+    "dcp": (["convert", "--to", "dcp"], [".distcp", ".metadata"]),
+    "safetensors": (["convert", "--to", "safetensors"], [".safetensors"]),
+    "torch": (["convert", "--to", "torch"], ["state.pt"]),
+}
+
+
+@pytest.mark.parametrize("form", WRITES)
+def test_the_file_is_named_and_a_second_run_does_it(tmp_path, command, form):
+    source = tmp_path / "demo"
+    write_demo(str(source))
+    (verb, *options), names = WRITES[form]
+
+    def run(folder, **fails):
+        target = folder / "state.pt" if form == "torch" else folder
+        return target, command(verb, source, target, *options, **fails)
+
+    whole, done = run(tmp_path / "whole")
+    assert done == [DONE, ""]
+    for place, name in enumerate(names):
+        # A data file is so small that its first write at a place is its only one.
+        write = "write" if name == "checkpoint.json.zst" else "header"
+        for fails, number in ((write, errno.EIO), ("fsync", errno.EDQUOT)):
+            folder = tmp_path / f"{place}-{fails}"
+            target, (code, said) = run(folder, fails=fails, of=name, number=number)
+            assert (code, name in said, f"(os error {number})" in said) == (STORE_FAILED, True, True), said
+            check_left(folder, name)
+            assert run(folder) == (target, [DONE, ""])
+            assert command("verify", target) == [DONE, ""]
+            assert command("diff", whole, target) == [DONE, ""]
+            assert files_under(folder) == files_under(tmp_path / "whole")
+
+
+def test_so_it_is_when_a_thread_of_a_large_file_meets_it(tmp_path, command):
+    (tmp_path / "model").mkdir()
+    save_file({"w": np.arange(3 << 20, dtype=np.float32)}, tmp_path / "model/model.safetensors")  # 12 MiB
+    assert command("convert", tmp_path / "model", tmp_path / "demo", "--to", "hocket") == [DONE, ""]
+    for form, ((verb, *options), (name, *_)) in WRITES.items():
+        folder = tmp_path / form
+        target = folder / name if form == "torch" else folder
+        name = name.replace("-r00001-000", "-r00000-000")
+        code, said = command(
+            verb, tmp_path / "demo", target, *options, fails="data", of=name, number=errno.EIO
+        )
+        assert (code, name in said, f"(os error {errno.EIO})" in said) == (STORE_FAILED, True, True), said
+        check_left(folder, name)
+        assert command(verb, tmp_path / "demo", target, *options) == [DONE, ""]
+        assert command("diff", tmp_path / "demo", target) == [DONE, ""]

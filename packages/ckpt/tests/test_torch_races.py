@@ -1,0 +1,94 @@
+"""Two jobs that save under one name at once: one wins, and the other leaves nothing and is told of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hocket.ckpt
+from hocket.ckpt.torch import CheckpointStore
+from hocket.native import Store
+from support.sampling import cases
+
+SCRIPT = Path(__file__).with_name("racing_writers.py")
+
+
+@pytest.fixture(scope="module")
+def script():
+    """What the writers run, to ask it what they save."""
+    spec = importlib.util.spec_from_file_location("racing_writers", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def race():
+    """Has two processes save side by side, and tells what they heard."""
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def run(**request):
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, "the process that forks the writers has ended"
+            return json.loads(line)
+
+        try:
+            yield run
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def names_of(uri):
+    """All that stands there."""
+    if "://" in uri:
+        return {found.key for found in Store(uri).list("")}
+    return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
+
+
+def check(script, prefix, trial, heard):
+    """Of a trial's two writers one has won, wholly, and the other knows by whom he was beaten."""
+    assert sum(said is None for said in heard) == 1, heard
+    winner = heard.index(None)
+    step, name = script.step_of(trial, winner), f"trial-{trial}"
+    assert heard[1 - winner].startswith(f"CheckpointExistsError: `{prefix}/{name}`"), heard
+    assert f"of step {step}" in heard[1 - winner], heard
+    saved = script.state(step)
+    into = {key: torch.zeros_like(value) if key != "step" else -1 for key, value in saved.items()}
+    loaded = CheckpointStore(prefix).load(name, into)
+    assert loaded.step == loaded.state.pop("step") == saved.pop("step")
+    assert all(torch.equal(loaded.state[key], tensor) for key, tensor in saved.items())
+    uri = f"{prefix}/{name}"
+    paths = {file["path"] for file in hocket.ckpt.open(uri).manifest.files}
+    assert names_of(uri) == {*paths, "checkpoint.json.zst"}, heard
+    return "was committed there" in heard[1 - winner]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_of_two_processes_one_wins_and_the_other_is_told_by_whom(
+    tmp_path, s3d_faults, race, script, monkeypatch
+):
+    trials = cases(full=50, sample=2)
+    # Half of the writes of manifests are told that they met another, whether they did or not.
+    server = s3d_faults("kind=conflict,rate=0.5,op=PutObject,key=*checkpoint.json.zst", latency_ms=2)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    for prefix in (str(tmp_path / "runs"), server.uri("runs")):
+        heard = race(prefix=prefix, env=server.env, trials=trials)
+        assert len(heard) == trials
+        met = [check(script, prefix, trial, each) for trial, each in enumerate(heard)]
+        # Else the later one found the other's checkpoint before it wrote a byte.
+        assert any(met) or trials < 50
+    assert server.stats()["faults"]["conflict"] > 0

@@ -2,13 +2,17 @@
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import hocket.ckpt
+from hocket.ckpt.dcp import HocketReader
 from hocket.ckpt.errors import CheckpointExistsError
 from hocket.ckpt.torch import CheckpointStore
 from hocket.ckpt.torch.keyvalue import Alone
@@ -98,17 +102,66 @@ def rank_overwrites(folder):
     weight = torch.arange(1 << 17, dtype=torch.float32)
     store.save({"w": weight}, step=1, name="last")
     store.save({"w": weight + 1}, step=2, name="last", overwrite=True)
-    failed = None
-    try:
-        store.save({"w": weight + rank, "loop": rank}, step=3, name="last", overwrite=True)
-    except Exception as error:  # noqa: BLE001 - compared by the test
-        failed = type(error).__name__
+    failed = raised(
+        lambda: store.save({"w": weight + rank, "loop": rank}, step=3, name="last", overwrite=True)
+    )
     loaded = store.load("last", {"w": torch.zeros(1 << 17)}).state["w"]
+    meanwhile = replaced_meanwhile(store, folder)
     store.close()
-    return failed, torch.equal(loaded, weight + 1)
+    return failed, torch.equal(loaded, weight + 1), meanwhile
+
+
+def raised(act):
+    try:
+        act()
+    except (Exception, CheckpointException) as error:  # noqa: BLE001 - compared by the test
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def replaced_meanwhile(store, folder):
+    """What loads raise on this rank where another job replaces the checkpoint between the ranks' reading."""
+    into = {"w": torch.zeros(1 << 17)}
+    told = store._rendezvous.store
+
+    def replace():
+        job = alone(folder)
+        job.save({"w": torch.zeros(1 << 17)}, step=9, name="last", overwrite=True)
+        job.close()
+
+    class Reader(HocketReader):
+        def read_metadata(self):
+            if dist.get_rank() == 1:
+                metadata = super().read_metadata()
+                dist.barrier()
+                return metadata
+            dist.barrier()
+            replace()
+            return super().read_metadata()
+
+    def load(**options):
+        key = f"load-{store._num_loads + 1}"
+        while dist.get_rank() == 0 and not told.check([f"{key}/report/1"]):
+            time.sleep(0.01)
+        if dist.get_rank() == 0:  # the other one has read all that it wants
+            replace()
+        store.load("last", into, **options)
+
+    return [
+        raised(load),
+        raised(lambda: load(read_once=True)),
+        raised(lambda: dcp.load(into, storage_reader=Reader(f"{folder}/last"))),
+        raised(lambda: store.load("last", into)),
+    ]
 
 
 def test_two_ranks_replace_their_checkpoint_and_a_failed_save_leaves_it(tmp_path):
-    for found in run_ranks(rank_overwrites, 2, str(tmp_path), init="gloo", timeout_s=120):
-        assert found == ("CheckpointStateError", True)
+    for failed, is_loaded, meanwhile in run_ranks(
+        rank_overwrites, 2, str(tmp_path), init="gloo", timeout_s=120
+    ):
+        assert failed.startswith("CheckpointStateError")
+        assert is_loaded
+        assert all("replaced" in error for error in meanwhile[:3]), meanwhile
+        assert [error.partition(":")[0] for error in meanwhile[:2]] == ["CheckpointNotFoundError"] * 2
+        assert meanwhile[3] is None
     assert data_files(str(tmp_path / "last")) == named_files(str(tmp_path / "last"))

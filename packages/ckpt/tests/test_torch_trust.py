@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import hocket.ckpt
+from hocket.ckpt import reshard, verify
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.text import size
+from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointNotFoundError
 from hocket.ckpt.torch import CheckpointStore, KeepLast
 from hocket.ckpt.torch.layout import DTYPES
@@ -248,6 +251,36 @@ def test_tied_and_strided_tensors_come_back_as_they_are(store, tmp_path):
         assert torch.equal(into[name], tensor), name
 
 
+@pytest.mark.parametrize("work", ["convert", "diff", "reshard", "verify"])
+def test_work_of_many_reads_is_of_one_save(store, tmp_path, work):
+    last, out = str(tmp_path / "last"), str(tmp_path / "out")
+
+    def save(step, name):
+        state = {name: torch.full((6 << 18,), float(step)) for name in ("a", "b", "c", "d")}  # of 6 MiB
+        store.save(state, step=step, name=name, overwrite=True)
+
+    one_at_a_time = threading.Lock()
+
+    def replace(*_):
+        with one_at_a_time:
+            if hocket.ckpt.open(last).manifest.step == 1:
+                save(2, "last")
+
+    memory = {"memory_bytes": 16 << 20}
+    run = {
+        "convert": lambda: convert(last, out, to="hocket", on_progress=replace, **memory),
+        "diff": lambda: diff(last, last, on_progress=replace, **memory),
+        "reshard": lambda: reshard(last, out, ranks=2, on_file=replace, **memory),
+        "verify": lambda: verify(last, on_file=replace),
+    }[work]
+    save(1, "one")
+    reshard(str(tmp_path / "one"), last, ranks=2)
+    with pytest.raises(CheckpointNotFoundError, match="was replaced by another save meanwhile"):
+        run()
+    assert not (tmp_path / "out/checkpoint.json.zst").exists()
+    run()
+
+
 def test_a_reader_whose_files_were_replaced_reads_the_manifest_once_more(store, tmp_path):
     store.save({"w": torch.ones(BLOCK)}, step=1, name="last")
     opened = hocket.ckpt.open(str(tmp_path / "last"))
@@ -255,6 +288,9 @@ def test_a_reader_whose_files_were_replaced_reads_the_manifest_once_more(store, 
     store.save({"w": torch.full((BLOCK,), 2.0)}, step=2, name="last", overwrite=True)
     assert (opened["w"] == 2).all()
     assert opened.manifest.step == 2
+    store.save({"w": torch.zeros(BLOCK, dtype=torch.int32)}, step=2, name="last", overwrite=True)
+    with pytest.raises(CheckpointIncompatibleError, match=r"was F32 of shape .*, is I32 of"):
+        opened["w"]
     store.save({"other": torch.ones(BLOCK)}, step=3, name="last", overwrite=True)
     with pytest.raises(CheckpointNotFoundError, match="no tensor `w`"):
         opened["w"]

@@ -26,7 +26,7 @@ from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, join_path
 from hocket.ckpt.payloads import PayloadReader
 from hocket.ckpt.reader import Checkpoint
 from hocket.ckpt.reader import open as open_checkpoint
-from hocket.ckpt.resuming import check_sizes, is_whole, spared
+from hocket.ckpt.resuming import check_sizes, identity_of, is_whole, spared
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
@@ -87,10 +87,10 @@ def convert(
 
     Tensors pass through in pieces, several at a time; none is ever whole in memory. (An item that the source
     compressed in another order than C's is unpacked to a temporary file, where `TMPDIR` says.) What tells
-    readers that the destination is complete is written last. On an error before that nothing stays; from
-    there on nothing is removed, since an error may be no more than an answer that was lost. After a kill or
-    such an error, the same call goes on: a file that stands there is compared with what it would become, byte
-    by byte, and not written again.
+    readers that the destination is complete is written last. After a kill or an error, files that were
+    finished stay, and the same call goes on: one that stands there is compared with what it would become,
+    byte by byte, and not written again. Nothing is taken back, since another run of the same conversion may
+    have found it there and relied on it.
 
     Args:
         source: What `open` takes.
@@ -117,7 +117,7 @@ def convert(
         CheckpointError: What opening and reading the source raise.
     """
     _check_arguments(to, dtype, memory_bytes, max_shard_bytes, compression)
-    opened = open_checkpoint(source)
+    opened = open_checkpoint(source, follow=False)
     content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
     arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
     save_id = _save_id(opened, arguments)
@@ -252,11 +252,7 @@ def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[Pat
 def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
     """The same for the same source and arguments, so that a rerun finds its files by their names."""
     contents = source.contents
-    if isinstance(contents, Manifest):
-        head = json.loads(_native.ckpt_manifest_head(source.uri))
-        identity = [head["save_id"], head["digest"]]
-    else:
-        identity = [contents.digest]
+    identity = identity_of(source.uri, contents) if isinstance(contents, Manifest) else [contents.digest]
     # What the files say of their writer is part of them.
     text = json.dumps(["convert", 1, _native.__version__, *identity, *arguments])
     return _native.xxh3_128(text.encode()).hex()
@@ -326,8 +322,6 @@ def _write(
     """Has all files at the destination; returns how many stood there."""
     total = sum(file.size for file in plan.files)
     done, num_found = 0, 0
-    written: list[str] = []
-    may_remove = True
 
     def passed(num_bytes: int) -> None:
         nonlocal done
@@ -335,40 +329,24 @@ def _write(
         if on_progress is not None:
             on_progress(done, total)
 
-    try:
-        records, sizes = [], {}
-        with contextlib.ExitStack() as stack:
-            if plan.save_id is not None:
-                stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
-            reader = stack.enter_context(PayloadReader(source, plan.files, memory_bytes))
-            for file in plan.files:
-                was_there, record = _write_file(plan.root, file, reader, passed)
-                num_found += was_there
-                if not was_there:
-                    written.append(file.path)
-                sizes[file.path] = file.size
-                if record is not None:
-                    records.append(record)
-                    sizes[file.path] = stored_bytes(record)
-            check_sizes(plan.root, sizes)
-            may_remove = False
-            if plan.last is not None:
-                num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
-            if plan.commit is not None:
-                plan.commit(records)
-    except BaseException:
-        if may_remove:
-            _remove(plan.root, written)
-        raise
+    records, sizes = [], {}
+    with contextlib.ExitStack() as stack:
+        if plan.save_id is not None:
+            stack.enter_context(spared(plan.root, plan.save_id, [file.path for file in plan.files]))
+        reader = stack.enter_context(PayloadReader(source, plan.files, memory_bytes))
+        for file in plan.files:
+            was_there, record = _write_file(plan.root, file, reader, passed)
+            num_found += was_there
+            sizes[file.path] = file.size
+            if record is not None:
+                records.append(record)
+                sizes[file.path] = stored_bytes(record)
+        check_sizes(plan.root, sizes)
+        if plan.last is not None:
+            num_found += _write_file(plan.root, plan.last, None, lambda _: None)[0]
+        if plan.commit is not None:
+            plan.commit(records)
     return num_found
-
-
-def _remove(root: str, paths: Sequence[str]) -> None:
-    store = _native.Store(root)
-    for path in paths:
-        # The first error is the one to tell.
-        with contextlib.suppress(Exception):
-            store.delete(path)
 
 
 def _write_file(

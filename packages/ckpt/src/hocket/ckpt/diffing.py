@@ -90,7 +90,7 @@ def diff(
     Raises:
         CheckpointError: What opening and reading raise.
     """
-    first, second = open_checkpoint(a), open_checkpoint(b)
+    first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
     found = Difference(a=a, b=b, formats=(first.format, second.format))
     names = _compare_keys(first, second, found)
     total = sum(first.record(name).num_bytes for name in names)

@@ -1,6 +1,8 @@
 """Tensors of a checkpoint as NumPy arrays, without torch."""
 
+import contextlib
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +51,11 @@ class Checkpoint:
         uri: Where it is.
     """
 
-    def __init__(self, uri: str, manifest: Manifest, *, check: bool = True) -> None:
+    def __init__(self, uri: str, manifest: Manifest, *, check: bool = True, follow: bool = True) -> None:
         self.uri = uri
         self._manifest = manifest
         self._check = check
+        self._follow = follow
 
     @property
     def format(self) -> str:
@@ -67,7 +70,7 @@ class Checkpoint:
     @property
     def contents(self) -> "Manifest | Catalogue":
         """Files, tensors and values, whatever the format."""
-        return self._manifest
+        return self.manifest
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.contents.tensors)
@@ -87,12 +90,16 @@ class Checkpoint:
         Raises:
             CheckpointNotFoundError: There is no such tensor; the nearest names are given.
         """
-        record = self.contents.tensors.get(name)
+        return self._record(self.contents, name)
+
+    def _record(self, contents: "Manifest | Catalogue", name: str) -> TensorRecord:
+        record = contents.tensors.get(name)
         if record is None:
-            near = difflib.get_close_matches(name, self.contents.tensors, n=3)
+            near = difflib.get_close_matches(name, contents.tensors, n=3)
             hint = f" Did you mean {', '.join(f'`{other}`' for other in near)}?" if near else ""
-            raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {len(self)}.{hint}")
-        return record if record.same_as is None else self.contents.tensors[record.same_as]
+            among = len(contents.tensors)
+            raise CheckpointNotFoundError(f"`{self.uri}` has no tensor `{name}`, among {among}.{hint}")
+        return record if record.same_as is None else contents.tensors[record.same_as]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
         """One tensor, assembled from its chunks; every block that is read is checked.
@@ -116,47 +123,48 @@ class Checkpoint:
     ) -> list[npt.NDArray[Any]]:
         """Parts of tensors in C order, each a new array or that of `into`; all of them in one parallel read.
 
-        Where a data file is gone and another save has taken the checkpoint's place, that one is read, as
-        `manifest` then says; what was read before is of the old one.
+        All are of one save. Where a data file is gone and another save has taken the checkpoint's place, all
+        are read from that one, as `manifest` then says; what earlier calls read is of the old one.
 
         Args:
             wanted: Tensors' names, each with the box of it that is wanted.
             into: Arrays to fill, of the boxes' sizes and the tensors' dtypes, in C order.
 
         Raises:
-            CheckpointNotFoundError: There is no such tensor, or a data file is gone.
-            CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape now.
+            CheckpointNotFoundError: There is no such tensor, or a data file is gone; with `follow=False`,
+                because another save has taken the checkpoint's place.
+            CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape or dtype.
             CheckpointCorruptError: A block or a file is not what was written.
         """
+        manifest = self.manifest
         try:
-            return self._read(wanted, into)
-        except CheckpointNotFoundError:
-            if not self._follow(wanted):
+            return self._read(manifest, wanted, into)
+        except CheckpointNotFoundError as error:
+            latest = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
+            if latest.save_id == manifest.save_id:
                 raise
-            return self._read(wanted, into)
-
-    def _follow(self, wanted: Sequence[tuple[str, Box]]) -> bool:
-        """Reads the manifest once more; whether it is that of another save."""
-        manifest = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
-        if manifest.save_id == self._manifest.save_id:
-            return False
-        shapes = {name: self.record(name).shape for name, _ in wanted}
-        self._manifest = manifest
-        for name, shape in shapes.items():
-            if self.record(name).shape != shape:
+            if not self._follow:
+                raise replaced_error(self.uri) from error
+        self._manifest = latest
+        for name, _ in wanted:
+            old, new = self._record(manifest, name), self._record(latest, name)
+            if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CheckpointIncompatibleError(
-                    f"`{self.uri}` was replaced meanwhile, and `{name}`, which had shape {list(shape)}, has "
-                    f"{list(self.record(name).shape)} now. Ask for it again."
+                    f"`{self.uri}` was replaced meanwhile, and `{name}`, which was {old.dtype} of shape "
+                    f"{list(old.shape)}, is {new.dtype} of {list(new.shape)} now. Ask for it again."
                 )
-        return True
+        return self._read(latest, wanted, into)
 
     def _read(
-        self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None
+        self,
+        manifest: Manifest,
+        wanted: Sequence[tuple[str, Box]],
+        into: Sequence[npt.NDArray[Any]] | None,
     ) -> list[npt.NDArray[Any]]:
         filling = Filling()
         arrays = []
         for number, (name, box) in enumerate(wanted):
-            record = self.record(name)
+            record = self._record(manifest, name)
             array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             if record.data is not None:
                 held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
@@ -165,12 +173,12 @@ class Checkpoint:
                 filling.add(array, box, record.chunks)
             arrays.append(array)
         if filling.reads:
-            _native.ckpt_read(self.uri, self.manifest.files, filling.reads, check=self._check)
+            _native.ckpt_read(self.uri, manifest.files, filling.reads, check=self._check)
         filling.finish()
         return arrays
 
 
-def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read as `hocket.ckpt.open`
+def open(source: str, *, check: bool = True, follow: bool = True) -> Checkpoint:  # noqa: A001 - read as `hocket.ckpt.open`
     """Opens a committed checkpoint; reads its manifest and no data.
 
     One that others wrote is recognised by what stands there: a distributed checkpoint of torch, a file of
@@ -179,6 +187,7 @@ def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read
     Args:
         source: Its folder or file, or a URI such as `s3://bucket/run/ep0-ba1000`.
         check: Verify the digest of every block that is read. Other formats have none.
+        follow: Read the save that has taken this one's place, once its files are gone; else that is an error.
 
     Raises:
         CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
@@ -199,7 +208,30 @@ def open(source: str, *, check: bool = True) -> Checkpoint:  # noqa: A001 - read
         from hocket.ckpt.formats.foreign import open_foreign
 
         return open_foreign(source)
-    return Checkpoint(source, Manifest.from_document(document), check=check)
+    return Checkpoint(source, Manifest.from_document(document), check=check, follow=follow)
+
+
+@contextlib.contextmanager
+def of_one_save(uri: str, save_id: str) -> Iterator[None]:
+    """For work of many reads, all of the save that its manifest was read of.
+
+    Raises:
+        CheckpointNotFoundError: A file is gone; that the checkpoint was replaced, where it was.
+    """
+    try:
+        yield
+    except CheckpointNotFoundError as error:
+        if json.loads(_native.ckpt_manifest_head(uri))["save_id"] == save_id:
+            raise
+        raise replaced_error(uri) from error
+
+
+def replaced_error(uri: str) -> CheckpointNotFoundError:
+    """That another save has taken the place of the one that was being read."""
+    return CheckpointNotFoundError(
+        f"`{uri}` was replaced by another save meanwhile, and the one that was being read is gone. Run it "
+        "again."
+    )
 
 
 def read_manifest(source: str) -> Manifest:

@@ -29,8 +29,8 @@ from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRec
 from hocket.ckpt.memory import Memory, carve
 from hocket.ckpt.overlap import overlap
 from hocket.ckpt.planning import Box, Placing, local_box
-from hocket.ckpt.reader import numpy_dtype, read_manifest
-from hocket.ckpt.resuming import check_sizes, is_whole, spared
+from hocket.ckpt.reader import numpy_dtype, of_one_save, read_manifest
+from hocket.ckpt.resuming import check_sizes, identity_of, is_whole, spared
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -119,12 +119,13 @@ def reshard(
     per_rank = _own_values(manifest, source, ranks)
     file_bytes = memory_bytes // (_WORKERS * _HELD)
     files = list(_plan(manifest, ranks, file_bytes))
-    save_id = _save_id(source, ranks, memory_bytes, level)
+    arguments = [*identity_of(source, manifest), ranks, memory_bytes, level]
+    save_id = _native.xxh3_128(json.dumps(["reshard", 1, *arguments]).encode()).hex()
     done = _committed(destination, save_id)
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
     job = _Job(source, manifest, destination, save_id, level, file_bytes, on_file)
-    with spared(destination, save_id, list(map(job.path, files))):
+    with of_one_save(source, manifest.save_id), spared(destination, save_id, list(map(job.path, files))):
         written = job.run(files)
         resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
         check_sizes(destination, {file["path"]: stored_bytes(file) for file in written})
@@ -150,12 +151,6 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
             f"values; it cannot be cut for {ranks}."
         )
     return None
-
-
-def _save_id(source: str, ranks: int, memory_bytes: int, level: int | None) -> str:
-    head = json.loads(_native.ckpt_manifest_head(source))
-    text = json.dumps(["reshard", 1, head["save_id"], head["digest"], ranks, memory_bytes, level])
-    return _native.xxh3_128(text.encode()).hex()
 
 
 def _committed(destination: str, save_id: str) -> Manifest | None:

@@ -1,17 +1,32 @@
-"""What runs that go on after a kill need: `gc` spares what they find, and a look before the commit."""
+"""What runs that go on after a kill need: what they are a run of, `gc` kept off, a look before the commit."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hocket.ckpt.datafiles import file_metadata, stored_bytes
 from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import replaced_error
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["check_sizes", "is_whole", "spared"]
+__all__ = ["check_sizes", "identity_of", "is_whole", "spared"]
+
+
+def identity_of(uri: str, manifest: Manifest) -> list[str]:
+    """What tells a source from every other: the id of its save, and the digest of its manifest.
+
+    Raises:
+        CheckpointNotFoundError: Another save has taken the manifest's place since it was read.
+    """
+    head = json.loads(_native.ckpt_manifest_head(uri))
+    if head["save_id"] != manifest.save_id:
+        raise replaced_error(uri)
+    return [head["save_id"], head["digest"]]
 
 
 @contextlib.contextmanager

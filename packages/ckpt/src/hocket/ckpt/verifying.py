@@ -12,6 +12,7 @@ from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.owners import Owners
 from hocket.ckpt.reader import open  # noqa: A004 - this package's own
+from hocket.ckpt.resuming import identity_of
 from hocket.native import _native
 
 __all__ = ["Flaw", "Verdict", "verify"]
@@ -71,7 +72,7 @@ def verify(
         on_file: Called after each file with its path, its bytes as stored and its flaws.
 
     Raises:
-        CheckpointNotFoundError: There is no committed checkpoint.
+        CheckpointNotFoundError: There is no committed checkpoint, or it was replaced meanwhile.
         CheckpointCorruptError: The manifest itself is bad: nothing can be compared.
         CheckpointIncompatibleError: A later format.
 
@@ -92,6 +93,8 @@ def verify(
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
             on_file(file["path"], stored_bytes(file), found)
+    if flaws:
+        identity_of(source, manifest)  # what was replaced meanwhile has no files, and no flaws
     return Verdict(
         uri=source,
         contents=manifest,

@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.planning import Box
-from hocket.ckpt.reader import Checkpoint
+from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.reader import open as open_checkpoint
 from hocket.ckpt.torch.filling import SCRATCH_BYTES, Target, read_into
 from hocket.ckpt.torch.layout import torch_dtype
@@ -101,11 +103,20 @@ class HocketReader(StorageReader):
         """Nothing: the checkpoint is open since `read_metadata`."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leaves a rank's plan as it is."""
-        return plan
+        """Notes in a rank's plan which save it reads."""
+        assert self._checkpoint is not None, "plans come after `read_metadata`"
+        contents = self._checkpoint.contents
+        save = contents.digest if isinstance(contents, Catalogue) else contents.save_id
+        return replace(plan, storage_data=save)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leaves the plans as they are."""
+        """Leaves the plans as they are, where all ranks read the same save.
+
+        Raises:
+            CheckpointNotFoundError: They do not: the checkpoint was replaced meanwhile.
+        """
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise replaced_error(str(self._uri))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -124,7 +135,8 @@ class HocketReader(StorageReader):
         if isinstance(checkpoint, Foreign):
             _fill_from_arrays(checkpoint, targets)
         else:
-            read_into(checkpoint.uri, checkpoint.manifest, targets, check=self._check)
+            with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
+                read_into(checkpoint.uri, checkpoint.manifest, targets, check=self._check)
         for item, target in zip(tensors, targets, strict=True):
             planner.commit_tensor(item, target.local)
         for item in plan.items:

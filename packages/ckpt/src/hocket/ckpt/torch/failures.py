@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hocket.ckpt import errors
-from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.rendezvous import Rendezvous
 
 __all__ = ["Failure", "agree", "merge", "pack_error", "unpack_error"]
@@ -14,6 +14,9 @@ Failure = dict[str, Any]
 """A rank's error as JSON: `ranks`, `type`, `message`."""
 
 _MESSAGE_CHARS = 4000
+_REPLACED = (
+    "the ranks read different saves: it was replaced meanwhile, or they name different ones. Load it again."
+)
 
 
 def pack_error(error: BaseException, *, ranks: Sequence[int]) -> Failure:
@@ -47,7 +50,13 @@ def unpack_error(failure: Failure, what: str) -> CheckpointError:
 
 
 def agree(
-    rendezvous: Rendezvous, key: str, error: BaseException | None, *, timeout_s: float, what: str
+    rendezvous: Rendezvous,
+    key: str,
+    error: BaseException | None,
+    *,
+    timeout_s: float,
+    what: str,
+    save_id: str = "",
 ) -> None:
     """Ends alike on all ranks: returns when none has an error, else raises on every one of them.
 
@@ -59,13 +68,15 @@ def agree(
         error: This rank's; it is what is raised here.
         timeout_s: How long to wait for the others.
         what: What is agreed on, for messages: `load of …`.
+        save_id: Of the checkpoint that this rank reads, which has to be the same on all.
 
     Raises:
+        CheckpointNotFoundError: Ranks read different saves: the checkpoint was replaced meanwhile.
         CheckpointError: Another rank failed, or did not come in time.
     """
-    mine = None if error is None else pack_error(error, ranks=[rendezvous.rank])
+    failure = None if error is None else pack_error(error, ranks=[rendezvous.rank])
+    mine = {"failure": failure, "save_id": save_id}
     if rendezvous.is_coordinator:
-        failure = mine
         try:
             others = rendezvous.collect(
                 f"{key}/report",
@@ -74,7 +85,9 @@ def agree(
                 what=f"its part of the {what}",
             )
             told = [mine, *(json.loads(others[rank]) for rank in sorted(others))]
-            failure = merge([failure for failure in told if failure is not None])
+            failure = merge([report["failure"] for report in told if report["failure"] is not None])
+            if failure is None and any(report["save_id"] != save_id for report in told):
+                failure = pack_error(CheckpointNotFoundError(_REPLACED), ranks=[])
         except CheckpointError as late:
             failure = failure or pack_error(late, ranks=[])
         rendezvous.post(f"{key}/outcome", json.dumps(failure).encode())
@@ -83,10 +96,15 @@ def agree(
             rendezvous.await_ticks(f"{key}/seen", rendezvous.world_size - 1, timeout_s=timeout_s)
             rendezvous.forget(f"{key}/outcome", f"{key}/seen")
     else:
-        rendezvous.post(f"{key}/report/{rendezvous.rank}", json.dumps(mine).encode())
-        outcome = rendezvous.receive(
-            f"{key}/outcome", timeout_s=2 * timeout_s, what=f"what became of the {what}"
-        )
+        try:
+            rendezvous.post(f"{key}/report/{rendezvous.rank}", json.dumps(mine).encode())
+            outcome = rendezvous.receive(
+                f"{key}/outcome", timeout_s=2 * timeout_s, what=f"what became of the {what}"
+            )
+        except (CheckpointTimeoutError, RuntimeError) as silent:
+            if error is None:
+                raise
+            raise error from silent
         failure = json.loads(outcome)
         rendezvous.tick(f"{key}/seen")
     if error is not None:

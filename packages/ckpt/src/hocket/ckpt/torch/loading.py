@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.reader import read_manifest
+from hocket.ckpt.reader import of_one_save, read_manifest
 from hocket.ckpt.torch.failures import agree
 from hocket.ckpt.torch.filling import fill
 from hocket.ckpt.torch.matching import Selection, select
@@ -111,7 +111,8 @@ class LoadJob:
         if self.error is None and not is_shared:
             manifest, selection = self._matched
             try:
-                fill(self.uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
+                with of_one_save(self.uri, manifest.save_id):
+                    fill(self.uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
             except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
                 self.error = error
         self._agree(self.key)
@@ -149,7 +150,8 @@ class LoadJob:
         return f"load of `{self.uri}`"
 
     def _agree(self, key: str) -> None:
-        agree(self.rendezvous, key, self.error, timeout_s=self.timeout_s, what=self._what)
+        save_id = "" if self.manifest is None else self.manifest.save_id
+        agree(self.rendezvous, key, self.error, timeout_s=self.timeout_s, what=self._what, save_id=save_id)
 
 
 def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:

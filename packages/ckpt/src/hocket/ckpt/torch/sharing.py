@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import boxes
+from hocket.ckpt.reader import of_one_save
 from hocket.ckpt.torch.failures import agree
 from hocket.ckpt.torch.filling import SCRATCH_BYTES, Fill, fill
 from hocket.ckpt.torch.layout import TensorInfo, describe
@@ -76,7 +77,8 @@ def fill_sharing(
         theirs = {share.info.name for share in shares if share.reader != rank}
         names = {info.name for info in infos if (info.same_as or info.name) not in theirs}
         mine = [fill for fill in fills if fill.name in names]
-        fill(uri, manifest, mine, rank=rank, world_size=world_size, check=check)
+        with of_one_save(uri, manifest.save_id):
+            fill(uri, manifest, mine, rank=rank, world_size=world_size, check=check)
     except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
         failed = error
         if rendezvous.is_coordinator:

@@ -1,9 +1,11 @@
 """What goes wrong on one rank reaches all of them, within a deadline, and leaves no checkpoint."""
 
 import gc
+import math
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,9 +13,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch import CheckpointStore, functions, save
+from hocket.ckpt.torch import CheckpointStore, functions, rendezvous, save
+from hocket.ckpt.torch.failures import agree
 from support.ranks import run_ranks
 
 
@@ -25,9 +29,44 @@ def outcome(act):
     return None
 
 
+def without_new_threads(act, *args):
+    """As it is while the interpreter shuts down, from Python 3.12 on."""
+
+    def refuse(_):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    start, threading.Thread.start = threading.Thread.start, refuse
+    try:
+        act(*args)
+    finally:
+        threading.Thread.start = start
+
+
+def fails_beside_a_late_coordinator(ranks):
+    if ranks.rank == 1:
+        agree(ranks, "late", KeyError("own"), timeout_s=0.1, what="load")
+
+
+def meets_a_silent_coordinator():
+    """One whose node takes connections, and whose process was stopped."""
+    if dist.get_rank() == 1:
+        rendezvous._CONNECT_S = 0.5
+        try:
+            rendezvous.open_rendezvous()
+        finally:
+            dist.barrier()
+        return
+    rendezvous._opened += 1
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        _get_default_store().set(f"hocket-ckpt/{rendezvous._opened}", f"127.0.0.1 {port} {bytes(16).hex()}")
+        dist.barrier()
+
+
 def faulty_job(folder):
     rank = dist.get_rank()
     store = CheckpointStore(folder, timeout_s=20)
+    endless = CheckpointStore(folder, timeout_s=math.inf)
     weight = torch.arange(1 << 19, dtype=torch.float32)  # 2 MiB: each rank writes half
     found = {}
 
@@ -66,8 +105,13 @@ def faulty_job(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     save("last")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    found["shutdown"] = outcome(lambda: without_new_threads(save, "shutdown"))
+    found["own"] = outcome(lambda: fails_beside_a_late_coordinator(store._rendezvous))
+    found["silent"] = outcome(meets_a_silent_coordinator)
     if rank == 0:  # the one that failed has nothing to hear, and closing need not wait for it
         found["heard"] = store._rendezvous.await_ticks(f"{store._turns._unseen}/seen", 1, timeout_s=20)
+    found["endless"] = outcome(lambda: endless.save({}, step=1, name="endless", mode="async").wait(20))
+    endless.close()
     store.close()
     return found
 
@@ -92,6 +136,10 @@ def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
         assert found["fine"] is None
         assert found["name"][0] == "CheckpointStateError"
         assert f"rank 1: `{tmp_path}/of-1` of step 1" in found["name"][1]
+        assert (found["shutdown"], found["endless"]) == (None, None)
+    assert second["own"] == ("KeyError", "'own'")
+    assert second["silent"][0] == "CheckpointTimeoutError"
+    assert "did not answer within 1 s" in second["silent"][1]
     for name in ("step", "mode", "source"):
         assert first[name][0] == "CheckpointError"
         assert "failed on rank 1: ValueError: " in first[name][1]
@@ -99,8 +147,8 @@ def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
     assert "failed on rank 1" in first["object"][1]
     assert "failed on rank 1" in first["load"][1]
     committed = [path.parent.name for path in tmp_path.glob("*/checkpoint.json.zst")]
-    assert committed == ["good"]
-    assert {path.parts[-3] for path in tmp_path.glob("*/data/*")} == {"good"}
+    assert sorted(committed) == ["endless", "good", "shutdown"]
+    assert {path.parts[-3] for path in tmp_path.glob("*/data/*")} == {"good", "shutdown"}
 
 
 KILLED = """

@@ -5,6 +5,7 @@ background thread beside the job's collectives, and a rank that dies is named by
 hanging its peers.
 """
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -18,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch.keyvalue import Alone, KeyValue, Patient
+from hocket.ckpt.torch.keyvalue import SLICES, Alone, KeyValue, Patient
 
 __all__ = ["Rendezvous", "open_rendezvous"]
 
@@ -92,8 +93,9 @@ class Rendezvous:
         return bytes(self.store.get(key))
 
     def tick(self, key: str) -> None:
-        """Counts this rank at a key."""
-        self.store.add(key, 1)
+        """Counts this rank at a key: a courtesy, which a coordinator that is gone needs no more."""
+        with contextlib.suppress(CheckpointTimeoutError, RuntimeError):
+            self.store.add(key, 1)
 
     def await_ticks(self, key: str, count: int, *, timeout_s: float) -> bool:
         """Waits until `count` ranks have counted themselves; whether they did in time."""
@@ -106,9 +108,13 @@ class Rendezvous:
 
 
 def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
-    deadline, pause_s = time.monotonic() + timeout_s, _POLL_S[0]
+    left_s, pause_s, last = timeout_s, _POLL_S[0], time.monotonic()
     while not look():
-        if time.monotonic() > deadline:
+        # Of the time that the job was suspended no more counts than this.
+        now = time.monotonic()
+        left_s -= min(now - last, timeout_s / SLICES)
+        last = now
+        if left_s < 0:
             return False
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, _POLL_S[1])
@@ -129,7 +135,7 @@ def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvo
         timeout_s: How long it may be later here than other ranks.
 
     Raises:
-        CheckpointTimeoutError: Rank 0 did not open it in time.
+        CheckpointTimeoutError: Rank 0 did not open it in time, or does not answer.
     """
     global _opened
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -140,28 +146,31 @@ def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvo
         _opened += 1
         key = f"hocket-ckpt/{_opened}"
     if rank == 0:
-        host, store = _host_store(world_size)
+        host, own = _host_store(world_size)
         nonce = secrets.token_bytes(16)
-        shared.set(key, f"{host} {store.port} {nonce.hex()}")
-        return Rendezvous(store, rank=0, world_size=world_size, nonce=nonce)
-    default = Patient(shared, timeout_s=timeout_s)
+        shared.set(key, f"{host} {own.port} {nonce.hex()}")
+        return Rendezvous(own, rank=0, world_size=world_size, nonce=nonce)
+    default = Patient(lambda: shared, timeout_s=timeout_s)
     if not _poll(lambda: default.check([key]), timeout_s):
         raise CheckpointTimeoutError(
             f"Rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
             f"on every rank."
         )
     host, port, nonce_hex = default.get(key).decode().split()
-    store = TCPStore(
-        host,
-        int(port),
-        world_size,
-        is_master=False,
-        timeout=timedelta(seconds=_CONNECT_S),
-        wait_for_workers=False,
-    )
-    return Rendezvous(
-        Patient(store, timeout_s=answer_s), rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex)
-    )
+    default.close()
+
+    def connect() -> TCPStore:
+        return TCPStore(
+            host,
+            int(port),
+            world_size,
+            is_master=False,
+            timeout=timedelta(seconds=_CONNECT_S),
+            wait_for_workers=False,
+        )
+
+    store = Patient(connect, timeout_s=answer_s, connect_s=2 * _CONNECT_S)
+    return Rendezvous(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
 
 
 def _host_store(world_size: int) -> tuple[str, TCPStore]:

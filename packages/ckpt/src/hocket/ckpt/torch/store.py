@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -87,12 +88,12 @@ class CheckpointStore:
         rendezvous: Rendezvous | None = None,
     ):
         self.uri = os.fspath(uri).rstrip("/") or "/"
-        self.timeout_s = timeout_s
+        self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._level = compression_level(compression)
         self._unfenced = unfenced
         policies = retention if isinstance(retention, Sequence) else (retention,)
         self._retainer = Retainer(self.uri, policies)
-        self._rendezvous = rendezvous or open_rendezvous(answer_s=timeout_s)
+        self._rendezvous = rendezvous or open_rendezvous(answer_s=self.timeout_s)
         self._planner = Planner(rank=self._rendezvous.rank, world_size=self._rendezvous.world_size)
         self._staging = Staging(staging_bytes)
         self._turns = Turns(self._rendezvous)

@@ -292,6 +292,26 @@ def test_a_callback_may_be_new_or_have_other_entries_than_before(tmp_path):
     assert (told.told, later.told) == ({"a": 1}, {"c": 3})
 
 
+class Counting(StatefulLoader):
+    """As a later release of it might be."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "drawn": self.epoch * 5 + self.batch}
+
+
+@pytest.mark.parametrize("before", LOADERS)
+def test_the_state_of_a_loader_may_have_other_entries_than_before(tmp_path, before, monkeypatch):
+    with start(str(tmp_path), kind=before, losses={}, max_duration="2ba") as trainer:
+        trainer.fit()
+    loader, losses = Counting(), {}
+    monkeypatch.setitem(LOADERS, "counting", lambda: loader)
+    arguments = {"max_duration": "3ba", "autoresume": True}
+    with start(str(tmp_path), kind="counting", losses=losses, **arguments) as trainer:
+        trainer.fit()
+    assert list(losses) == [3]
+    assert (loader.epoch, loader.batch) == (0, 3)
+
+
 def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
     with start(str(tmp_path), losses={}, max_duration="1ba") as trainer:
         trainer.fit()

@@ -14,6 +14,10 @@ import torch
 
 def seed_generators(seed: int) -> None:
     """Seed Python's generator, torch's on every device, and NumPy's where it is loaded."""
+    # It draws from Python's generator as it is imported: a process's first run would have other numbers than
+    # its second.
+    import rich.style  # noqa: F401
+
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:

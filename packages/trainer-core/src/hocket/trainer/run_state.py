@@ -62,10 +62,11 @@ class RunState:
     def tree_to_fill(self) -> StateTree:
         """The tree to load into: `tree`, in which the parts of a run that hold no tensors take what is there.
 
-        A callback may be new in this run, or have other entries than when the checkpoint was saved.
+        A callback may be new in this run, or have other entries than when the checkpoint was saved; so may
+        the loader be another one.
         """
         tree = self.tree()
-        for kind in _PARTS:
+        for kind in (*_PARTS, "loader"):
             if not _has_tensors(tree[kind]):
                 tree[kind] = {}
         return tree

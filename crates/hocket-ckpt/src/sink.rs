@@ -284,6 +284,7 @@ struct Staged {
     target: PathBuf,
     file: File,
     stream: Option<Stream>,
+    pid: u32,
 }
 
 impl Staged {
@@ -312,6 +313,7 @@ impl Staged {
             target: target.to_owned(),
             file,
             stream: Some(Stream::new(direct)),
+            pid: std::process::id(),
         };
         // A full disk is told before anything is written; not every file system can say.
         match rustix::fs::fallocate(
@@ -360,6 +362,10 @@ impl Drop for Staged {
     fn drop(&mut self) {
         // Its threads first: what they write after that would be nobody's.
         self.stream = None;
+        // A forked child's copy must not take its parent's file away.
+        if self.pid != std::process::id() {
+            return;
+        }
         // Gone already where it was published.
         let _ = std::fs::remove_file(&self.hidden);
     }

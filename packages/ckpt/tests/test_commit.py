@@ -1,6 +1,7 @@
 """Of all that commit under one name, one wins, and everybody is told the truth."""
 
 import http.server
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -96,6 +97,22 @@ def test_a_data_file_is_never_replaced(tmp_path):
     write(str(tmp_path), 0)
     with pytest.raises(CheckpointExistsError, match="never replaced"):
         write(str(tmp_path), 0)
+
+
+def test_a_forked_child_leaves_its_parents_file(tmp_path):
+    data = bytes(range(256)) * 4096  # 1 MiB, and so its writer has threads, which the child has not
+    sink = _native.CkptSink(str(tmp_path), "data/x", size=2 * len(data))
+    sink.write(data)
+    child = os.fork()
+    if child == 0:
+        try:
+            sink.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    sink.write(data)
+    sink.finish()
+    assert (tmp_path / "data/x").read_bytes() == 2 * data
 
 
 def test_one_of_several_wins_on_an_object_store(server):

@@ -30,11 +30,12 @@ SYSTEMS: dict[str, list[str] | None] = {
     "mosaicml_streaming": ["mosaicml-streaming==0.13.0"],
     "litdata": ["litdata==0.2.76"],
     "webdataset": ["webdataset==1.0.2", "torch"],
-    "memmap": [],
+    "memmap": ["zstandard==0.25.0"],
     "obstore": ["obstore==0.12.1"],
     "obstore_kept": ["obstore==0.12.1"],
 }
-#: No peers: the same batches out of one memory map; requests for all bytes, into memory and into files.
+#: No peers: the same batches out of one memory map, and zstd alone on all cores; requests for all bytes, into
+#: memory and into files.
 LIMIT, COLD_LIMITS = "memmap", ["obstore", "obstore_kept"]
 PEERS = [system for system in SYSTEMS if system not in COLD_LIMITS]
 
@@ -52,7 +53,7 @@ def write(folder: Path, workloads: list[str], systems: list[str], rounds: int) -
         for workload in workloads:
             for system in systems:
                 for compression in [None, "zstd:3"] if workload == "tokens" else [None]:
-                    if compression and system not in {"hocket", "mosaicml_streaming"}:
+                    if compression and system not in {"hocket", "mosaicml_streaming", LIMIT}:
                         continue
                     place = folder / f"{workload}-{system}{'-zstd' if compression else ''}"
                     shutil.rmtree(place, ignore_errors=True)

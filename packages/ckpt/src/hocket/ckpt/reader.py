@@ -164,9 +164,8 @@ class Checkpoint:
             else:
                 filling.add(array, box, record.chunks)
             arrays.append(array)
-        if filling.reads:
-            _native.ckpt_read(self.uri, self.manifest.files, filling.reads, check=self._check)
-        filling.finish()
+        files = self.manifest.files
+        filling.run(lambda reads: _native.ckpt_read(self.uri, files, reads, check=self._check))
         return arrays
 
 

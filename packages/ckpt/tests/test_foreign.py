@@ -204,7 +204,8 @@ def test_any_part_of_any_strided_chunks_is_read(data):
         at_once.append(sum(not any(a <= byte < a + n for a, n in own) for byte in taken))
 
     limits = {"_LEAST_SLICE_BYTES": least, "_LARGEST_SLICE_BYTES": max(least, largest)}
-    with mock.patch.multiple(boxes, **limits, _HOLE_BYTES=hole, _LONG_RUN_BYTES=long_run):
+    limits |= {"_HOLE_BYTES": hole, "_LONG_RUN_BYTES": long_run, "_READ_BYTES": data.draw(st.integers(0, 40))}
+    with mock.patch.multiple(boxes, **limits):
         for box, target in zip(wanted, targets, strict=True):
             filling.add(target, box, chunks)
         filling.run(read)

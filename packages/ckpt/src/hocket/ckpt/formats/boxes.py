@@ -1,8 +1,10 @@
 """Boxes of tensors as byte ranges of files: any part of any tensor, whatever its chunks and strides."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,13 @@ Read = tuple[int, int, int, int]
 _LEAST_SLICE_BYTES = 1 << 20
 _LARGEST_SLICE_BYTES = 64 << 20
 
-# Up to so many bytes between two runs are read along: another read costs more than to pass them over.
+# Up to so many bytes between two runs are read along: another read costs more than to pass them over. Of a
+# store, up to some MiB between two reads are fetched anyway: so they are counted as what takes memory.
 _HOLE_BYTES = 16 << 10
+_STORE_HOLE_BYTES = 3 << 20
+
+# What a read costs in memory, beside its bytes.
+_READ_BYTES = 256
 
 # Runs of so many bytes go straight to their places, each by a read of its own.
 _LONG_RUN_BYTES = 4 << 10
@@ -86,8 +93,12 @@ class Filling:
     What lies in a file as it does in its array is read to its place. The rest goes by way of scratch memory,
     in slices of the file, front to back: as much at a time as all arrays take, but no less than 1 MiB and no
     more than 64, however far apart the items are.
+
+    Args:
+        is_remote: Whether a store is read.
     """
 
+    is_remote: bool = False
     _direct: list[Read] = field(default_factory=list)
     _scattered: list["_Part"] = field(default_factory=list)
     _num_bytes: int = 0
@@ -120,9 +131,9 @@ class Filling:
         reads, used = list(self._direct), 0
         slices: list[_Slice] = []
         for part in self._scattered:
-            for number, box in enumerate(_cut(part.sizes, part.steps, limit // part.target.itemsize)):
+            for number, box in enumerate(_cut(part.sizes, part.packed, limit // part.target.itemsize)):
                 num_bytes = part.span_bytes(box)
-                # Two slices of one part lie too far apart for one fetch from a store to span both.
+                # Two slices of one part may lie so far apart that a store is asked for more than both.
                 if number or used + num_bytes > limit:
                     yield reads, slices
                     reads, slices, used = [], [], 0
@@ -137,7 +148,7 @@ class Filling:
         strides = chunk.strides if isinstance(chunk, ForeignChunk) else None
         if strides is None:
             strides = c_strides(chunk.size)
-        offset = chunk.offset + sum(map(_times, inside, strides)) * target.itemsize
+        offset = chunk.offset + _bytes_to(inside, strides, target)
         # A dim of one item has no stride, and one of stride 0 repeats one item: neither is read along.
         dims = [dim for dim, extent in enumerate(target.shape) if extent > 1 and strides[dim] > 0]
         dims.sort(key=lambda dim: -strides[dim])
@@ -148,11 +159,17 @@ class Filling:
         # Items that lie over each other span less than they are.
         is_plain = run_items == math.prod(sizes[num_outer:])
         if is_in_place and is_plain and (num_outer == 0 or run_bytes >= _LONG_RUN_BYTES):
-            for number, index in enumerate(np.ndindex(*sizes[:num_outer])):
-                at = offset + sum(map(_times, index, steps)) * target.itemsize
-                self._direct.append((chunk.file, at, run_bytes, target.ctypes.data + number * run_bytes))
+            places = _all_bytes_to(sizes[:num_outer], steps, target, offset)
+            addresses = itertools.count(target.ctypes.data, run_bytes)
+            self._direct += [
+                (chunk.file, at, run_bytes, to) for at, to in zip(places, addresses, strict=False)
+            ]
         else:
-            self._scattered.append(_Part(target, chunk.file, offset, dims, sizes, steps))
+            hole = (_STORE_HOLE_BYTES if self.is_remote else _HOLE_BYTES) // target.itemsize
+            num_outer, run_items = _runs(sizes, steps, hole)
+            row = max(run_items, _READ_BYTES // target.itemsize)
+            packed = [step * row for step in c_strides(tuple(sizes[:num_outer]))] + steps[num_outer:]
+            self._scattered.append(_Part(target, chunk.file, offset, dims, sizes, steps, num_outer, packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,35 +186,50 @@ class _Part:
     """Of these dims, as are the boxes of a part."""
     steps: list[int]
     """Their strides in the file, in items."""
+    num_outer: int
+    """How many of them step from one run to another."""
+    packed: list[int]
+    """Their strides in scratch memory, where the runs stand side by side."""
 
     def span_bytes(self, box: Box) -> int:
-        """Bytes of the file from a box's first item to its last."""
-        return self._bytes_to([size - 1 for size in box.size]) + self.target.itemsize
+        """Bytes that a box takes in scratch memory."""
+        return _bytes_to([size - 1 for size in box.size], self.packed, self.target) + self.target.itemsize
 
-    def reads(self, box: Box, span: npt.NDArray[np.uint8]) -> Iterator[Read]:
-        """Reads of a box's items to where they lie in the span, as far from each other as in the file."""
-        num_outer, run_items = _runs(box.size, self.steps, _HOLE_BYTES // self.target.itemsize)
-        begin, address = self.offset + self._bytes_to(box.start), span.ctypes.data
-        for index in np.ndindex(*box.size[:num_outer]):
-            skip = self._bytes_to(index)
-            yield self.file, begin + skip, run_items * self.target.itemsize, address + skip
+    def reads(self, box: Box, scratch: npt.NDArray[np.uint8]) -> list[Read]:
+        """Reads of a box's runs."""
+        outer, inner = box.size[: self.num_outer], box.size[self.num_outer :]
+        last = [0 for _ in outer] + [size - 1 for size in inner]
+        num_bytes = _bytes_to(last, self.steps, self.target) + self.target.itemsize
+        begin = self.offset + _bytes_to(box.start, self.steps, self.target)
+        places = _all_bytes_to(outer, self.steps, self.target, begin)
+        addresses = _all_bytes_to(outer, self.packed, self.target, scratch.ctypes.data)
+        return [(self.file, at, num_bytes, to) for at, to in zip(places, addresses, strict=True)]
 
-    def place(self, box: Box, span: npt.NDArray[np.uint8]) -> None:
-        """Copies a box's items from the span to the target, to each place of those that are repeated."""
+    def place(self, box: Box, scratch: npt.NDArray[np.uint8]) -> None:
+        """Copies a box's items to the target, to each place of those that are repeated."""
         shape, strides = [1] * self.target.ndim, [0] * self.target.ndim
         index = [slice(None)] * self.target.ndim
-        for dim, start, size, step in zip(self.dims, *box, self.steps, strict=True):
+        for dim, start, size, step in zip(self.dims, *box, self.packed, strict=True):
             shape[dim], strides[dim] = size, step * self.target.itemsize
             index[dim] = slice(start, start + size)
-        self.target[tuple(index)] = np.ndarray(shape, self.target.dtype, span, strides=strides)
-
-    def _bytes_to(self, index: Sequence[int]) -> int:
-        return sum(map(_times, index, self.steps)) * self.target.itemsize
+        self.target[tuple(index)] = np.ndarray(shape, self.target.dtype, scratch, strides=strides)
 
 
 _Slice = tuple[_Part, Box, npt.NDArray[np.uint8]]
-"""A box of a part, and scratch memory for all of the file from its first item to its last."""
+"""A box of a part, and scratch memory for it."""
 
 
-def _times(a: int, b: int) -> int:
-    return a * b
+def _bytes_to(index: Sequence[int], strides: Sequence[int], array: npt.NDArray[Any]) -> int:
+    """Bytes from an array's first item to another."""
+    return int(sum(map(mul, index, strides)) * array.itemsize)
+
+
+def _all_bytes_to(
+    sizes: Sequence[int], strides: Sequence[int], array: npt.NDArray[Any], begin: int
+) -> list[int]:
+    """Bytes to each item of a box, in C order; dims that `sizes` leaves out are at 0."""
+    at = np.array(begin)
+    for size, stride in zip(sizes, strides, strict=False):
+        at = at[..., None] + np.arange(size) * (stride * array.itemsize)
+    places: list[int] = at.reshape(-1).tolist()
+    return places

@@ -117,7 +117,8 @@ class Foreign(Checkpoint):
     ) -> list[npt.NDArray[Any]]:
         """Parts of tensors in C order, new arrays or those of `into`; all of them in one parallel read."""
         self.locate(name for name, _ in wanted)
-        filling = Filling()
+        root, files = self._contents.root, self._contents.files
+        filling = Filling(is_remote="://" in root and not root.startswith("file://"))
         arrays = []
         for number, (name, box) in enumerate(wanted):
             record = self.record(name)
@@ -131,7 +132,6 @@ class Foreign(Checkpoint):
                     plain.append(self._located.get((chunk.file, chunk.offset), chunk))
             filling.add(array, box, plain)
             arrays.append(array)
-        root, files = self._contents.root, self._contents.files
         filling.run(lambda reads: _native.ckpt_read(root, files, reads, check=False))
         return arrays
 

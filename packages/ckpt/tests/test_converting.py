@@ -326,6 +326,11 @@ def test_what_cannot_be_unpacked_anywhere_says_so_and_nothing_is_left(tmp_path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        with pytest.raises(CheckpointError, match=r"12000000 bytes.*below `.*/gone`.*Set `TMPDIR`"):
+            convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
     convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "out"]
 

@@ -101,9 +101,12 @@ class Checkpoint:
             CheckpointNotFoundError: There is no such tensor, or a data file is gone.
             CheckpointCorruptError: A block or a file is not what was written.
         """
-        record = self.record(name)
+        return self.part(name, whole(self.record(name).shape))
+
+    def part(self, name: str, box: Box) -> npt.NDArray[np.generic]:
+        """A box of one tensor. Raises as `checkpoint[name]`, which is all of it."""
         try:
-            [array] = self.read([(name, whole(record.shape))])
+            [array] = self.read([(name, box)])
         except CheckpointCorruptError as error:
             of = f"Tensor `{name}`"
             if isinstance(self.contents, Manifest):

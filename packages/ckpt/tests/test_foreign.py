@@ -190,7 +190,10 @@ def test_any_part_of_any_strided_chunks_is_read(data):
         wanted = list(pieces(shape, dtype.itemsize, data.draw(st.integers(1, 300))))
         assert sum(box.num_items for box in wanted) == whole.size
     least, largest, hole, long_run = (data.draw(st.integers(8, 300)) for _ in range(4))
-    filling, targets = Filling(), [np.full(box.size, 99, dtype) for box in wanted]
+    filling, targets = (
+        Filling(is_remote=data.draw(st.booleans())),
+        [np.full(box.size, 99, dtype) for box in wanted],
+    )
     at_once = []
 
     def read(reads):
@@ -204,7 +207,12 @@ def test_any_part_of_any_strided_chunks_is_read(data):
         at_once.append(sum(not any(a <= byte < a + n for a, n in own) for byte in taken))
 
     limits = {"_LEAST_SLICE_BYTES": least, "_LARGEST_SLICE_BYTES": max(least, largest)}
-    limits |= {"_HOLE_BYTES": hole, "_LONG_RUN_BYTES": long_run, "_READ_BYTES": data.draw(st.integers(0, 40))}
+    limits |= {
+        "_HOLE_BYTES": hole,
+        "_STORE_HOLE_BYTES": 2 * hole,
+        "_LONG_RUN_BYTES": long_run,
+        "_READ_BYTES": data.draw(st.integers(0, 40)),
+    }
     with mock.patch.multiple(boxes, **limits):
         for box, target in zip(wanted, targets, strict=True):
             filling.add(target, box, chunks)

@@ -228,6 +228,8 @@ def _all_bytes_to(
     sizes: Sequence[int], strides: Sequence[int], array: npt.NDArray[Any], begin: int
 ) -> list[int]:
     """Bytes to each item of a box, in C order; dims that `sizes` leaves out are at 0."""
+    if not sizes:
+        return [begin]
     at = np.array(begin)
     for size, stride in zip(sizes, strides, strict=False):
         at = at[..., None] + np.arange(size) * (stride * array.itemsize)

@@ -109,7 +109,8 @@ fn read_local(
 ) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let workers = MAX_WORKERS.min(cores * 2);
-    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], None));
+    // Memory for a block is taken where a block needs it: bare ranges go to their places.
+    let start = || Ok((Vec::new(), None));
     pace::run(
         workers,
         job.spans.len(),
@@ -142,7 +143,7 @@ fn read_whole(
     block: &Block<'_>,
     touches: &[Touch],
     job: &Job<'_>,
-    scratch: &mut [u8],
+    scratch: &mut Vec<u8>,
 ) -> Result<()> {
     let bytes = block.bytes();
     let direct = touches
@@ -155,6 +156,7 @@ fn read_whole(
         source.read_block(block, target)?;
         target
     } else {
+        scratch.resize(BLOCK_BYTES as usize, 0);
         source.read_block(block, &mut scratch[..bytes])?;
         &scratch[..bytes]
     };

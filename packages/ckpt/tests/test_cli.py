@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import hocket.ckpt
-from hocket.ckpt.cli import progress
+from hocket.ckpt.cli import progress, statistics
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.demo import write_demo
@@ -85,6 +87,40 @@ def test_inspect_of_one_tensor_shows_its_numbers(demo, capsys):
     assert "█" in out
     assert f"{array.max():.6g}" in out
     assert call(capsys, "inspect", demo, "--tensor", "optimizer.state.embed.weight.step")[0] == 0
+
+
+def test_numbers_of_a_tensor_are_put_together_from_pieces(tmp_path, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    odd = rng.normal(3, 2, (40, 25)).astype("f4")
+    odd[3, 3:6], odd[30, 1] = [np.nan, np.inf, -np.inf], 0
+    tensors = {
+        "odd": odd, "flags": rng.random(1000) < 0.3, "counts": rng.integers(-9, 1 << 40, (7, 11, 13)),
+        "same": np.full(99, 7, "u1"), "none": np.empty((0, 3), "f2"), "nan": np.full(50, np.nan, "f8"),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "x.safetensors")
+    read, sizes = hocket.ckpt.Checkpoint.part, []
+    monkeypatch.setattr(statistics, "_PIECE_ITEMS", 64)
+    monkeypatch.setattr(
+        hocket.ckpt.Checkpoint, "part", lambda *args: sizes.append(args[2].num_items) or read(*args)
+    )
+    for name, array in tensors.items():
+        code, out, _ = call(capsys, "inspect", tmp_path / "x.safetensors", "--tensor", name, "--json")
+        found, bars = json.loads(out)["statistics"], json.loads(out)["histogram"]
+        finite = array[np.isfinite(array)].astype("f8")
+        assert (code, found["items"]) == (0, array.size)
+        assert found.get("nan", 0) == np.isnan(array).sum()
+        assert found.get("inf", 0) == np.isinf(array).sum()
+        if finite.size:
+            assert (found["min"], found["max"], found["zero"]) == (
+                finite.min(), finite.max(), (finite == 0).sum()
+            )  # fmt: skip
+            np.testing.assert_allclose([found["mean"], found["std"]], [finite.mean(), finite.std()], 1e-12)
+        if name in ("odd", "flags", "counts"):
+            counts, edges = np.histogram(finite, 2 if name == "flags" else 12)
+            assert (bars["counts"], bars["edges"]) == (counts.tolist(), edges.tolist())
+        else:
+            assert bars == {"counts": [], "edges": []}
+    assert max(sizes) <= 64
 
 
 def test_verify_names_what_is_bad(demo, tmp_path, capsys):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +27,7 @@ from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
 from hocket.ckpt.formats.parts import Tensor
-from hocket.ckpt.formats.pickling import Global, New, dumps
+from hocket.ckpt.formats.pickling import Call, Global, New, Persistent, dumps
 from hocket.ckpt.formats.targets import _size, _tensor_metadata
 from hocket.ckpt.formats.torch_save import torch_zip
 from hocket.ckpt.resharding import reshard
@@ -317,6 +318,11 @@ def test_what_cannot_be_unpacked_anywhere_says_so_and_nothing_is_left(tmp_path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        with pytest.raises(CheckpointError, match=r"12000000 bytes.*below `.*/gone`.*Set `TMPDIR`"):
+            convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dcp"}
     convert(str(tmp_path / "dcp"), str(tmp_path / "out"), to="hocket")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dcp", "out"]
 
@@ -407,3 +413,52 @@ def test_from_a_disk_to_a_store_it_goes_on_too(source, server, tmp_path):
                 store.delete(key)
             assert convert(uri, target, **options).files_found == num_files - 2
             check(target, arrays)
+
+
+def views_file(path, storages):
+    """A file as `torch.save` makes it of views: of each storage's array, views by name."""
+    tree = {}
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, (base, views) in enumerate(storages):
+            archive.writestr(f"archive/data/{key}", memoryview(base).cast("B"))
+            storage = Persistent(("storage", Global("torch", "FloatStorage"), str(key), "cpu", base.size))
+            for name, view in views.items():
+                offset = (view.ctypes.data - base.ctypes.data) // 4
+                strides = tuple(stride // 4 for stride in view.strides)
+                none = Call(Global("collections", "OrderedDict"), ())
+                arguments = (storage, offset, view.shape, strides, False, none)
+                tree[name] = Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+        archive.writestr("archive/data.pkl", dumps(tree))
+
+
+COMPARE = """
+import sys
+from pathlib import Path
+from hocket.ckpt.converting import convert
+from hocket.ckpt.diffing import diff
+convert(sys.argv[1], sys.argv[2], to="safetensors", memory_bytes=int(sys.argv[3]))
+found = diff(sys.argv[1], sys.argv[2], memory_bytes=int(sys.argv[3]))
+status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+print(int(status["VmHWM"].split()[0]) * 1024, found.num_equal)
+"""
+
+
+def test_what_lies_apart_in_its_file_takes_no_more_memory(tmp_path):
+    memory = 16 << 20
+    rng = np.random.default_rng(0)
+    near, far = rng.random((1 << 18, 64), np.float32), rng.random((1 << 10, 1 << 13), np.float32)
+    # Rows of the second lie too far apart to be read along, and its columns are short.
+    of_near, of_far = {"column": near[:, 3], "rows": near[:, ::16].T}, {"all": far.T, "corner": far[5:, :7]}
+    path, target = tmp_path / "views.pt", tmp_path / "out.safetensors"
+    views_file(path, [(near, of_near), (far, of_far)])
+    run = subprocess.run(
+        [sys.executable, "-c", COMPARE, path, target, str(memory)],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    peak, num_equal = map(int, run.stdout.split())
+    assert peak <= memory + (64 << 20), peak >> 20
+    assert num_equal == 4
+    with safe_open(target, framework="np") as file:
+        for name, view in {**of_near, **of_far}.items():
+            np.testing.assert_array_equal(file.get_tensor(name), view)

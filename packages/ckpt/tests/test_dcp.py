@@ -138,7 +138,7 @@ def test_an_asynchronous_save_holds_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["dcp", "torch", "safetensors"])
-def test_checkpoints_of_others_are_loaded(tmp_path, form):
+def test_checkpoints_of_others_are_loaded(tmp_path, form, monkeypatch):
     model = {name: tensor for name, tensor in tree()["model"].items() if "conjugate" not in name}
     state = {"model": model, "epoch": 3}
     source = tmp_path / ("x.pt" if form == "torch" else "x")
@@ -153,6 +153,21 @@ def test_checkpoints_of_others_are_loaded(tmp_path, form):
     into = blank(state)
     dcp.load(into, storage_reader=HocketReader(source), no_dist=True)
     check(into, state)
+    # Through scratch memory that is smaller than most tensors.
+    read, sizes = reading.Foreign.read, []
+
+    def watched(self, wanted):
+        arrays = read(self, wanted)
+        sizes.append(sum(array.nbytes for array in arrays))
+        return arrays
+
+    monkeypatch.setattr(reading, "SCRATCH_BYTES", 40)
+    monkeypatch.setattr(reading.Foreign, "read", watched)
+    into = blank(state)
+    dcp.load(into, storage_reader=HocketReader(source), no_dist=True)
+    check(into, state)
+    assert len(sizes) > 1
+    assert max(sizes) <= 40
 
 
 def test_a_checkpoint_is_replaced_only_when_asked(tmp_path):

@@ -108,9 +108,12 @@ class Checkpoint:
             CheckpointNotFoundError: There is no such tensor, or a data file is gone.
             CheckpointCorruptError: A block or a file is not what was written.
         """
-        record = self.record(name)
+        return self.part(name, whole(self.record(name).shape))
+
+    def part(self, name: str, box: Box) -> npt.NDArray[np.generic]:
+        """A box of one tensor. Raises as `checkpoint[name]`, which is all of it."""
         try:
-            [array] = self.read([(name, whole(record.shape))])
+            [array] = self.read([(name, box)])
         except CheckpointCorruptError as error:
             of = f"Tensor `{name}`"
             if isinstance(self.contents, Manifest):
@@ -172,9 +175,7 @@ class Checkpoint:
             else:
                 filling.add(array, box, record.chunks)
             arrays.append(array)
-        if filling.reads:
-            _native.ckpt_read(self.uri, manifest.files, filling.reads, check=self._check)
-        filling.finish()
+        filling.run(lambda reads: _native.ckpt_read(self.uri, manifest.files, reads, check=self._check))
         return arrays
 
 

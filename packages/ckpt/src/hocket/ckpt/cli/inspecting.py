@@ -48,10 +48,10 @@ def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
 
 
 def show_tensor(uri: str, name: str, *, as_json: bool) -> None:
-    """Prints one tensor's chunks and numbers; reads it whole."""
+    """Prints one tensor's chunks and numbers; reads it in pieces."""
     from hocket.ckpt.cli import statistics
 
-    checkpoint = open(uri)
+    checkpoint = open(uri, follow=False)
     statistics.show(checkpoint, name, as_json=as_json)
 
 

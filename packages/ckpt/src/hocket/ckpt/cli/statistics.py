@@ -1,6 +1,7 @@
 """`hocket-ckpt inspect --tensor`: one tensor's numbers."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from rich.text import Text
 
 from hocket.ckpt.cli.inspecting import describe
 from hocket.ckpt.cli.text import columns, console, print_json, size
+from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.reader import Checkpoint
 
 __all__ = ["show"]
@@ -17,20 +19,24 @@ _BINS = 12
 _BAR_CELLS = 40
 _FIRST = 6
 
+# Of each piece there are some copies, up to 8 bytes an item.
+_PIECE_ITEMS = 2 << 20
+
 
 def show(checkpoint: Checkpoint, name: str, *, as_json: bool) -> None:
-    """Prints a tensor's chunks, statistics and a histogram of its finite items."""
-    array = checkpoint[name]
+    """Prints a tensor's chunks, statistics and a histogram of its finite items; reads it twice, in pieces."""
     record = checkpoint.record(name)
-    numbers = _numbers(array)
+    tally = _Tally()
+    for numbers in _pieces(checkpoint, name):
+        tally.add(numbers)
+    counts, edges = _histogram(_pieces(checkpoint, name), tally)
     if as_json:
         document = {
             "uri": checkpoint.uri,
             "name": name,
             **describe(record),
-            "statistics": _statistics(numbers),
+            "statistics": tally.statistics(),
         }
-        counts, edges = _histogram(numbers)
         print_json({**document, "histogram": {"counts": counts, "edges": edges}})
         return
     out = console()
@@ -43,16 +49,23 @@ def show(checkpoint: Checkpoint, name: str, *, as_json: bool) -> None:
     for line in columns(_chunk_rows(checkpoint, record.chunks), right=frozenset({3})):
         out.print(line)
     out.print()
-    rows = [[Text(key), Text(_shown(value))] for key, value in _statistics(numbers).items()]
-    first = ", ".join(_shown(item) for item in numbers[:_FIRST].tolist())
-    rows.append([Text("first"), Text(first + (", …" if numbers.size > _FIRST else ""))])
+    rows = [[Text(key), Text(_shown(value))] for key, value in tally.statistics().items()]
+    first = ", ".join(map(_shown, tally.first))
+    rows.append([Text("first"), Text(first + (", …" if tally.num_items > _FIRST else ""))])
     for line in columns(rows):
         out.print(line)
-    _print_histogram(*_histogram(numbers))
+    _print_histogram(counts, edges)
+
+
+def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[npt.NDArray[Any]]:
+    """A tensor's items piece by piece, each in one row, in a dtype that NumPy computes with."""
+    record = checkpoint.record(name)
+    for box in pieces(record.shape, 1, _PIECE_ITEMS):
+        yield _numbers(checkpoint.part(name, box))
 
 
 def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The items in one row, in a dtype that NumPy computes with; a complex number by its absolute value."""
+    """The items in one row; a complex number by its absolute value."""
     flat = array.reshape(-1)
     if flat.dtype.kind == "c":
         flat = np.abs(flat)
@@ -61,30 +74,69 @@ def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return flat if is_native else flat.astype(np.float32)
 
 
-def _statistics(numbers: npt.NDArray[Any]) -> dict[str, Any]:
-    finite = numbers[np.isfinite(numbers)]
-    if not finite.size:
-        return {"items": numbers.size, "nan": int(np.isnan(numbers).sum())}
-    statistics: dict[str, Any] = {
-        "items": numbers.size,
-        "min": finite.min().item(),
-        "max": finite.max().item(),
-        "mean": float(finite.mean(dtype=np.float64)),
-        "std": float(finite.std(dtype=np.float64)),
-        "zero": int((finite == 0).sum()),
-    }
-    if finite.size != numbers.size:
-        statistics["nan"] = int(np.isnan(numbers).sum())
-        statistics["inf"] = int(np.isinf(numbers).sum())
-    return statistics
+class _Tally:
+    """What has been seen of a tensor's items so far."""
+
+    def __init__(self) -> None:
+        self.num_items = 0
+        self.first: list[Any] = []
+        self.lowest: Any = None
+        self.highest: Any = None
+        self._num_finite = self._num_zero = self._num_nan = 0
+        self._mean = self._squares = 0.0
+
+    def add(self, numbers: npt.NDArray[Any]) -> None:
+        """Takes another piece in."""
+        self.num_items += numbers.size
+        self.first += numbers[: _FIRST - len(self.first)].tolist()
+        finite = numbers[np.isfinite(numbers)]
+        self._num_nan += int(np.isnan(numbers).sum())
+        if not finite.size:
+            return
+        low, high = finite.min().item(), finite.max().item()
+        self.lowest = low if self.lowest is None else min(low, self.lowest)
+        self.highest = high if self.highest is None else max(high, self.highest)
+        self._num_zero += int((finite == 0).sum())
+        # Chan's way to join means, and squares of distances to them (Chan, Golub and LeVeque, 1979).
+        mean, squares = (
+            float(finite.mean(dtype=np.float64)),
+            float(finite.var(dtype=np.float64)) * finite.size,
+        )
+        total = self._num_finite + finite.size
+        apart = mean - self._mean
+        self._squares += squares + apart * apart * (self._num_finite * finite.size / total)
+        self._mean += apart * (finite.size / total)
+        self._num_finite = total
+
+    def statistics(self) -> dict[str, Any]:
+        """By the names that people read."""
+        if not self._num_finite:
+            return {"items": self.num_items, "nan": self._num_nan}
+        statistics: dict[str, Any] = {
+            "items": self.num_items,
+            "min": self.lowest,
+            "max": self.highest,
+            "mean": self._mean,
+            "std": math.sqrt(self._squares / self._num_finite),
+            "zero": self._num_zero,
+        }
+        if self._num_finite != self.num_items:
+            statistics["nan"] = self._num_nan
+            statistics["inf"] = self.num_items - self._num_finite - self._num_nan
+        return statistics
 
 
-def _histogram(numbers: npt.NDArray[Any]) -> tuple[list[int], list[float]]:
-    finite = numbers[np.isfinite(numbers)].astype(np.float64)
-    if finite.size < 2 or finite.min() == finite.max():
+def _histogram(parts: Iterable[npt.NDArray[Any]], tally: _Tally) -> tuple[list[int], list[float]]:
+    """Counts and edges; none where all finite items are alike."""
+    span = float(tally.lowest or 0), float(tally.highest or 0)
+    if span[0] == span[1]:
         return [], []
-    counts, edges = np.histogram(finite, 2 if numbers.dtype.kind == "b" else _BINS)
-    return counts.tolist(), edges.tolist()
+    num_bins = 2 if isinstance(tally.lowest, bool) else _BINS
+    counts = np.zeros(num_bins, np.int64)
+    for numbers in parts:
+        finite = numbers[np.isfinite(numbers)].astype(np.float64)
+        counts += np.histogram(finite, num_bins, span)[0]
+    return counts.tolist(), np.histogram_bin_edges([], num_bins, span).tolist()
 
 
 def _print_histogram(counts: list[int], edges: list[float]) -> None:

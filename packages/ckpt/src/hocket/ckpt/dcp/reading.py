@@ -1,9 +1,11 @@
 """What `torch.distributed.checkpoint.load` calls to read any checkpoint that Hocket opens."""
 
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import add
 from typing import Any
 
 import torch
@@ -19,8 +21,10 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.formats.boxes import index_of, pieces
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.foreign import Foreign
+from hocket.ckpt.manifest import ITEM_BYTES
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.reader import open as open_checkpoint
@@ -172,24 +176,31 @@ def _fill_from_arrays(checkpoint: Checkpoint, targets: list[Target]) -> None:
     for batch in _batches(targets):
         wanted = [(target.name, target.box) for target in batch]
         for target, array in zip(batch, checkpoint.read(wanted), strict=True):
-            if array.size:
-                # As bytes: NumPy's names of bf16 and fp8 mean nothing to torch.
-                flat = torch.from_numpy(array.reshape(-1).view("u1"))
-                dtype = torch_dtype(target.record.dtype, target.name)
-                target.local.copy_(flat.view(dtype).reshape(array.shape))
+            # As bytes: NumPy's names of bf16 and fp8 mean nothing to torch.
+            flat = torch.from_numpy(array.reshape(-1).view("u1"))
+            dtype = torch_dtype(target.record.dtype, target.name)
+            target.local.copy_(flat.view(dtype).reshape(array.shape))
 
 
 def _batches(targets: list[Target]) -> Iterator[list[Target]]:
     batch: list[Target] = []
     total = 0
-    for target in targets:
-        if batch and total + target.local.nbytes > SCRATCH_BYTES:
+    for target in itertools.chain.from_iterable(map(_pieces, targets)):
+        num_bytes = target.box.num_items * ITEM_BYTES[target.record.dtype]
+        if batch and total + num_bytes > SCRATCH_BYTES:
             yield batch
             batch, total = [], 0
         batch.append(target)
-        total += target.local.nbytes
+        total += num_bytes
     if batch:
         yield batch
+
+
+def _pieces(target: Target) -> Iterator[Target]:
+    """Cuts a target that is larger than the scratch memory."""
+    for piece in pieces(target.box.size, ITEM_BYTES[target.record.dtype], SCRATCH_BYTES):
+        box = Box(tuple(map(add, target.box.start, piece.start)), piece.size)
+        yield target._replace(local=target.local[index_of(*piece)], box=box)
 
 
 def _pickled(value: object) -> io.BytesIO:

@@ -117,7 +117,8 @@ class Foreign(Checkpoint):
     ) -> list[npt.NDArray[Any]]:
         """Parts of tensors in C order, new arrays or those of `into`; all of them in one parallel read."""
         self.locate(name for name, _ in wanted)
-        filling = Filling()
+        root, files = self._contents.root, self._contents.files
+        filling = Filling(is_remote="://" in root and not root.startswith("file://"))
         arrays = []
         for number, (name, box) in enumerate(wanted):
             record = self.record(name)
@@ -131,9 +132,7 @@ class Foreign(Checkpoint):
                     plain.append(self._located.get((chunk.file, chunk.offset), chunk))
             filling.add(array, box, plain)
             arrays.append(array)
-        if filling.reads:
-            _native.ckpt_read(self._contents.root, self._contents.files, filling.reads, check=False)
-        filling.finish()
+        filling.run(lambda reads: _native.ckpt_read(root, files, reads, check=False))
         return arrays
 
     @property
@@ -170,5 +169,6 @@ class _Unpacking:
     def copy(self, target: npt.NDArray[Any], box: Box) -> None:
         filling = Filling()
         filling.add(target, box, [self._chunk])
-        self._source.read([(offset, count, address) for _, offset, count, address in filling.reads])
-        filling.finish()
+        filling.run(
+            lambda reads: self._source.read([(offset, count, address) for _, offset, count, address in reads])
+        )

@@ -1,5 +1,6 @@
 """What a compressed item unpacks to, in a temporary file: to be read in any order, however large it is."""
 
+import contextlib
 import ctypes
 import os
 import tempfile
@@ -22,11 +23,14 @@ class Spilled:
     The file is where `TMPDIR` says and goes with this object, even if the process is killed.
 
     Raises:
-        CheckpointError: It has no room there.
+        CheckpointError: No file can be made there, or there is no room for it.
     """
 
     def __init__(self, unpacker: "_native.ForeignUnpacker") -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="hocket-")  # noqa: SIM115 - closed by `__del__`
+        try:
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="hocket-")  # noqa: SIM115 - by `__del__`
+        except OSError as error:
+            raise _refused(unpacker.num_bytes, error) from error
         piece = np.empty(min(unpacker.num_bytes, _PIECE_BYTES), np.uint8)
         for offset in range(0, unpacker.num_bytes, _PIECE_BYTES):
             count = min(unpacker.num_bytes - offset, _PIECE_BYTES)
@@ -36,11 +40,7 @@ class Spilled:
                 self._file.flush()
             except OSError as error:
                 self._file.close()
-                raise CheckpointError(
-                    f"a compressed item of {unpacker.num_bytes} bytes, whose tensor is not in C order, could "
-                    f"not be unpacked below `{tempfile.gettempdir()}`: {error}. Set `TMPDIR` to one "
-                    "with room for it."
-                ) from error
+                raise _refused(unpacker.num_bytes, error) from error
 
     def read(self, reads: Sequence[tuple[int, int, int]]) -> None:
         """Reads ranges of the tensor's bytes, as (offset, bytes, address)."""
@@ -54,4 +54,15 @@ class Spilled:
 
     def __del__(self) -> None:
         """Closes the file, which has no name: it is gone then."""
-        self._file.close()
+        # There is none where none could be made.
+        with contextlib.suppress(AttributeError):
+            self._file.close()
+
+
+def _refused(num_bytes: int, error: OSError) -> CheckpointError:
+    folder = tempfile.tempdir or os.environ.get("TMPDIR")
+    return CheckpointError(
+        f"a compressed item of {num_bytes} bytes, whose tensor is not in C order, could not be unpacked "
+        f"{f'below `{folder}`' if folder else 'to a temporary file'}: {error}. Set `TMPDIR` to a folder that "
+        "may be written to and has room for it."
+    )

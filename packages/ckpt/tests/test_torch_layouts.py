@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import SPLIT_BYTES, Item, Placing, local_box, plan_parts
+from hocket.ckpt.torch import filling
 from hocket.ckpt.torch.committing import Report, build_manifest, commit
 from hocket.ckpt.torch.filling import Target, read_into
 from hocket.ckpt.torch.keyvalue import Alone
@@ -213,15 +214,26 @@ def test_what_is_replicated_is_written_once_and_evenly(world, num_large):
     assert max(loads) <= 1.1 * sum(loads) / ranks + small_bytes + SPLIT_BYTES
 
 
-def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("hocket.ckpt.torch.filling.SCRATCH_BYTES", 1000)
+@pytest.mark.parametrize("shape", [(90, 70), (3, 4, 600)])  # rows of 280 bytes, and of 9,600
+def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr(filling, "SCRATCH_BYTES", 1000)
+    run, sizes = filling._run, []
+
+    def noted(uri, manifest, reads, addresses, *, check):
+        sizes.append(sum(read.num_bytes for read in reads))
+        run(uri, manifest, reads, addresses, check=check)
+
+    monkeypatch.setattr(filling, "_run", noted)
     uri = str(tmp_path / "c")
-    full = torch.arange(90 * 70, dtype=torch.float32).reshape(90, 70)
-    by_rows, by_columns = (Placing((2,), (0, 1), (dim,)) for dim in (0, 1))
+    full = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    by_rows, by_last = (Placing((2,), (0, 1), (dim,)) for dim in (0, len(shape) - 1))
     write(uri, [full], [by_rows], 2, is_staged=False)
     manifest = Manifest.from_document(_native.ckpt_manifest_read(uri))
     for rank in (0, 1):
-        box = local_box(full.shape, by_columns, rank)
+        box = local_box(full.shape, by_last, rank)
         local = torch.zeros(box.size)
-        read_into(uri, manifest, [Target("t0", manifest.tensors["t0"], local, box)], check=True)
+        filling.read_into(
+            uri, manifest, [filling.Target("t0", manifest.tensors["t0"], local, box)], check=True
+        )
         assert torch.equal(local, part_of(full, box))
+    assert 500 < max(sizes) <= 1000

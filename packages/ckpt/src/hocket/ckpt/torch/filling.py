@@ -168,22 +168,25 @@ def _batches(reads: Sequence[_Read]) -> Iterator[list[_Read]]:
 
 
 def _pieces(read: _Read) -> Iterator[_Read]:
-    """Cuts a read that is larger than the scratch memory into runs of fewer rows."""
+    """Cuts a read that is larger than the scratch memory, along its first dim that can be cut."""
     dim = next((dim for dim, length in enumerate(read.target.shape) if length > 1), None)
     if read.num_bytes <= SCRATCH_BYTES or dim is None:
         yield read
         return
+    # Of the dims before it one row is read, so that a row of this one is one run.
     row_bytes = read.num_bytes // read.rows[dim]
     step = max(1, SCRATCH_BYTES // row_bytes)
-    for row in range(0, read.rows[dim], step):
-        num_rows = min(step, read.rows[dim] - row)
-        yield replace(
+    for row in range(0, read.target.shape[dim], step):
+        num_rows = min(step, read.target.shape[dim] - row)
+        piece = replace(
             read,
-            offset=read.offset + row * row_bytes,
+            offset=read.offset + (read.skip[dim] + row) * row_bytes,
             num_bytes=num_rows * row_bytes,
             rows=(*read.rows[:dim], num_rows, *read.rows[dim + 1 :]),
+            skip=(*read.skip[:dim], 0, *read.skip[dim + 1 :]),
             target=read.target.narrow(dim, row, num_rows),
         )
+        yield from _pieces(piece)
 
 
 def _run(

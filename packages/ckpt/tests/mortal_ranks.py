@@ -39,8 +39,10 @@ def save(request, rank, nonce, ports, begun):
         os.write(ports[1], f"{shared.port}\n".encode())
     else:
         port = int(os.read(ports[0], 16))
-        asked = TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False)
-        shared = Patient(asked, timeout_s=10 if request["stopped"] is None else 1.5)
+        shared = Patient(
+            lambda: TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False),
+            timeout_s=10 if request["stopped"] is None else 1.5,
+        )
     rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
     is_whole = request["victim"] is None and request["stopped"] is None
     timeout_s = 30 if is_whole else 1.5  # how long to wait for one that will not come

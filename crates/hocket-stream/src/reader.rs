@@ -170,8 +170,14 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join.
+            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
+            // takes its lock, which one of them may have held when the process was forked.
             threads.into_iter().for_each(std::mem::forget);
+            std::mem::forget(self.window.clone());
+            std::mem::forget(std::mem::replace(
+                &mut self.batches,
+                crossbeam_channel::never(),
+            ));
             return;
         }
         self.window.stop();
@@ -513,5 +519,23 @@ mod tests {
         assert!(reader.next(Duration::from_secs(10)).unwrap().is_some());
         drop(reader);
         assert_eq!(Arc::strong_count(&cache), 1);
+    }
+
+    #[test]
+    fn dropping_it_in_a_forked_child_touches_no_channel() {
+        let (wanted, requests) = unbounded();
+        let (finished, batches) = bounded(1);
+        drop(Reader {
+            batches,
+            window: Arc::new(Window::new(wanted, 0, None)),
+            threads: Vec::new(),
+            process: 0,
+            is_done: false,
+        });
+        assert!(finished.try_send(Ok(None)).is_ok());
+        assert_eq!(
+            requests.try_recv(),
+            Err(crossbeam_channel::TryRecvError::Empty)
+        );
     }
 }

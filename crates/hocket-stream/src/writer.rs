@@ -167,8 +167,14 @@ impl Drop for ShardWriter {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join.
+            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
+            // takes its lock, which one of them may have held when the process was forked.
             threads.into_iter().for_each(std::mem::forget);
+            std::mem::forget(self.jobs.take());
+            std::mem::forget(std::mem::replace(
+                &mut self.outcomes,
+                crossbeam_channel::never(),
+            ));
             return;
         }
         self.give_up();
@@ -346,5 +352,21 @@ mod tests {
             .or_else(|| writer.finish(PATIENCE).err());
         assert!(matches!(error, Some(StreamError::Io { .. })), "{error:?}");
         assert!(matches!(submit(&mut writer, 0), Err(StreamError::Closed)));
+    }
+
+    #[test]
+    fn dropping_it_in_a_forked_child_touches_no_channel() {
+        let (jobs, queue) = bounded(0);
+        let (report, outcomes) = unbounded();
+        drop(ShardWriter {
+            jobs: Some(jobs),
+            outcomes,
+            written: Vec::new(),
+            stop: Arc::default(),
+            threads: Vec::new(),
+            process: 0,
+        });
+        assert!(queue.try_recv().is_err_and(|error| error.is_empty()));
+        assert!(report.send((0, Ok(Vec::new()))).is_ok());
     }
 }

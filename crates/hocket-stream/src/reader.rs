@@ -98,14 +98,8 @@ impl Reader {
                 fetch(&sources, &window, &requests, &fetching)
             })?;
         }
-        let next = following.map(|order| Sequence {
-            order,
-            options: ReaderOptions {
-                first: 0,
-                ..options.clone()
-            },
-        });
         let sequence = Sequence { order, options };
+        let next = following.map(|order| sequence.followed_by(order));
         let epochs: Vec<Sequence> = std::iter::once(sequence.clone()).chain(next).collect();
         let (planned, shared) = (sources.clone(), window.clone());
         reader.spawn("hocket-plan".into(), move || {
@@ -197,6 +191,13 @@ struct Sequence {
 }
 
 impl Sequence {
+    /// The next epoch's: of workers that take turns each begins with another of its first batches.
+    fn followed_by(&self, order: Arc<Order>) -> Self {
+        let mut options = self.options.clone();
+        options.first %= options.stride;
+        Self { order, options }
+    }
+
     /// The batch of turn `turn`, if the epoch has it, and what of it is read.
     fn at(&self, turn: u64) -> Option<(u64, Share)> {
         let number = self
@@ -469,6 +470,27 @@ mod tests {
                 })
                 .collect();
             assert_eq!(read_ids(&mut reader).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn workers_look_ahead_to_all_batches_of_the_next_epoch() {
+        let folder = tempfile::tempdir().unwrap();
+        let order = order(&write(folder.path()));
+        let number = |first: u64, turn: u64| {
+            let options = options(first, 3, 0);
+            let sequence = Sequence {
+                order: order.clone(),
+                options,
+            };
+            Some(sequence.followed_by(order.clone()).at(turn)?.0)
+        };
+        for start in [0, 7] {
+            let mut seen: Vec<u64> = (start..start + 3)
+                .flat_map(|first| (0..).map_while(move |turn| number(first, turn)))
+                .collect();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..order.num_batches()).collect::<Vec<_>>());
         }
     }
 

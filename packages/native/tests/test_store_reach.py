@@ -195,6 +195,18 @@ class _Answer(BaseHTTPRequestHandler):
         pass
 
 
+def test_a_weak_etag_is_compared_and_not_asked_for(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    web = Web(os.urandom(300_000), 'W/"one"')
+    serve(web)
+    store = Store(web.address, part_bytes=64 << 10)
+    assert store.get("k") == web.data
+    web.etags = ['W/"one"', 'W/"two"']
+    with pytest.raises(errors.StoreChangedError, match='expected ETag `W/"one"`, found `W/"two"`'):
+        store.get("k")
+
+
 def test_an_answer_that_drips_meets_the_deadline(
     clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
 ) -> None:

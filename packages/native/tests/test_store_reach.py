@@ -1,6 +1,7 @@
 """How a store is reached: addresses, proxies, signatures, and what plain HTTP can do."""
 
 import os
+import pickle
 import re
 import socket
 import time
@@ -205,6 +206,19 @@ def test_a_weak_etag_is_compared_and_not_asked_for(
     web.etags = ['W/"one"', 'W/"two"']
     with pytest.raises(errors.StoreChangedError, match='expected ETag `W/"one"`, found `W/"two"`'):
         store.get("k")
+
+
+def test_a_web_address_may_be_encoded(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    web = Web(b"x", '"one"')
+    serve(web)
+    for path in ("my data/ü%", "my%20data/%C3%BC%25"):
+        store = Store(f"{web.address}/{path}")
+        assert store.uri == f"{web.address}/my%20data/%C3%BC%25"
+        for handle in (store, pickle.loads(pickle.dumps(store))):
+            assert handle.get("a 1%") == b"x"
+    assert set(web.paths) == {"/my%20data/%C3%BC%25/a%201%25"}
 
 
 def test_an_answer_that_drips_meets_the_deadline(

@@ -114,13 +114,20 @@ impl Reader {
     /// The next batch, `Ok(None)` at the end of the epoch, or `Err(None)` when `patience` ran out first.
     ///
     /// # Errors
-    /// `Err(Some(error))` with what stopped a thread; the reader is then at its end.
+    /// `Err(Some(error))` with what stopped a thread, or because this is a forked child, which has none; the reader
+    /// is then at its end.
     pub fn next(
         &mut self,
         patience: Duration,
     ) -> std::result::Result<Option<Batch>, Option<StreamError>> {
         if self.is_done {
             return Ok(None);
+        }
+        if self.process != std::process::id() {
+            self.is_done = true;
+            return Err(Some(StreamError::config(
+                "this iteration was begun by the process that this one was forked from, where it goes on: begin another one here",
+            )));
         }
         match self.batches.recv_timeout(patience) {
             Ok(Ok(batch)) => {
@@ -544,16 +551,19 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_in_a_forked_child_touches_no_channel() {
+    fn a_forked_child_touches_no_channel_of_it() {
         let (wanted, requests) = unbounded();
         let (finished, batches) = bounded(1);
-        drop(Reader {
+        let mut reader = Reader {
             batches,
             window: Arc::new(Window::new(wanted, 0, None)),
             threads: Vec::new(),
             process: 0,
             is_done: false,
-        });
+        };
+        let next = reader.next(Duration::ZERO);
+        assert!(matches!(next, Err(Some(StreamError::Config { .. }))));
+        drop(reader);
         assert!(finished.try_send(Ok(None)).is_ok());
         assert_eq!(
             requests.try_recv(),

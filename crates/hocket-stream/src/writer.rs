@@ -99,12 +99,13 @@ impl ShardWriter {
     ///
     /// # Errors
     /// What an earlier shard met: the writer is then of no further use. [`StreamError::Closed`] after that
-    /// or after `finish`.
+    /// or after `finish`. [`StreamError::Config`] in a forked child, which has none of its threads.
     pub fn submit(
         &mut self,
         shard: Vec<RawFile>,
         patience: Duration,
     ) -> Result<Option<Vec<RawFile>>> {
+        self.check_process()?;
         // What else went wrong after a failure was told is no news.
         if self.jobs.is_none() {
             return Err(StreamError::Closed);
@@ -129,6 +130,7 @@ impl ShardWriter {
     /// # Errors
     /// As [`submit`](Self::submit).
     pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<Written>>>> {
+        self.check_process()?;
         if self.stop.load(Ordering::Relaxed) {
             return Err(StreamError::Closed);
         }
@@ -147,6 +149,15 @@ impl ShardWriter {
     /// How many shards are in place.
     pub fn num_written(&self) -> usize {
         self.written.iter().flatten().count()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(StreamError::config(
+            "this writer was begun by the process that this one was forked from: write there, or begin another one here",
+        ))
     }
 
     fn note(&mut self, (number, outcome): Outcome) -> Result<()> {
@@ -355,17 +366,27 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_in_a_forked_child_touches_no_channel() {
+    fn a_forked_child_touches_no_channel_of_it() {
         let (jobs, queue) = bounded(0);
         let (report, outcomes) = unbounded();
-        drop(ShardWriter {
+        let mut writer = ShardWriter {
             jobs: Some(jobs),
             outcomes,
             written: Vec::new(),
             stop: Arc::default(),
             threads: Vec::new(),
             process: 0,
-        });
+        };
+        let outcomes = [
+            submit(&mut writer, 0),
+            writer.finish(Duration::ZERO).map(drop),
+        ];
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| matches!(outcome, Err(StreamError::Config { .. })))
+        );
+        drop(writer);
         assert!(queue.try_recv().is_err_and(|error| error.is_empty()));
         assert!(report.send((0, Ok(Vec::new()))).is_ok());
     }

@@ -93,14 +93,15 @@ pub fn claim(profile: &str) -> bool {
     })
 }
 
-/// Whether requests took keys of `profile` since this was last asked. If not, the claim ends here: keys that have
-/// expired will be wanted again when a request needs them.
+/// Whether requests took keys of `profile` since this was last asked, or seek others now. If not, the claim ends here:
+/// keys that have expired will be wanted again when a request needs them.
 pub fn is_used(profile: &str) -> bool {
     with_table(|table| {
         let Some(known) = table.profiles.get_mut(profile) else {
             return false;
         };
-        known.is_served = std::mem::take(&mut known.is_used);
+        let is_sought = matches!(*known.keys.borrow(), State::Sought);
+        known.is_served = std::mem::take(&mut known.is_used) || is_sought;
         known.is_served
     })
 }
@@ -337,6 +338,20 @@ mod tests {
         };
         provide("expired", for_ever, None);
         assert!(!are_others_coming("expired", Instant::now()));
+    }
+
+    #[tokio::test]
+    async fn keys_that_are_sought_as_their_claim_would_end_are_still_brought() {
+        attend();
+        let waiting = tokio::spawn(keys("late"));
+        until_wanted("late").await;
+        assert!(claim("late"));
+        provide("late", some("first", Duration::from_secs(900)), None);
+        waiting.await.unwrap().unwrap();
+        let began = Instant::now();
+        assert!(is_used("late"));
+        assert!(are_others_coming("late", began));
+        assert!(is_used("late"), "or the request waits for nobody");
     }
 
     #[tokio::test]

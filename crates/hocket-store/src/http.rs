@@ -25,6 +25,8 @@ pub(crate) struct Seen {
     pub(crate) status: Option<u16>,
     /// Whether the request may have reached the server.
     pub(crate) sent: bool,
+    /// The bytes that the answer says it has.
+    pub(crate) bytes: Option<u64>,
 }
 
 tokio::task_local! {
@@ -32,17 +34,18 @@ tokio::task_local! {
 }
 
 /// Runs `future` until it ends, or until no answer has begun after `first`, or until the answer that began has taken
-/// `rest` longer. Tells what its last request came to.
+/// longer by what `rest` says of it. Tells what its last request came to.
 pub(crate) async fn observe<T>(
     first: Duration,
-    rest: Duration,
+    rest: impl FnOnce(Seen) -> Duration,
     future: impl Future<Output = T>,
 ) -> (Result<T, Elapsed>, Seen) {
     SEEN.scope(Cell::default(), async {
         let mut future = pin!(future);
         let mut outcome = timeout(first, &mut future).await;
-        if outcome.is_err() && SEEN.with(Cell::get).status.is_some() {
-            outcome = timeout(rest, future).await;
+        let seen = SEEN.with(Cell::get);
+        if outcome.is_err() && seen.status.is_some() {
+            outcome = timeout(rest(seen), future).await;
         }
         (outcome, SEEN.with(Cell::get))
     })
@@ -68,14 +71,17 @@ struct Noting {
 
 /// The status of an answer. A part of no bytes is a range that begins where the object ends: S3 says 416, Azurite 206.
 fn meaning(answer: &HttpResponse) -> u16 {
-    let is_empty = answer
-        .headers()
-        .get(CONTENT_LENGTH)
-        .is_some_and(|length| length == "0");
     match answer.status() {
-        StatusCode::PARTIAL_CONTENT if is_empty => StatusCode::RANGE_NOT_SATISFIABLE.as_u16(),
+        StatusCode::PARTIAL_CONTENT if content_length(answer) == Some(0) => {
+            StatusCode::RANGE_NOT_SATISFIABLE.as_u16()
+        }
         status => status.as_u16(),
     }
+}
+
+fn content_length(answer: &HttpResponse) -> Option<u64> {
+    let length = answer.headers().get(CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 #[async_trait::async_trait]
@@ -86,18 +92,19 @@ impl HttpService for Noting {
             let _ = SEEN.try_with(|cell| cell.set(seen));
         };
         note(Seen {
-            status: None,
             sent: true,
+            ..Seen::default()
         });
         let answer = self.inner.execute(request).await;
         match &answer {
             Ok(response) => note(Seen {
                 status: Some(meaning(response)),
                 sent: true,
+                bytes: content_length(response),
             }),
             Err(error) => note(Seen {
-                status: None,
                 sent: error.kind() != HttpErrorKind::Connect,
+                ..Seen::default()
             }),
         }
         answer

@@ -86,10 +86,9 @@ impl<'a> Tries<'a> {
         let _room = remote.room().await;
         // Waiting for room is not the store's fault: the clock starts after it.
         let elapsed = self.started.get_or_insert_with(Instant::now).elapsed();
-        let (up, down) = match self.load {
-            Load::None => (0, 0),
-            Load::Down(bytes) => (0, bytes),
-            Load::Up(bytes) => (bytes, 0),
+        let up = match self.load {
+            Load::Up(bytes) => bytes,
+            Load::None | Load::Down(_) => 0,
         };
         let options = self.store.options();
         let left = options
@@ -97,13 +96,13 @@ impl<'a> Tries<'a> {
             .max(self.deadline())
             .saturating_sub(elapsed);
         let first = options.timeout(up).min(left);
-        let rest = Duration::from_secs_f64(seconds(down)).min(left);
+        let ends = elapsed + first;
         self.attempts += 1;
         let is_again = self.attempts > 1;
         self.store
             .count(remote, |counters| counters.request(up, is_again));
         let began = Instant::now();
-        let (outcome, seen) = observe(first, rest, request).await;
+        let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), request).await;
         let fault = match outcome {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) if self.finds_other_keys(&error, seen, remote, began) => Fault::Again {
@@ -120,11 +119,32 @@ impl<'a> Tries<'a> {
             },
         };
         self.landed |= matches!(fault, Fault::Again { landed: true, .. });
-        self.flowed |= match seen.status {
+        let flows = match seen.status {
             Some(status) => (200..300).contains(&status),
             None => up > 0 && seen.sent,
         };
+        if flows {
+            self.load = self.load_of(seen);
+            self.flowed = true;
+        }
         Err(fault)
+    }
+
+    /// What is moved, now that an answer has begun: the first one says how much there is of what was asked for.
+    fn load_of(&self, seen: Seen) -> Load {
+        match (self.load, seen.bytes) {
+            (Load::Down(asked), Some(bytes)) if !self.flowed => Load::Down(asked.min(bytes)),
+            (load, _) => load,
+        }
+    }
+
+    /// How long the answer that has begun may take after `ends`, by which it had to begin.
+    fn rest(&self, ends: Duration, seen: Seen) -> Duration {
+        let Load::Down(bytes) = self.load_of(seen) else {
+            return Duration::ZERO;
+        };
+        let left = self.store.options().deadline(bytes).saturating_sub(ends);
+        Duration::from_secs_f64(seconds(bytes)).min(left)
     }
 
     /// Whether the store called the keys expired, and others are there or on their way: once for each request.
@@ -317,6 +337,7 @@ mod tests {
         Seen {
             status: Some(status),
             sent: true,
+            bytes: None,
         }
     }
 
@@ -335,6 +356,34 @@ mod tests {
         assert_eq!(tries.deadline().as_secs(), 3);
         tries.flowed = true;
         assert_eq!(tries.deadline().as_secs(), 11);
+    }
+
+    #[test]
+    fn an_answer_that_has_begun_gets_time_for_its_own_bytes_and_no_more() {
+        let options = StoreOptions {
+            deadline_s: 3.0,
+            ..StoreOptions::default()
+        };
+        let store = Store::open("http://h", options).unwrap();
+        let mut tries = Tries::new(&store, "k", Load::Down(8 << 20));
+        let answer = |bytes| Seen { bytes, ..seen(206) };
+        let rest = |tries: &Tries<'_>, ends: u64, bytes| {
+            let rest = tries.rest(Duration::from_secs(ends), answer(bytes));
+            rest.as_secs_f64()
+        };
+        for (ends, bytes, expected) in [
+            (3, None, 8.0),
+            (3, Some(1 << 19), 0.5),
+            (3, Some(1 << 40), 8.0),
+            (1, Some(1 << 20), 1.0),
+        ] {
+            assert_eq!(rest(&tries, ends, bytes), expected, "{ends} {bytes:?}");
+        }
+        // A later answer brings what is missing, and the deadline stays that of the whole.
+        tries.load = tries.load_of(answer(Some(4 << 20)));
+        tries.flowed = true;
+        assert_eq!(rest(&tries, 5, Some(1 << 20)), 2.0);
+        assert_eq!(rest(&tries, 7, Some(1 << 20)), 0.0);
     }
 
     #[test]
@@ -370,7 +419,10 @@ mod tests {
             let fault = classify(
                 "s3://b/k",
                 &generic(),
-                Seen { status: None, sent },
+                Seen {
+                    sent,
+                    ..Seen::default()
+                },
                 &remote(),
             );
             assert!(matches!(fault, Fault::Again { landed, .. } if landed == sent));

@@ -350,11 +350,12 @@ impl Store {
     }
 }
 
-/// GET options for one range, pinned to an ETag where one is known.
+/// GET options for one range, pinned to an ETag where one is known. A weak one matches nothing (RFC 9110, 13.1.1); the
+/// answer's own is compared in any case.
 pub(crate) fn get_options(range: Option<Range<u64>>, if_match: Option<String>) -> GetOptions {
     GetOptions {
         range: range.map(Into::into),
-        if_match,
+        if_match: if_match.filter(|etag| !etag.starts_with("W/")),
         ..GetOptions::default()
     }
 }

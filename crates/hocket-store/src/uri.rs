@@ -1,10 +1,24 @@
 //! What a URI or a path names, and which keys are good.
 
 use crate::error::{Result, StoreError};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use std::path::{Path, PathBuf};
 use url::Url;
 
-/// Where a store is. Prefixes have no slash at either end.
+/// What the path of a web address has in percent signs, beside all that is no ASCII.
+const ENCODED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'%')
+    .add(b'?')
+    .add(b'#')
+    .add(b'"')
+    .add(b'<')
+    .add(b'>')
+    .add(b'`')
+    .add(b'{')
+    .add(b'}');
+
+/// Where a store is. Prefixes have no slash at either end, and stand as the keys in them do: not encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Location {
     /// A directory, absolute.
@@ -170,6 +184,17 @@ fn shown(uri: &str, scheme: &str) -> String {
     }
 }
 
+/// The path of a web address as its server reads it.
+fn decoded(uri: &str, path: &str) -> Result<String> {
+    let text = percent_decode_str(path).decode_utf8();
+    match text {
+        Ok(text) if !path.to_ascii_lowercase().contains("%2f") => Ok(text.into_owned()),
+        _ => Err(StoreError::config(format!(
+            "`{uri}`: expected percent signs that stand for UTF-8, and `/` between folders, not `%2F`"
+        ))),
+    }
+}
+
 impl Location {
     /// Reads `s3://bucket/prefix` and its kin, `memory://name/prefix`, `file:///dir` or a path.
     pub(crate) fn parse(uri: &str) -> Result<Self> {
@@ -198,8 +223,11 @@ impl Location {
         let bucket = service
             .map(|service| Bucket::parse(uri, scheme, service, name))
             .transpose()?;
-        check_segments(uri, prefix)?;
-        let prefix = prefix.to_owned();
+        let prefix = match service {
+            Some(service) if service.is_read_only() => decoded(uri, prefix)?,
+            _ => prefix.to_owned(),
+        };
+        check_segments(uri, &prefix)?;
         Ok(match bucket {
             Some(bucket) => Self::Bucket { bucket, prefix },
             None => Self::Memory {
@@ -247,6 +275,10 @@ impl Location {
         };
         match self.prefix() {
             "" => whole,
+            prefix if matches!(self, Self::Bucket { bucket, .. } if bucket.service.is_read_only()) =>
+            {
+                format!("{whole}/{}", utf8_percent_encode(prefix, ENCODED))
+            }
             prefix => format!("{whole}/{prefix}"),
         }
     }
@@ -348,6 +380,7 @@ mod tests {
             ),
             ("oci://b@space/p", "oci://b@space/p"),
             ("http://h:81/p/", "http://h:81/p"),
+            ("https://h/a b/ä%/%7e", "https://h/a%20b/%C3%A4%25/~"),
         ] {
             assert_eq!(Location::parse(uri).unwrap().uri(), normal);
         }
@@ -362,6 +395,9 @@ mod tests {
             Location::parse("memory://m/x").unwrap().uri(),
             "memory://m/x"
         );
+        let web = Location::parse("https://h/a%20b%25/%3F%C3%A4%2520").unwrap();
+        assert_eq!(web.prefix(), "a b%/?ä%20");
+        assert_eq!(web.uri(), "https://h/a%20b%25/%3F%C3%A4%2520");
         let relative = Location::parse("rel/dir").unwrap().uri();
         assert!(
             relative.starts_with('/') && relative.ends_with("/rel/dir"),
@@ -385,6 +421,10 @@ mod tests {
             "file:///p#q",
             "file:///%FF",
             "memory://",
+            "https://h/%FF",
+            "https://h/a%2Fb",
+            "https://h/a/%2e%2E",
+            "https://h/a%00",
         ] {
             let error = Location::parse(uri).expect_err(uri);
             assert!(
@@ -444,6 +484,14 @@ mod tests {
         fn a_written_uri_reads_back_the_same(scheme in "s3|gs|az|oci|memory", name in "[a-z0-9][a-z0-9.-]{0,20}", parts in prop::collection::vec("[a-zA-Z0-9 %#=_-]{1,8}", 0..4)) {
             let location = Location::parse(&format!("{scheme}://{name}/{}", parts.join("/"))).unwrap();
             prop_assert_eq!(location.prefix(), parts.join("/"));
+            prop_assert_eq!(Location::parse(&location.uri()).unwrap(), location);
+        }
+
+        #[test]
+        fn a_web_address_reads_back_the_same(prefix in "[a-zA-Z0-9 %äß\"{}&+=@:]{1,8}(/[2Ff%?#]{1,6}){0,3}") {
+            let encoded = utf8_percent_encode(&prefix, percent_encoding::NON_ALPHANUMERIC).to_string().replace("%2F", "/");
+            let location = Location::parse(&format!("https://h/{encoded}")).unwrap();
+            prop_assert_eq!(location.prefix(), prefix);
             prop_assert_eq!(Location::parse(&location.uri()).unwrap(), location);
         }
 

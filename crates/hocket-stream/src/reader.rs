@@ -98,14 +98,8 @@ impl Reader {
                 fetch(&sources, &window, &requests, &fetching)
             })?;
         }
-        let next = following.map(|order| Sequence {
-            order,
-            options: ReaderOptions {
-                first: 0,
-                ..options.clone()
-            },
-        });
         let sequence = Sequence { order, options };
+        let next = following.map(|order| sequence.followed_by(order));
         let epochs: Vec<Sequence> = std::iter::once(sequence.clone()).chain(next).collect();
         let (planned, shared) = (sources.clone(), window.clone());
         reader.spawn("hocket-plan".into(), move || {
@@ -120,13 +114,20 @@ impl Reader {
     /// The next batch, `Ok(None)` at the end of the epoch, or `Err(None)` when `patience` ran out first.
     ///
     /// # Errors
-    /// `Err(Some(error))` with what stopped a thread; the reader is then at its end.
+    /// `Err(Some(error))` with what stopped a thread, or because this is a forked child, which has none; the reader
+    /// is then at its end.
     pub fn next(
         &mut self,
         patience: Duration,
     ) -> std::result::Result<Option<Batch>, Option<StreamError>> {
         if self.is_done {
             return Ok(None);
+        }
+        if self.process != std::process::id() {
+            self.is_done = true;
+            return Err(Some(StreamError::config(
+                "this iteration was begun by the process that this one was forked from, where it goes on: begin another one here",
+            )));
         }
         match self.batches.recv_timeout(patience) {
             Ok(Ok(batch)) => {
@@ -170,8 +171,14 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join.
+            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
+            // takes its lock, which one of them may have held when the process was forked.
             threads.into_iter().for_each(std::mem::forget);
+            std::mem::forget(self.window.clone());
+            std::mem::forget(std::mem::replace(
+                &mut self.batches,
+                crossbeam_channel::never(),
+            ));
             return;
         }
         self.window.stop();
@@ -191,6 +198,13 @@ struct Sequence {
 }
 
 impl Sequence {
+    /// The next epoch's: of workers that take turns each begins with another of its first batches.
+    fn followed_by(&self, order: Arc<Order>) -> Self {
+        let mut options = self.options.clone();
+        options.first %= options.stride;
+        Self { order, options }
+    }
+
     /// The batch of turn `turn`, if the epoch has it, and what of it is read.
     fn at(&self, turn: u64) -> Option<(u64, Share)> {
         let number = self
@@ -467,6 +481,27 @@ mod tests {
     }
 
     #[test]
+    fn workers_look_ahead_to_all_batches_of_the_next_epoch() {
+        let folder = tempfile::tempdir().unwrap();
+        let order = order(&write(folder.path()));
+        let number = |first: u64, turn: u64| {
+            let options = options(first, 3, 0);
+            let sequence = Sequence {
+                order: order.clone(),
+                options,
+            };
+            Some(sequence.followed_by(order.clone()).at(turn)?.0)
+        };
+        for start in [0, 7] {
+            let mut seen: Vec<u64> = (start..start + 3)
+                .flat_map(|first| (0..).map_while(move |turn| number(first, turn)))
+                .collect();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..order.num_batches()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
     fn a_bad_shard_stops_the_batch_that_needs_it_and_none_before() {
         let folder = tempfile::tempdir().unwrap();
         let index = write(folder.path());
@@ -513,5 +548,26 @@ mod tests {
         assert!(reader.next(Duration::from_secs(10)).unwrap().is_some());
         drop(reader);
         assert_eq!(Arc::strong_count(&cache), 1);
+    }
+
+    #[test]
+    fn a_forked_child_touches_no_channel_of_it() {
+        let (wanted, requests) = unbounded();
+        let (finished, batches) = bounded(1);
+        let mut reader = Reader {
+            batches,
+            window: Arc::new(Window::new(wanted, 0, None)),
+            threads: Vec::new(),
+            process: 0,
+            is_done: false,
+        };
+        let next = reader.next(Duration::ZERO);
+        assert!(matches!(next, Err(Some(StreamError::Config { .. }))));
+        drop(reader);
+        assert!(finished.try_send(Ok(None)).is_ok());
+        assert_eq!(
+            requests.try_recv(),
+            Err(crossbeam_channel::TryRecvError::Empty)
+        );
     }
 }

@@ -99,12 +99,13 @@ impl ShardWriter {
     ///
     /// # Errors
     /// What an earlier shard met: the writer is then of no further use. [`StreamError::Closed`] after that
-    /// or after `finish`.
+    /// or after `finish`. [`StreamError::Config`] in a forked child, which has none of its threads.
     pub fn submit(
         &mut self,
         shard: Vec<RawFile>,
         patience: Duration,
     ) -> Result<Option<Vec<RawFile>>> {
+        self.check_process()?;
         // What else went wrong after a failure was told is no news.
         if self.jobs.is_none() {
             return Err(StreamError::Closed);
@@ -129,6 +130,7 @@ impl ShardWriter {
     /// # Errors
     /// As [`submit`](Self::submit).
     pub fn finish(&mut self, patience: Duration) -> Result<Option<Vec<Vec<Written>>>> {
+        self.check_process()?;
         if self.stop.load(Ordering::Relaxed) {
             return Err(StreamError::Closed);
         }
@@ -149,6 +151,15 @@ impl ShardWriter {
         self.written.iter().flatten().count()
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(StreamError::config(
+            "this writer was begun by the process that this one was forked from: write there, or begin another one here",
+        ))
+    }
+
     fn note(&mut self, (number, outcome): Outcome) -> Result<()> {
         let written = outcome.inspect_err(|_| self.give_up())?;
         if let Some(slot) = self.written.get_mut(number) {
@@ -167,8 +178,14 @@ impl Drop for ShardWriter {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join.
+            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
+            // takes its lock, which one of them may have held when the process was forked.
             threads.into_iter().for_each(std::mem::forget);
+            std::mem::forget(self.jobs.take());
+            std::mem::forget(std::mem::replace(
+                &mut self.outcomes,
+                crossbeam_channel::never(),
+            ));
             return;
         }
         self.give_up();
@@ -346,5 +363,31 @@ mod tests {
             .or_else(|| writer.finish(PATIENCE).err());
         assert!(matches!(error, Some(StreamError::Io { .. })), "{error:?}");
         assert!(matches!(submit(&mut writer, 0), Err(StreamError::Closed)));
+    }
+
+    #[test]
+    fn a_forked_child_touches_no_channel_of_it() {
+        let (jobs, queue) = bounded(0);
+        let (report, outcomes) = unbounded();
+        let mut writer = ShardWriter {
+            jobs: Some(jobs),
+            outcomes,
+            written: Vec::new(),
+            stop: Arc::default(),
+            threads: Vec::new(),
+            process: 0,
+        };
+        let outcomes = [
+            submit(&mut writer, 0),
+            writer.finish(Duration::ZERO).map(drop),
+        ];
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| matches!(outcome, Err(StreamError::Config { .. })))
+        );
+        drop(writer);
+        assert!(queue.try_recv().is_err_and(|error| error.is_empty()));
+        assert!(report.send((0, Ok(Vec::new()))).is_ok());
     }
 }

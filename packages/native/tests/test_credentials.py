@@ -182,6 +182,20 @@ def test_a_profile_that_is_not_there_is_named(
     assert counters()["requests"] == before
 
 
+def test_where_no_thread_can_be_started_the_next_request_tries_again(
+    server: Server, profile: Callable[..., None]
+) -> None:
+    profile(life_s=3600)
+    store = Store(server.uri("p"))
+    usual = threading.stack_size(1 << 48)  # more than can be addressed
+    try:
+        with pytest.raises(errors.StorePermissionError, match="can't start new thread"):
+            store.put("k", b"x")
+    finally:
+        threading.stack_size(usual)
+    store.put("k", b"x")
+
+
 def test_what_a_credential_process_says_is_not_repeated(server: Server, profile: Callable[..., None]) -> None:
     profile(command=f"{sys.executable} -c 'import sys; sys.exit(\"top-secret\")'")
     with pytest.raises(errors.StorePermissionError, match="CredentialRetrievalError") as caught:

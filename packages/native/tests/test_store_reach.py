@@ -1,11 +1,13 @@
 """How a store is reached: addresses, proxies, signatures, and what plain HTTP can do."""
 
 import os
+import pickle
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,87 @@ def test_a_web_server_without_ranges_is_told_apart(
     serve(server)
     with pytest.raises(errors.StoreIOError, match=r"with HTTP 200 .* expected HTTP 206 .* copy it to"):
         Store(f"http://127.0.0.1:{server.server_address[1]}").get("k")
+
+
+class Web(ThreadingHTTPServer):
+    """A web server of one object, with ranges and conditions as RFC 9110 has them."""
+
+    def __init__(self, data: bytes, *etags: str, is_slow: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.data, self.is_slow = data, is_slow
+        self.etags = list(etags)
+        """Of the next answers; the last one stays."""
+        self.paths: list[str] = []
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Web
+
+    def do_GET(self) -> None:
+        web = self.server
+        web.paths.append(self.path)
+        etag = web.etags.pop(0) if len(web.etags) > 1 else web.etags[0]
+        condition = self.headers["If-Match"]
+        if condition is not None and (condition != etag or etag.startswith("W/")):
+            self.send_response(412)
+            self.end_headers()
+            return
+        first, last = map(int, re.findall(r"\d+", self.headers["Range"] or f"0-{len(web.data)}"))
+        part = web.data[first : last + 1]
+        self.send_response(206)
+        self.send_header("ETag", etag)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(web.data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        try:
+            for byte in part if web.is_slow else b"":
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.1)
+            self.wfile.write(b"" if web.is_slow or self.command == "HEAD" else part)
+        except OSError:
+            pass  # the other side has gone
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *values: object) -> None:  # noqa: A002
+        pass
+
+
+def test_a_weak_etag_is_compared_and_not_asked_for(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    web = Web(os.urandom(300_000), 'W/"one"')
+    serve(web)
+    store = Store(web.address, part_bytes=64 << 10)
+    assert store.get("k") == web.data
+    web.etags = ['W/"one"', 'W/"two"']
+    with pytest.raises(errors.StoreChangedError, match='expected ETag `W/"one"`, found `W/"two"`'):
+        store.get("k")
+
+
+def test_a_web_address_may_be_encoded(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    web = Web(b"x", '"one"')
+    serve(web)
+    for path in ("my data/ü%", "my%20data/%C3%BC%25"):
+        store = Store(f"{web.address}/{path}")
+        assert store.uri == f"{web.address}/my%20data/%C3%BC%25"
+        for handle in (store, pickle.loads(pickle.dumps(store))):
+            assert handle.get("a 1%") == b"x"
+    assert set(web.paths) == {"/my%20data/%C3%BC%25/a%201%25"}
+
+
+def test_an_answer_that_drips_meets_the_deadline(
+    clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
+) -> None:
+    web = Web(bytes(100), '"one"', is_slow=True)
+    serve(web)
+    with pytest.raises(errors.StoreTransientError, match="no complete answer within"):
+        Store(web.address, deadline_s=0.5).get("k")
+    # All the time there is went into the first: its few bytes earn no more, whatever was asked for.
+    assert len(web.paths) == 1
 
 
 def test_a_host_that_does_not_answer_meets_the_deadline_without_time_for_bytes(

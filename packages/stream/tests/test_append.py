@@ -144,6 +144,12 @@ def test_merging_to_two_places(write: Callable[..., str], tmp_path: Path) -> Non
         ((["one/a", "two/a"], "three"), errors.ConfigError, "`a/shard.00000.mds`.*different names"),
         ((["one/a", "one/z"], "one"), errors.IndexNotFoundError, "one/z"),
         ((["one/a"], "one/a"), errors.ConfigError, "into itself"),
+        (
+            (["one/a", "one/.b"], "one"),
+            errors.ConfigError,
+            r"one/\.b`.*`\.b/shard.00000.mds`.*rename the folder",
+        ),
+        (("one",), errors.ConfigError, r"one/\.b`.*rename the folder"),
     ],
 )
 def test_merges_that_do_not_work(
@@ -156,8 +162,10 @@ def test_merges_that_do_not_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(3, "one/a")
+    write(3, "one/.b")
     write(3, "two/a")
     before = index(tmp_path / "one" / "a")
     with pytest.raises(kind, match=message):
         merge_index(*arguments)
     assert index(tmp_path / "one" / "a") == before
+    assert not (tmp_path / "one" / "index.json").exists()

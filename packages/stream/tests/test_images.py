@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,29 @@ def test_a_jpeg_from_a_file_is_not_encoded_again(tmp_path: Path) -> None:
     make(size=(64, 48)).save(path, quality=30)
     with Image.open(path) as image:
         assert resolve_encoding("jpeg").encode(image) == path.read_bytes()
-        image.thumbnail((8, 8))
-        assert resolve_encoding("jpeg").encode(image) != path.read_bytes()
-        assert round_trip("jpeg", image).size == image.size
+        image.load()
+        assert resolve_encoding("jpeg").encode(image) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: image.thumbnail((8, 8)),
+        lambda image: image.paste((0, 0, 255), (0, 0, 32, 48)),
+        lambda image: image.putpixel((0, 0), (0, 0, 255)),
+        lambda image: image.draft("L", None),
+    ],
+)
+def test_a_jpeg_from_a_file_that_was_changed_is_encoded(
+    tmp_path: Path, change: Callable[[Any], object]
+) -> None:
+    path = tmp_path / "a.jpeg"
+    Image.new("RGB", (64, 48), (255, 0, 0)).save(path)
+    with Image.open(path) as image:
+        change(image)
+        data = resolve_encoding("jpeg").encode(image)
+        assert data == file_bytes(image, "JPEG")
+        assert data != path.read_bytes()
 
 
 @pytest.mark.parametrize("encoding", ["list[pil]", "list[png]", "list[jpeg]", "jpeg_array", "jpegarray"])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.stream import StreamingDataLoader, StreamingDataset
+from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset, errors
 
 COUNT = 200
 NOBODY = 65534
@@ -78,6 +78,8 @@ def test_a_child_forked_in_the_middle_of_reading_reads_all(
     seen = [next(batches)["id"].tolist()]
 
     def child() -> None:
+        with pytest.raises(errors.ConfigError, match="forked from, where it goes on"):
+            list(batches)
         # The same object, whose threads stayed behind, and a new one.
         again = [batch["id"].tolist() for batch in dataset.batches()]
         assert again == [dataset.sample_ids(number) for number in range(1, dataset.num_batches)]
@@ -87,6 +89,20 @@ def test_a_child_forked_in_the_middle_of_reading_reads_all(
     assert in_fork(child) == 0
     seen += [batch["id"].tolist() for batch in batches]
     assert seen == [dataset.sample_ids(number) for number in range(dataset.num_batches)]
+
+
+def test_a_writer_stays_with_the_process_that_began_it(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int"}, out=tmp_path / "data") as writer:
+        writer.write({"id": 7})
+
+        def child() -> None:
+            with pytest.raises(
+                errors.ConfigError, match="forked from: write there, or begin another one here"
+            ):
+                writer.finish()
+
+        assert in_fork(child) == 0
+    assert StreamingDataset(local=tmp_path / "data", batch_size=1)[0] == {"id": 7}
 
 
 def test_threads_read_side_by_side(remote: str, tmp_path: Path) -> None:
@@ -178,7 +194,7 @@ def test_torchs_process_group_and_devices_are_left_alone(
 
 ON_DEVICE = """
 import sys, torch
-from hocket.stream import StreamingDataLoader, StreamingDataset
+from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset, errors
 assert torch.cuda.is_available()
 remote, cache, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, shuffle=True)

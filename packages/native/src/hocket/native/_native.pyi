@@ -68,7 +68,7 @@ class Store:
     | `gs://bucket/prefix` | Google Cloud Storage |
     | `az://container/prefix`, `abfss://container@account.dfs.core.windows.net/prefix` | Azure Blob Storage |
     | `oci://bucket@namespace/prefix` | Oracle's object storage, by its S3-compatible endpoint |
-    | `https://host/path` | a web server that knows ranges; read-only, and not listed |
+    | `https://host/path` | a web server that knows ranges; read-only, not listed; percent signs are decoded |
     | a path, `file:///dir` | a local directory |
     | `memory://name` | this process's memory |
 

@@ -48,7 +48,10 @@ def provide(profile: str) -> None:
         credentials_fail(profile, INSTALL)
         return
     thread = threading.Thread(target=_serve, args=(profile, boto3), name="hocket-credentials", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the limit of threads, or the interpreter's end
+        credentials_fail(profile, f"boto3 could not be asked: {error}")
 
 
 def _serve(profile: str, boto3: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.native import Store, _native
 from hocket.native.errors import StoreNotFoundError
-from hocket.stream.errors import ConfigError, IndexNotFoundError
+from hocket.stream.errors import ConfigError, IndexCorruptError, IndexNotFoundError
 from hocket.stream.output import FILE_KEYS, INDEX_NAME, Output, Place, split_place
 
 
@@ -32,7 +32,8 @@ def merge_index(
         download_timeout: Seconds that all tries of one request may take together.
 
     Raises:
-        ConfigError: There is nothing to merge, or two shards would have one name.
+        ConfigError: There is nothing to merge, two shards would have one name, or a folder has one that no
+            index may hold, as one that begins with a dot.
         IndexNotFoundError: A data set of the list is not there.
         IndexCorruptError: An index cannot be trusted.
         StoreError: The store's own errors, as they come.
@@ -96,6 +97,15 @@ def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
         for key in FILE_KEYS:
             if shard.get(key):
                 shard[key]["basename"] = f"{way}/{shard[key]['basename']}"
+    try:
+        _native.ShardIndex.parse(
+            json.dumps({"shards": shards, "version": 2}).encode(), f"{root}/{INDEX_NAME}"
+        )
+    except IndexCorruptError as error:
+        raise ConfigError(
+            f"`{uri}` cannot be merged under its name, as no reader would take the index: {error}; "
+            "rename the folder"
+        ) from None
     return shards
 
 

@@ -43,6 +43,8 @@ class _TextWriter(Writer):
                 raise SampleError(f"column `{name}`: {value!r} is a {type(value).__name__}: expected {kind}")
             if kind == "int" and not -(1 << 63) <= int(value) < 1 << 63:
                 raise SampleError(f"column `{name}`: {value} does not fit: expected an integer of 64 bits")
+            if isinstance(value, str):
+                _check_utf8(name, value)
             values.append(value)
         return values
 
@@ -54,6 +56,16 @@ class _TextWriter(Writer):
 
     def _head(self) -> bytes:
         return b""
+
+
+def _check_utf8(name: str, value: str) -> None:
+    """Refuse a text that no reader gets back: half a surrogate pair, which JSON takes and UTF-8 does not."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SampleError(
+            f"column `{name}`: {value!r:.200}: {error}: expected a text that UTF-8 can hold"
+        ) from None
 
 
 class JSONWriter(_TextWriter):
@@ -111,10 +123,7 @@ class XSVWriter(_TextWriter):
         for name, value in zip(self._columns, values, strict=True):
             self._check(value, f"column `{name}`", SampleError)
         self._check_split(values, "a value", SampleError)
-        try:
-            return self._line(values)
-        except UnicodeEncodeError as error:
-            raise SampleError(f"{error}: expected texts that UTF-8 can hold") from None
+        return self._line(values)
 
     def _head(self) -> bytes:
         return self._line(list(self._columns))

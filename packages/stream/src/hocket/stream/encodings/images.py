@@ -77,7 +77,7 @@ class EncodedImage(Plain):
         self._kind = kind
 
     def encode(self, value: Any) -> bytes:
-        """Return the file's bytes: a JPEG opened from a file as it stands there, others encoded."""
+        """Return the bytes of a file: that of a JPEG opened from one and not changed, others encoded."""
         image = _check_image(value)
         if self._kind == "JPEG" and (original := _original(image)) is not None:
             return original
@@ -100,9 +100,14 @@ def _original(image: Image) -> bytes | None:
         return None
     try:
         data = Path(name).read_bytes()
-        return data if _pillow().open(io.BytesIO(data)).size == image.size else None
+        original = _pillow().open(io.BytesIO(data))
+        if (original.size, original.mode) != (image.size, image.mode):
+            return None
+        # Pillow empties `tile` when it decodes; before that there are no pixels to change.
+        is_same = getattr(image, "tile", []) or original.tobytes() == image.tobytes()
     except OSError:
         return None
+    return data if is_same else None
 
 
 def _open(value: memoryview) -> Image:

@@ -68,9 +68,12 @@ class MosaicPlan:
     """The order that mosaicml-streaming would give: `O(samples)` in time and memory for each pass.
 
     A pass from the middle of an epoch is planned as a run that resumes there is: what is done with is left
-    out, and the rest is dealt out to the ranks of today. The global batches stay the same sets of samples, up
-    to the last one, on any number of ranks that divides the global batch. Where batches are made of the
-    streams one by one, all of them are full, and one that was begun is given again.
+    out, and the rest is dealt out to the ranks of today. The global batches stay the same sets of samples on
+    any number of ranks that divides the global batch, but for the last ones, filled with samples once more.
+    Where batches are made of the streams one by one, all of them are full, and one that was begun is given
+    again. With `per_stream` they are others on other ranks: how many batches a stream fills depends on the
+    ranks there, and on that whose turn is when. An epoch that another number of them finishes leaves samples
+    out and has others twice, and nothing in the state tells.
 
     Raises:
         ConfigError: The machines and the canonical nodes do not divide each other, or a stream has no part in

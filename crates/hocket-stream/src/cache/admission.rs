@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::mapped::{Mapped, map};
+use super::mapped::{Mapped, map, stamp};
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -52,9 +52,12 @@ impl Cache {
                 return Ok((bytes, Some(part)));
             }
             // What may be evicted is held by a lock on its final name.
+            let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
             self.commit(part, stop)?;
-            // It may be evicted before it is held, and then it is made again.
-            if let Some(bytes) = self.map(path, Some(stop))? {
+            // It may be evicted or replaced before it is held, and then it is looked at or made again.
+            if let Some(bytes) = self.map(path, Some(stop))?
+                && bytes.stamp() == made
+            {
                 return Ok((bytes, None));
             }
         }

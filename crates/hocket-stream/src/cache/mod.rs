@@ -11,7 +11,7 @@ mod pick;
 mod tests;
 mod versions;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
-use self::mapped::{Mapped, hold, map};
+use self::mapped::{Mapped, Stamp, hold, map};
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -58,8 +58,8 @@ pub struct Cache {
     counters: Counters,
     /// Files of before this are of other data, unless a digest says that they are not.
     valid_since: SystemTime,
-    /// Shards whose bytes this process has checked.
-    checked: Mutex<HashSet<u32>>,
+    /// The files of each shard whose bytes this process has checked.
+    checked: Mutex<HashMap<u32, [Option<Stamp>; 2]>>,
     /// How often samples of a shard that is not here were picked out of it.
     picked: Mutex<HashMap<u32, u32>>,
     versions: Versions,
@@ -252,9 +252,10 @@ impl Cache {
         meta: Option<Mapped>,
     ) -> Result<Shard> {
         let origin = self.path(&shard.data).display().to_string();
+        let stamps = [data.stamp(), meta.as_ref().and_then(Mapped::stamp)];
         let meta = meta.map(|bytes| Box::new(bytes) as ShardBytes);
         let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
-        self.checked().insert(number);
+        self.checked().insert(number, stamps);
         Ok(opened)
     }
 
@@ -271,9 +272,10 @@ impl Cache {
         let Some(bytes) = self.map(&path, stop)? else {
             return Ok(None);
         };
-        if !self.checked().contains(&number)
-            && let Err(error) = self.check_held(shard, file, &path, &bytes)
-        {
+        // Another process may have put another file there since.
+        let stamps = self.checked().get(&number).copied().unwrap_or_default();
+        let is_checked = bytes.stamp().is_some() && stamps.contains(&bytes.stamp());
+        if !is_checked && let Err(error) = self.check_held(shard, file, &path, &bytes) {
             if !self.can_refetch(file) {
                 return Err(error);
             }
@@ -284,7 +286,7 @@ impl Cache {
         Ok(Some(bytes))
     }
 
-    fn checked(&self) -> MutexGuard<'_, HashSet<u32>> {
+    fn checked(&self) -> MutexGuard<'_, HashMap<u32, [Option<Stamp>; 2]>> {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

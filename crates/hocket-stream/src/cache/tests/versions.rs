@@ -163,3 +163,30 @@ fn a_wrong_object_that_was_met_first_does_not_stay_the_version() {
     replace(&object, |bytes| bytes.truncate(bytes.len() - 1));
     assert!(pick(&cache, &[1]).unwrap().is_some());
 }
+
+#[test]
+fn a_file_that_was_replaced_since_it_was_checked_is_checked_again() {
+    for limit in [None, Some(1 << 20)] {
+        let fixture = Fixture::new(None, "xxh3_64");
+        let mut cache = fixture.cache(false);
+        if let Some(bytes) = limit {
+            let folders = vec![(fixture.local.path().into(), fixture.index.clone())];
+            cache = cache.limited(Arc::new(CacheLimit::new(bytes, folders).unwrap()));
+        }
+        let held = fixture.local.path().join("s.mds");
+        let other = |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1;
+        let open_map = open(&cache).unwrap();
+        // As another data set in the same folder does.
+        replace(&held, other);
+        assert!(cache.take_notices().is_empty());
+        open(&cache).unwrap();
+        assert!(cache.take_notices().concat().contains("fetched again"));
+        assert_eq!(third(&open(&cache).unwrap()), third(&open_map));
+        assert_eq!((cache.counts().fetches, cache.counts().hits), (2, 1));
+        // As another process does once the data set was written anew.
+        replace(&fixture.remote.path().join("s.mds"), other);
+        replace(&held, other);
+        let error = open(&cache).unwrap_err();
+        assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
+    }
+}

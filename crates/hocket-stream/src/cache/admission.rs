@@ -46,6 +46,7 @@ impl Cache {
                 return Ok((self.pass_through(shard, file, stop)?, None));
             }
             self.attempt(|| self.make(shard, file, &part, stop))?;
+            self.mark(&part);
             if self.limit.is_none()
                 && let Some(bytes) = map(part.path())?
             {
@@ -175,8 +176,8 @@ impl Cache {
         };
         let path = self.options.local.join(&zip.basename);
         if let Some(bytes) = self.map(&path, Some(stop))? {
-            let is_of_now = self.check_age(zip, &path);
-            match is_of_now.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
+            let is_ours = self.check_origin(zip, &path, &bytes);
+            match is_ours.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
                 Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
                     self.note(format!("{error}; it is fetched again"));
                 }
@@ -196,6 +197,7 @@ impl Cache {
         };
         let raw = self.download(zip, packed.path(), stop, unpack)?;
         if self.options.keep_zip {
+            self.mark(&packed);
             self.commit(packed, stop)?;
         }
         Ok(raw)
@@ -205,6 +207,13 @@ impl Cache {
     fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
         let limit = self.limit.as_ref();
         limit.map_or(Ok(true), |limit| limit.make_room(stop))
+    }
+
+    /// Leaves word in a part of what data it is.
+    fn mark(&self, part: &Part) {
+        if let Some(mark) = &self.mark {
+            mark.write(part.path());
+        }
     }
 
     fn commit(&self, part: Part, stop: &AtomicBool) -> Result<()> {
@@ -254,8 +263,12 @@ impl Cache {
     /// Reads a whole file of the remote, of the version that it had before unless it has a digest.
     fn fetch<T>(&self, file: &FileInfo, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
         let is_checked = self.digest(file).is_some();
-        self.versions
-            .read(self.remote_of(file)?, file, is_checked, read)
+        let remote = self.remote_of(file)?;
+        self.versions.read(remote, file, is_checked, |object| {
+            let value = read(object)?;
+            self.check_version(file, object)?;
+            Ok(value)
+        })
     }
 
     fn remote_of(&self, file: &FileInfo) -> Result<&Remote> {

@@ -23,6 +23,7 @@ pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
 use self::mapped::{Mapped, Stamp, hold, map};
+use self::origin::Mark;
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -56,8 +57,12 @@ pub struct Cache {
     /// The bytes that the folder may have; of no account without a remote.
     limit: Option<Arc<CacheLimit>>,
     counters: Counters,
-    /// Files of before this are of other data, unless a digest says that they are not.
+    /// Files without a mark of before this are of other data, unless a digest says that they are not.
     valid_since: SystemTime,
+    /// When the index was last written, as the store says; 0 where that is not known.
+    written_ms: i64,
+    /// What files carry that this cache made; none without a remote.
+    mark: Option<Mark>,
     /// The files of each shard whose bytes this process has checked.
     checked: Mutex<HashMap<u32, [Option<Stamp>; 2]>>,
     /// How often samples of a shard that is not here were picked out of it.
@@ -80,7 +85,8 @@ impl Unsettled {
     }
 }
 
-/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`.
+/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`. Also when it was last
+/// written, in milliseconds since 1970; 0 where that is not known, or of no account.
 ///
 /// # Errors
 /// [`StreamError::IndexNotFound`]; the store's own errors.
@@ -88,25 +94,41 @@ pub fn load_index(
     local: &Path,
     remote: Option<&Remote>,
     interrupted: &dyn Fn() -> bool,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, i64)> {
     let path = local.join(INDEX_NAME);
     let Some(remote) = remote else {
-        return fs::read(&path).map_err(|error| match error.kind() {
+        let data = fs::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                 StreamError::IndexNotFound {
                     uri: path.display().to_string(),
                 }
             }
             _ => StreamError::io(&path, "read", &error),
-        });
+        })?;
+        return Ok((data, 0));
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
     let object = remote.object(INDEX_NAME);
     let data = remote::get(&object, None, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
     let modified_ms = object.modified_ms().unwrap_or_default();
-    origin::keep(&path, &data, modified_ms, interrupted)?;
-    Ok(data)
+    origin::keep(&path, &data, remote.uri(), modified_ms, interrupted)?;
+    Ok((data, modified_ms))
+}
+
+/// The copy that [`load_index`] left in `local` of the index at `remote`, for want of that; `None` where there is
+/// none, or one of another data set.
+///
+/// # Errors
+/// [`StreamError::Io`].
+pub fn load_kept_index(local: &Path, remote: &Remote) -> Result<Option<(Vec<u8>, i64)>> {
+    let path = local.join(INDEX_NAME);
+    if !path.exists() || origin::is_elsewhere(local, remote.uri()) {
+        return Ok(None);
+    }
+    let data = fs::read(&path).map_err(|error| StreamError::io(&path, "read", &error))?;
+    let written_ms = origin::last_modified_ms(local, remote.uri());
+    Ok(Some((data, written_ms.unwrap_or_default())))
 }
 
 impl Cache {
@@ -135,21 +157,34 @@ impl Cache {
             }
         }
         let valid_since = match &remote {
-            Some(_) => origin::valid_since(&options.local.join(INDEX_NAME)),
+            Some(_) => origin::valid_since(&options.local),
             None => SystemTime::UNIX_EPOCH,
         };
-        Ok(Self {
+        let cache = Self {
             index,
             remote,
             options,
             valid_since,
+            written_ms: 0,
+            mark: None,
             limit: None,
             counters: Counters::default(),
             checked: Mutex::default(),
             picked: Mutex::default(),
             versions: Versions::default(),
             notices: Mutex::default(),
-        })
+        };
+        Ok(cache.written(0))
+    }
+
+    /// This cache of an index that was last written at `written_ms`, as [`load_index`] says.
+    #[must_use]
+    pub fn written(mut self, written_ms: i64) -> Self {
+        let fingerprint = self.index.fingerprint();
+        let remote = self.remote.as_ref();
+        self.mark = remote.map(|remote| Mark::new(remote.uri(), written_ms, fingerprint));
+        self.written_ms = written_ms;
+        self
     }
 
     /// This cache under a limit, which may be one for several. Without a remote there is nothing to limit:

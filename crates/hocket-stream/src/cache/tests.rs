@@ -234,7 +234,7 @@ fn the_index_comes_from_the_remote_and_its_absence_is_named() {
         StoreOptions::default(),
     )
     .unwrap();
-    let data = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap();
+    let (data, _) = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap();
     assert_eq!(
         data,
         fs::read(fixture.local.path().join(INDEX_NAME)).unwrap()

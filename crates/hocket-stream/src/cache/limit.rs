@@ -5,7 +5,7 @@
 //! begins; a part without a lock was left by a process that died, and goes. Of the rest the file used longest
 //! ago goes first, unless somebody holds it open. Files are unlinked and never shortened.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// So many bytes for the caches of several data sets together. Only for what has a remote.
 pub struct CacheLimit {
     bytes: u64,
-    /// Ascending, so that all processes lock them in one order.
+    /// In the order of their inodes, so that all processes lock them in one order, by whatever names.
     folders: Vec<Folder>,
     evicted: AtomicU64,
 }
@@ -55,15 +55,18 @@ impl CacheLimit {
     /// A limit of `bytes` for the folders of these data sets, whose indexes are there.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where the indexes alone reach it.
+    /// [`StreamError::Config`] where the indexes alone reach it; [`StreamError::Io`] where a folder is not there.
     pub fn new(bytes: u64, data_sets: Vec<(PathBuf, Arc<Index>)>) -> Result<Self> {
-        let mut folders: Vec<Folder> = data_sets
-            .into_iter()
-            .map(|(path, index)| Folder::new(path, index))
-            .collect();
-        folders.sort_by(|one, other| one.path.cmp(&other.path));
-        // Two streams may be of one data set.
-        folders.dedup_by(|one, other| one.path == other.path);
+        // Two streams may be of one data set, and name its folder by different links.
+        let mut folders = BTreeMap::new();
+        for (path, index) in data_sets {
+            let metadata =
+                fs::metadata(&path).map_err(|e| StreamError::io(&path, "look at", &e))?;
+            folders
+                .entry((metadata.ino(), metadata.dev()))
+                .or_insert_with(|| Folder::new(path, index));
+        }
+        let folders: Vec<Folder> = folders.into_values().collect();
         let indexes = folders
             .iter()
             .filter_map(|folder| fs::metadata(folder.path.join(INDEX_NAME)).ok());

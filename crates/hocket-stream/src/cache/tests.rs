@@ -243,3 +243,18 @@ fn the_index_comes_from_the_remote_and_its_absence_is_named() {
     let error = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap_err();
     assert!(matches!(error, StreamError::IndexNotFound { .. }));
 }
+
+#[test]
+fn a_folder_by_two_names_is_locked_once() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    let name = fixture.local.path();
+    let above = tempfile::tempdir().unwrap();
+    let link = above.path().join("link");
+    std::os::unix::fs::symlink(name, &link).unwrap();
+    let again = name.join("..").join(name.file_name().unwrap());
+    let folders = [name.to_owned(), again, link];
+    let folders = folders.map(|path| (path, fixture.index.clone())).to_vec();
+    let limit = CacheLimit::new(1 << 20, folders).unwrap();
+    // Who waits for a lock, even for his own, is told to stop.
+    assert!(limit.make_room(&AtomicBool::new(true)).unwrap());
+}

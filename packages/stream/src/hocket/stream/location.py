@@ -13,7 +13,7 @@ from hocket.stream.output import is_local, local_path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Both sides of a data set."""
+    """Both sides of a data set. Paths are resolved, so that one folder has one name."""
 
     local: Path
     """The cache; without a remote, the data set itself."""
@@ -48,21 +48,25 @@ def resolve_location(
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
     below = split or ""
     uri = None if remote is None else os.fspath(remote)
-    kept = None if local is None else local_path(os.fspath(local)).absolute()
+    kept = None if local is None else _resolve(local_path(os.fspath(local)) / below)
     if uri is not None and is_local(uri):
-        path = local_path(uri).absolute()
+        path = _resolve(local_path(uri) / below)
         if kept is None or _is_same(kept, path):
-            return Location(local=path / below, remote=None)
-        uri = str(path)
+            return Location(local=path, remote=None)
+        return Location(local=kept, remote=str(path))
     if uri is None:
-        return Location(local=(kept or Path()) / below, remote=None)
+        return Location(local=kept or Path(), remote=None)
     if kept is None:
-        kept = _default_cache(uri)
-    return Location(local=kept / below, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+        kept = _resolve(_default_cache(uri) / below)
+    return Location(local=kept, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+
+
+def _resolve(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are one folder, by whatever link: a cache of itself would evict its source."""
+    """Whether two paths are one folder, by whatever mount: a cache of itself would evict its source."""
     if one.exists() and other.exists():
         return one.samefile(other)
     return one == other

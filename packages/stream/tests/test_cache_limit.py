@@ -180,6 +180,25 @@ def test_a_shard_in_use_stays_until_its_process_dies(remote: str, tmp_path: Path
     assert disk_usage(cache) <= limit
 
 
+def test_a_stopped_process_that_has_the_folders_lock_holds_nobody_up(
+    remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    options: dict[str, Any] = {"remote": remote, "local": cache, "cache_limit": 3 * SHARD}
+    dataset = StreamingDataset(batch_size=4, download_timeout=1, **options)
+    folder = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        assert batch_ids(dataset) == list(range(COUNT))
+        assert names(cache) == ["index.json"]
+    finally:
+        os.close(folder)
+    assert dataset.metrics()["stream/passed"] >= 12
+    assert "look for one that is stopped" in caplog.text
+    assert read_ids(**options) == list(range(COUNT))
+    assert len(names(cache)) > 1
+
+
 def test_what_a_killed_download_left_takes_no_room(
     s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Cache;
+use super::limit::{CacheLimit, Turn};
 use super::mapped::{Mapped, map, stamp};
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
@@ -54,7 +55,12 @@ impl Cache {
             }
             // What may be evicted is held by a lock on its final name.
             let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
-            self.commit(part, stop)?;
+            if let Some(part) = self.commit(part, stop)? {
+                self.counters.passed.fetch_add(1, Ordering::Relaxed);
+                let bytes = fs::read(part.path());
+                let bytes = bytes.map_err(|e| StreamError::io(part.path(), "read", &e))?;
+                return Ok((Mapped::memory(bytes), None));
+            }
             // It may be evicted or replaced before it is held, and then it is looked at or made again.
             if let Some(bytes) = self.map(path, Some(stop))?
                 && bytes.stamp() == made
@@ -92,7 +98,9 @@ impl Cache {
         file: &StoredFile,
         stop: &AtomicBool,
     ) -> Result<Mapped> {
-        if self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0 {
+        let is_first = self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0;
+        let is_late = self.limit.as_ref().is_some_and(|limit| limit.is_late());
+        if is_first && !is_late {
             self.note(format!(
                 "`cache_limit` leaves no room for shard `{}` beside those in use: it is held in memory, and fetched again when it is needed again; a larger limit is faster",
                 file.raw.basename
@@ -205,8 +213,24 @@ impl Cache {
 
     /// Whether the parts that there are fit under the limit, now that what had to go for them went.
     fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
-        let limit = self.limit.as_ref();
-        limit.map_or(Ok(true), |limit| limit.make_room(stop))
+        let Some(limit) = &self.limit else {
+            return Ok(true);
+        };
+        let turn = self.turn(limit, stop)?;
+        turn.map_or(Ok(false), |turn| limit.make_room(&turn))
+    }
+
+    /// The right to change what is there; `None` where another process has had it for too long.
+    fn turn(&self, limit: &CacheLimit, stop: &AtomicBool) -> Result<Option<Turn>> {
+        let was_late = limit.is_late();
+        let turn = limit.turn(self.options.wait, stop)?;
+        if turn.is_none() && !was_late {
+            self.note(format!(
+                "`{}` is locked by a process that does not get on with it: shards are held in memory here until it does; look for one that is stopped",
+                self.options.local.display()
+            ));
+        }
+        Ok(turn)
     }
 
     /// Leaves word in a part of what data it is.
@@ -216,14 +240,17 @@ impl Cache {
         }
     }
 
-    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<()> {
+    /// Gives the part back where another process keeps this one from naming it.
+    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<Option<Part>> {
         part.sync()?;
-        // Not while another process adds up what is there: it might meet the file under neither name.
-        let _turn = match &self.limit {
-            Some(limit) => limit.turn(stop)?,
-            None => Vec::new(),
+        let Some(limit) = &self.limit else {
+            return part.commit().map(|()| None);
         };
-        part.commit()
+        // Not while another process adds up what is there: it might meet the file under neither name.
+        match self.turn(limit, stop)? {
+            Some(_turn) => part.commit().map(|()| None),
+            None => Ok(Some(part)),
+        }
     }
 
     /// What `take` makes of a file's bytes from the remote, told where they are from.

@@ -5,13 +5,13 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use memmap2::{Advice, Mmap};
 use rustix::fs::{FlockOperation, flock};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::limit::LOCK_POLL;
+use super::limit::{LOCK_POLL, is_past};
 use crate::error::{Result, StreamError};
 use crate::files::is_same_file;
 
@@ -103,8 +103,12 @@ pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
 }
 
 /// Maps a file that may be evicted, and keeps it from that while the map lives; `None` where there is none, and
-/// without a `stop` to wait by also where somebody is about to evict it.
-pub(super) fn hold(path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
+/// also where somebody is about to evict it: at once without a `stop` to wait by, else if he is still at `until`.
+pub(super) fn hold(
+    path: &Path,
+    until: Option<Instant>,
+    stop: Option<&AtomicBool>,
+) -> Result<Option<Mapped>> {
     loop {
         let Some(file) = open(path)? else {
             return Ok(None);
@@ -118,6 +122,9 @@ pub(super) fn hold(path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapp
                 };
                 if stop.load(Ordering::Relaxed) {
                     return Err(StreamError::Closed);
+                }
+                if is_past(until) {
+                    return Ok(None);
                 }
                 std::thread::sleep(LOCK_POLL);
                 continue;

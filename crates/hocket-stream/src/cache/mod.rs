@@ -43,8 +43,8 @@ pub struct CacheOptions {
     pub attempts: u32,
     /// The digest to check; the quickest known one of each file if `None`.
     pub validate_hash: Option<String>,
-    /// How long to wait for another process that makes a file, beside the time that its bytes may take; then
-    /// the file is held in memory.
+    /// How long to wait for another process that has a lock, beside the time that the bytes may take where it
+    /// makes a file; then the file is held in memory.
     pub wait: Duration,
 }
 
@@ -329,7 +329,7 @@ impl Cache {
     fn map(&self, path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
         match &self.limit {
             None => map(path),
-            Some(_) => hold(path, stop),
+            Some(limit) => hold(path, limit.deadline(self.options.wait), stop),
         }
     }
 

@@ -67,6 +67,12 @@ for batch, _ in zip(dataset.batches(), range(2)):
 print(len(ids) == len(set(ids)), len(ids), status("VmHWM") - before)
 """
 
+LOOK_UP = """
+numbers = list(range(0, 600, 2))
+assert [sample["id"] for sample in dataset[numbers]] == numbers
+assert [sample["id"] for sample in dataset[:]] == list(range(600))
+"""
+
 
 @pytest.fixture
 def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
@@ -303,9 +309,10 @@ def test_a_batch_of_more_shards_than_files_may_be_open(
         for number in range(600):
             out.write({"id": number, "x": "x" * 80})
     assert len(names(tmp_path / "all")) > 500
-    with running(SPREAD, tmp_path / "all", tmp_path / "cache", 1 << 30) as process:
+    with running(SPREAD + LOOK_UP, tmp_path / "all", tmp_path / "cache", 1 << 30) as process:
         said, error = process.communicate(timeout=60)
     assert said.split()[:2] == ["True", "600"], error
+    assert process.returncode == 0, error
 
 
 def test_shards_without_room_take_little_memory(tmp_path: Path) -> None:

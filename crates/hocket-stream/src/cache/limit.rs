@@ -320,7 +320,9 @@ struct Unused(File);
 
 impl Unused {
     fn take(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
+        // Over NFS only who may write has a lock alone; another user's file may be open for reading alone.
+        let both = File::options().read(true).write(true).open(path);
+        let file = both.or_else(|_| File::open(path)).ok()?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
         let lock = Self(file);
         is_same_file(&lock.0, path).then_some(lock)
@@ -330,5 +332,26 @@ impl Unused {
 impl Drop for Unused {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use rustix::fs::{OFlags, fcntl_getfl};
+
+    #[test]
+    fn what_may_go_is_locked_as_nfs_wants_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.mds");
+        fs::write(&path, b"x").unwrap();
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        let lock = Unused::take(&path).unwrap();
+        assert!(fcntl_getfl(&lock.0).unwrap().contains(OFlags::RDWR));
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        assert!(Unused::take(&path).is_none(), "it is held");
+        assert!(Unused::take(&folder.path().join("none")).is_none());
+        assert!(!folder.path().join("none").exists());
     }
 }

@@ -18,7 +18,7 @@ import pytest
 from hocket.native import Store
 from hocket.native.errors import StoreTransientError
 from hocket.stream import MDSWriter, StreamingDataset
-from hocket.stream.errors import DatasetExistsError, IndexNotFoundError, ShardCorruptError
+from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, ShardCorruptError
 from support.ranks import run_ranks
 
 READ = """
@@ -72,6 +72,9 @@ def test_a_split_is_a_folder_of_both(remote: str, tmp_path: Path) -> None:
     assert (tmp_path / "cache" / split / "index.json").exists()
     with pytest.raises(IndexNotFoundError, match="s3://"):
         read_ids(remote=parent, local=tmp_path / "cache", split="nothing-there")
+    for outside in ("../elsewhere", f"{split}/../..", "/elsewhere"):
+        with pytest.raises(ConfigError, match=r"expected a folder within the data set"):
+            read_ids(remote=parent, local=tmp_path / "cache", split=outside)
 
 
 def read_rank(remote: str, local: str) -> int:

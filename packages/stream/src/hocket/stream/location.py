@@ -36,7 +36,7 @@ def resolve_location(
     `local`, shards of a store are kept in the user's cache folder, under a name made of the URI.
 
     Raises:
-        ConfigError: Neither side is given, or `local` is a URI.
+        ConfigError: Neither side is given, `local` is a URI, or `split` leaves the data set.
     """
     if remote is None and local is None:
         raise ConfigError(
@@ -44,7 +44,7 @@ def resolve_location(
         )
     if local is not None and not is_local(os.fspath(local)):
         raise ConfigError(f"`local` is `{local}`: expected a path of this machine; URIs belong in `remote`")
-    if split is not None and Path(split).is_absolute():
+    if split is not None and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
     below = split or ""
     uri = None if remote is None else os.fspath(remote)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hocket_store::StoreOptions;
 use hocket_stream::batch::{BatchColumn, ColumnData};
 use hocket_stream::buffers::Buffer;
-use hocket_stream::cache::{Cache, CacheOptions, load_index};
+use hocket_stream::cache::{Cache, CacheOptions, load_index, load_kept_index};
 use hocket_stream::hash;
 use hocket_stream::index::Index;
 use hocket_stream::lookup;
@@ -146,13 +146,14 @@ pub struct ShardCache {
 #[pymethods]
 impl ShardCache {
     #[new]
-    #[pyo3(signature = (index, local, remote, *, deadline_s, keep_zip, attempts, validate_hash, limit))]
+    #[pyo3(signature = (index, local, remote, *, written_ms, deadline_s, keep_zip, attempts, validate_hash, limit))]
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
         index: &ShardIndex,
         local: PathBuf,
         remote: Option<&str>,
+        written_ms: i64,
         deadline_s: f64,
         keep_zip: bool,
         attempts: u32,
@@ -167,7 +168,8 @@ impl ShardCache {
             validate_hash,
             wait: Duration::try_from_secs_f64(deadline_s).unwrap_or(Duration::MAX),
         };
-        let mut cache = raise(py, Cache::new(index.index.clone(), remote, options))?;
+        let cache = raise(py, Cache::new(index.index.clone(), remote, options))?;
+        let mut cache = cache.written(written_ms);
         if let Some(limit) = limit {
             cache = cache.limited(limit.limit.clone());
         }
@@ -339,11 +341,25 @@ fn load_shard_index(
     local: PathBuf,
     remote: Option<&str>,
     deadline_s: f64,
-) -> PyResult<Vec<u8>> {
+) -> PyResult<(Vec<u8>, i64)> {
     let remote = open_remote(py, remote, deadline_s)?;
     listen(py, |interrupted| {
         load_index(&local, remote.as_ref(), interrupted)
     })
+}
+
+#[pyfunction]
+#[pyo3(signature = (local, remote, *, deadline_s))]
+fn load_kept_shard_index(
+    py: Python<'_>,
+    local: PathBuf,
+    remote: &str,
+    deadline_s: f64,
+) -> PyResult<Option<(Vec<u8>, i64)>> {
+    let Some(remote) = open_remote(py, Some(remote), deadline_s)? else {
+        return Ok(None);
+    };
+    raise(py, py.detach(|| load_kept_index(&local, &remote)))
 }
 
 /// Runs `act` without the interpreter lock; a signal handler that raises ends its waits, and is what is raised.
@@ -378,6 +394,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShardCache>()?;
     module.add_class::<BatchReader>()?;
     module.add_function(wrap_pyfunction!(load_shard_index, module)?)?;
+    module.add_function(wrap_pyfunction!(load_kept_shard_index, module)?)?;
     module.add_function(wrap_pyfunction!(look_up, module)?)?;
     module.add_function(wrap_pyfunction!(hash_names, module)?)
 }

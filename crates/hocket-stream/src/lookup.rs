@@ -24,17 +24,18 @@ pub fn look_up(
         let samples = wanted.entry(location.shard).or_default();
         samples.insert(location.sample);
     }
+    let is_limited = sources.limit_bytes().is_some();
     let mut shards = HashMap::with_capacity(wanted.len());
     for (number, samples) in wanted {
+        let samples: Vec<u32> = samples.into_iter().collect();
         let shard = match sources.open_here(number)? {
+            // Under a limit an open shard is an open file, and takes room that others wait for.
+            Some(shard) if is_limited => shard.excerpt(&samples)?,
             Some(shard) => shard,
-            None => {
-                let samples: Vec<u32> = samples.into_iter().collect();
-                match sources.pick(number, &samples, interrupted)? {
-                    Some(shard) => shard,
-                    None => return Ok(None),
-                }
-            }
+            None => match sources.pick(number, &samples, interrupted)? {
+                Some(shard) => shard,
+                None => return Ok(None),
+            },
         };
         shards.insert(number, Arc::new(shard));
     }

@@ -26,6 +26,11 @@ impl Remote {
         })
     }
 
+    /// Where it is.
+    pub fn uri(&self) -> &str {
+        self.store.uri()
+    }
+
     /// The requests made of it.
     pub fn counts(&self) -> Counts {
         self.store.counts()

@@ -107,9 +107,12 @@ impl Window {
         while turn > state.cursor && !self.has_room(&state, number, bytes) {
             state = self.wait(state)?;
         }
+        // If its batch went by, nobody would close it, nor give its bytes back.
+        if turn < state.cursor {
+            return Ok(());
+        }
         if self.is_limited {
-            // If its batch went by, nobody would close it.
-            if turn < state.cursor || !self.has_room(&state, number, bytes) {
+            if !self.has_room(&state, number, bytes) {
                 return Ok(());
             }
             state.needed.insert(number, turn);
@@ -352,5 +355,19 @@ mod tests {
             planner.join().unwrap();
             assert_eq!(open_all(&window, &requests), [3]);
         });
+    }
+    #[test]
+    fn a_planner_that_lags_asks_for_nothing_that_went_by() {
+        let (wanted, requests) = unbounded();
+        let window = Window::new(wanted, 15, None);
+        let turns = 2 * MAX_OPEN as u32;
+        for turn in 0..turns {
+            window.put(turn, Ok(shard()));
+            window.take(&[turn], &[], turn.into()).unwrap();
+        }
+        assert!(!window.lock().slots.contains_key(&0), "it was closed");
+        window.ask_ahead(0, 10, 0).unwrap();
+        assert!(requests.is_empty());
+        assert_eq!(window.lock().ahead_bytes, 0, "nobody would take it");
     }
 }

@@ -18,7 +18,7 @@ import pytest
 from hocket.native import Store
 from hocket.native.errors import StoreTransientError
 from hocket.stream import MDSWriter, StreamingDataset
-from hocket.stream.errors import DatasetExistsError, IndexNotFoundError, ShardCorruptError
+from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, ShardCorruptError
 from support.ranks import run_ranks
 
 READ = """
@@ -72,6 +72,9 @@ def test_a_split_is_a_folder_of_both(remote: str, tmp_path: Path) -> None:
     assert (tmp_path / "cache" / split / "index.json").exists()
     with pytest.raises(IndexNotFoundError, match="s3://"):
         read_ids(remote=parent, local=tmp_path / "cache", split="nothing-there")
+    for outside in ("../elsewhere", f"{split}/../..", "/elsewhere"):
+        with pytest.raises(ConfigError, match=r"expected a folder within the data set"):
+            read_ids(remote=parent, local=tmp_path / "cache", split=outside)
 
 
 def read_rank(remote: str, local: str) -> int:
@@ -222,6 +225,26 @@ def test_a_whole_cache_is_read_without_its_store(
     assert f"the index kept in `{cache}` is used" in caplog.text
     with pytest.raises(StoreTransientError):
         read_ids(remote=uri, local=tmp_path / "none", download_timeout=1)
+    with pytest.raises(StoreTransientError):
+        read_ids(remote=f"{uri}/other", local=cache, download_timeout=1)
+
+
+@pytest.mark.parametrize("hashes", [None, ["xxh3_64"]])
+def test_data_sets_that_share_a_folder_are_not_mixed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hashes: list[str] | None
+) -> None:
+    cache, datasets = tmp_path / "cache", {}
+    for start in (0, 1000):
+        out = str(tmp_path / str(start))
+        with MDSWriter(columns={"id": "int"}, out=out, size_limit=400, hashes=hashes) as writer:
+            for number in range(start, start + 99):
+                writer.write({"id": number})
+        datasets[start] = StreamingDataset(remote=out, local=cache, batch_size=8)
+    for _ in range(2):
+        for start, dataset in datasets.items():
+            assert [sample["id"] for sample in dataset] == list(range(start, start + 99))
+            assert dataset[5]["id"] == start + 5
+    assert ("same `local`" if hashes is None else "xxh3_64") in caplog.text
 
 
 def test_samples_of_a_data_set_that_was_written_anew_are_new(

@@ -67,6 +67,12 @@ for batch, _ in zip(dataset.batches(), range(2)):
 print(len(ids) == len(set(ids)), len(ids), status("VmHWM") - before)
 """
 
+LOOK_UP = """
+numbers = list(range(0, 600, 2))
+assert [sample["id"] for sample in dataset[numbers]] == numbers
+assert [sample["id"] for sample in dataset[:]] == list(range(600))
+"""
+
 
 @pytest.fixture
 def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
@@ -180,6 +186,25 @@ def test_a_shard_in_use_stays_until_its_process_dies(remote: str, tmp_path: Path
     assert disk_usage(cache) <= limit
 
 
+def test_a_stopped_process_that_has_the_folders_lock_holds_nobody_up(
+    remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    options: dict[str, Any] = {"remote": remote, "local": cache, "cache_limit": 3 * SHARD}
+    dataset = StreamingDataset(batch_size=4, download_timeout=1, **options)
+    folder = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        assert batch_ids(dataset) == list(range(COUNT))
+        assert names(cache) == ["index.json"]
+    finally:
+        os.close(folder)
+    assert dataset.metrics()["stream/passed"] >= 12
+    assert "look for one that is stopped" in caplog.text
+    assert read_ids(**options) == list(range(COUNT))
+    assert len(names(cache)) > 1
+
+
 def test_what_a_killed_download_left_takes_no_room(
     s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -284,9 +309,10 @@ def test_a_batch_of_more_shards_than_files_may_be_open(
         for number in range(600):
             out.write({"id": number, "x": "x" * 80})
     assert len(names(tmp_path / "all")) > 500
-    with running(SPREAD, tmp_path / "all", tmp_path / "cache", 1 << 30) as process:
+    with running(SPREAD + LOOK_UP, tmp_path / "all", tmp_path / "cache", 1 << 30) as process:
         said, error = process.communicate(timeout=60)
     assert said.split()[:2] == ["True", "600"], error
+    assert process.returncode == 0, error
 
 
 def test_shards_without_room_take_little_memory(tmp_path: Path) -> None:

@@ -212,6 +212,15 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(ConfigError, match="both kept in"):
         StreamingDataset(streams=[Stream(remote=folder, local=cache) for folder in folders])
+    (tmp_path / "link").symlink_to(tmp_path)
+    for other in (tmp_path / "none" / ".." / "cache", tmp_path / "link" / "cache"):
+        streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[1], local=other)]
+        with pytest.raises(ConfigError, match=f"both kept in `{cache}`"):
+            StreamingDataset(streams=streams)
+    # One data set by two names is one.
+    streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[0], local=other)]
+    dataset = StreamingDataset(streams=streams, batch_size=4, cache_limit="1mb")
+    assert len(list(dataset)) == 2 * SIZES[0]
 
 
 @given(

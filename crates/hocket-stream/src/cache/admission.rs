@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::mapped::{Mapped, map};
+use super::limit::{CacheLimit, Turn};
+use super::mapped::{Mapped, map, stamp};
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -46,15 +47,24 @@ impl Cache {
                 return Ok((self.pass_through(shard, file, stop)?, None));
             }
             self.attempt(|| self.make(shard, file, &part, stop))?;
+            self.mark(&part);
             if self.limit.is_none()
                 && let Some(bytes) = map(part.path())?
             {
                 return Ok((bytes, Some(part)));
             }
             // What may be evicted is held by a lock on its final name.
-            self.commit(part, stop)?;
-            // It may be evicted before it is held, and then it is made again.
-            if let Some(bytes) = self.map(path, Some(stop))? {
+            let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
+            if let Some(part) = self.commit(part, stop)? {
+                self.counters.passed.fetch_add(1, Ordering::Relaxed);
+                let bytes = fs::read(part.path());
+                let bytes = bytes.map_err(|e| StreamError::io(part.path(), "read", &e))?;
+                return Ok((Mapped::memory(bytes), None));
+            }
+            // It may be evicted or replaced before it is held, and then it is looked at or made again.
+            if let Some(bytes) = self.map(path, Some(stop))?
+                && bytes.stamp() == made
+            {
                 return Ok((bytes, None));
             }
         }
@@ -88,7 +98,9 @@ impl Cache {
         file: &StoredFile,
         stop: &AtomicBool,
     ) -> Result<Mapped> {
-        if self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0 {
+        let is_first = self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0;
+        let is_late = self.limit.as_ref().is_some_and(|limit| limit.is_late());
+        if is_first && !is_late {
             self.note(format!(
                 "`cache_limit` leaves no room for shard `{}` beside those in use: it is held in memory, and fetched again when it is needed again; a larger limit is faster",
                 file.raw.basename
@@ -172,8 +184,8 @@ impl Cache {
         };
         let path = self.options.local.join(&zip.basename);
         if let Some(bytes) = self.map(&path, Some(stop))? {
-            let is_of_now = self.check_age(zip, &path);
-            match is_of_now.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
+            let is_ours = self.check_origin(zip, &path, &bytes);
+            match is_ours.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
                 Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
                     self.note(format!("{error}; it is fetched again"));
                 }
@@ -193,6 +205,7 @@ impl Cache {
         };
         let raw = self.download(zip, packed.path(), stop, unpack)?;
         if self.options.keep_zip {
+            self.mark(&packed);
             self.commit(packed, stop)?;
         }
         Ok(raw)
@@ -200,18 +213,44 @@ impl Cache {
 
     /// Whether the parts that there are fit under the limit, now that what had to go for them went.
     fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
-        let limit = self.limit.as_ref();
-        limit.map_or(Ok(true), |limit| limit.make_room(stop))
+        let Some(limit) = &self.limit else {
+            return Ok(true);
+        };
+        let turn = self.turn(limit, stop)?;
+        turn.map_or(Ok(false), |turn| limit.make_room(&turn))
     }
 
-    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<()> {
+    /// The right to change what is there; `None` where another process has had it for too long.
+    fn turn(&self, limit: &CacheLimit, stop: &AtomicBool) -> Result<Option<Turn>> {
+        let was_late = limit.is_late();
+        let turn = limit.turn(self.options.wait, stop)?;
+        if turn.is_none() && !was_late {
+            self.note(format!(
+                "`{}` is locked by a process that does not get on with it: shards are held in memory here until it does; look for one that is stopped",
+                self.options.local.display()
+            ));
+        }
+        Ok(turn)
+    }
+
+    /// Leaves word in a part of what data it is.
+    fn mark(&self, part: &Part) {
+        if let Some(mark) = &self.mark {
+            mark.write(part.path());
+        }
+    }
+
+    /// Gives the part back where another process keeps this one from naming it.
+    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<Option<Part>> {
         part.sync()?;
-        // Not while another process adds up what is there: it might meet the file under neither name.
-        let _turn = match &self.limit {
-            Some(limit) => limit.turn(stop)?,
-            None => Vec::new(),
+        let Some(limit) = &self.limit else {
+            return part.commit().map(|()| None);
         };
-        part.commit()
+        // Not while another process adds up what is there: it might meet the file under neither name.
+        match self.turn(limit, stop)? {
+            Some(_turn) => part.commit().map(|()| None),
+            None => Ok(Some(part)),
+        }
     }
 
     /// What `take` makes of a file's bytes from the remote, told where they are from.
@@ -251,8 +290,12 @@ impl Cache {
     /// Reads a whole file of the remote, of the version that it had before unless it has a digest.
     fn fetch<T>(&self, file: &FileInfo, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
         let is_checked = self.digest(file).is_some();
-        self.versions
-            .read(self.remote_of(file)?, file, is_checked, read)
+        let remote = self.remote_of(file)?;
+        self.versions.read(remote, file, is_checked, |object| {
+            let value = read(object)?;
+            self.check_version(file, object)?;
+            Ok(value)
+        })
     }
 
     fn remote_of(&self, file: &FileInfo) -> Result<&Remote> {

@@ -3,7 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use hocket_store::{Object, StoreError};
+
 use super::Cache;
+use super::mapped::{Mapped, stamp};
+use super::origin::{self, Mark};
 use crate::error::{Result, StreamError};
 use crate::hash::{Algorithm, NAMES};
 use crate::index::{FileInfo, ShardInfo, StoredFile};
@@ -16,27 +20,59 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         path: &Path,
-        bytes: &[u8],
+        bytes: &Mapped,
     ) -> Result<()> {
-        self.check_age(&file.raw, path)?;
+        self.check_origin(&file.raw, path, bytes)?;
         self.check_raw(shard, file, &path.display().to_string(), bytes)
     }
 
-    /// Refuses a file without a digest that came before the data set was written anew: sizes may be alike.
-    pub(super) fn check_age(&self, file: &FileInfo, path: &Path) -> Result<()> {
-        let has_digest = NAMES
-            .iter()
-            .any(|(name, _)| file.hashes.iter().any(|(known, _)| known == name));
-        let came = fs::metadata(path).and_then(|metadata| metadata.modified());
-        if has_digest || came.is_ok_and(|came| came > self.valid_since) {
+    /// Refuses a file without a digest that is of another data set, or of another writing of this one: sizes may
+    /// be alike.
+    pub(super) fn check_origin(&self, file: &FileInfo, path: &Path, bytes: &Mapped) -> Result<()> {
+        let (Some(remote), false) = (&self.remote, has_digest(file)) else {
+            return Ok(());
+        };
+        let mark = Mark::read(path);
+        let named = fs::metadata(path).ok();
+        let came = named.as_ref().and_then(|named| named.modified().ok());
+        let is_ours = match &mark {
+            Some(_) => mark == self.mark,
+            None => came.is_some_and(|came| came > self.valid_since),
+        };
+        // What was looked at by its name is still what was mapped.
+        if is_ours && named.and_then(|named| stamp(&named)) == bytes.stamp() {
             return Ok(());
         }
+        let actual = match mark {
+            Some(_) => {
+                "one of another data set that has the same `local`, or of another writing of this one,"
+            }
+            None => "one of before,",
+        };
         Err(StreamError::ShardCorrupt {
             shard: file.basename.clone(),
             object: path.display().to_string(),
-            expected: "a file of the data set as it was last written".into(),
-            actual: "one of before, without a digest to tell whether it still holds".into(),
+            expected: format!("a file of `{}` as it was last written", remote.uri()),
+            actual: format!("{actual} without a digest to tell whether it still holds"),
         })
+    }
+
+    /// Refuses an object without a digest that was written after the index of this cache, if that was written
+    /// anew, too: it is of the later one.
+    pub(super) fn check_version(&self, file: &FileInfo, object: &Object) -> Result<()> {
+        let is_late = |time: Option<i64>| time.is_some_and(|time| time > self.written_ms);
+        let Some(remote) = &self.remote else {
+            return Ok(());
+        };
+        let known = || origin::last_modified_ms(&self.options.local, remote.uri());
+        if has_digest(file) || !is_late(object.modified_ms()) || !is_late(known()) {
+            return Ok(());
+        }
+        Err(StreamError::Store(StoreError::Changed {
+            uri: object.uri(),
+            expected: "[of the index that this run began with]".into(),
+            actual: "[of a later one]".into(),
+        }))
     }
 
     /// Whether `bytes` are a shard's raw file: size and digest, and the table of offsets if it has it.
@@ -96,4 +132,9 @@ impl Cache {
             Some((name, algorithm, digest.as_str()))
         })
     }
+}
+
+fn has_digest(file: &FileInfo) -> bool {
+    let is_known = |name: &str| NAMES.iter().any(|(known, _)| *known == name);
+    file.hashes.iter().any(|(name, _)| is_known(name))
 }

@@ -5,13 +5,13 @@
 //! begins; a part without a lock was left by a process that died, and goes. Of the rest the file used longest
 //! ago goes first, unless somebody holds it open. Files are unlinked and never shortened.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,15 +23,20 @@ use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo};
 /// Between two tries for a lock that is held for moments.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);
 
+/// How long to wait for a lock again once a wait was in vain.
+const LATE_WAIT: Duration = Duration::from_millis(10);
+
 /// File systems give room in blocks of about this size.
 const BLOCK_BYTES: u64 = 4096;
 
 /// So many bytes for the caches of several data sets together. Only for what has a remote.
 pub struct CacheLimit {
     bytes: u64,
-    /// Ascending, so that all processes lock them in one order.
+    /// In the order of their inodes, so that all processes lock them in one order, by whatever names.
     folders: Vec<Folder>,
     evicted: AtomicU64,
+    /// Whether a wait for the folders was in vain, and nobody here had them since.
+    is_late: AtomicBool,
 }
 
 /// The cache folder of one data set.
@@ -55,15 +60,18 @@ impl CacheLimit {
     /// A limit of `bytes` for the folders of these data sets, whose indexes are there.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where the indexes alone reach it.
+    /// [`StreamError::Config`] where the indexes alone reach it; [`StreamError::Io`] where a folder is not there.
     pub fn new(bytes: u64, data_sets: Vec<(PathBuf, Arc<Index>)>) -> Result<Self> {
-        let mut folders: Vec<Folder> = data_sets
-            .into_iter()
-            .map(|(path, index)| Folder::new(path, index))
-            .collect();
-        folders.sort_by(|one, other| one.path.cmp(&other.path));
-        // Two streams may be of one data set.
-        folders.dedup_by(|one, other| one.path == other.path);
+        // Two streams may be of one data set, and name its folder by different links.
+        let mut folders = BTreeMap::new();
+        for (path, index) in data_sets {
+            let metadata =
+                fs::metadata(&path).map_err(|e| StreamError::io(&path, "look at", &e))?;
+            folders
+                .entry((metadata.ino(), metadata.dev()))
+                .or_insert_with(|| Folder::new(path, index));
+        }
+        let folders: Vec<Folder> = folders.into_values().collect();
         let indexes = folders
             .iter()
             .filter_map(|folder| fs::metadata(folder.path.join(INDEX_NAME)).ok());
@@ -77,6 +85,7 @@ impl CacheLimit {
             bytes,
             folders,
             evicted: AtomicU64::new(0),
+            is_late: AtomicBool::new(false),
         })
     }
 
@@ -90,24 +99,41 @@ impl CacheLimit {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// The right to change what is there, for as long as it is kept.
+    /// The right to change what is there, for as long as it is kept; `None` where another process had it for
+    /// longer than `wait`.
     ///
     /// # Errors
-    /// As [`make_room`](Self::make_room).
-    pub(super) fn turn(&self, stop: &AtomicBool) -> Result<Vec<FolderLock>> {
+    /// [`StreamError::Io`] where a folder cannot be locked; [`StreamError::Closed`] once `stop` is set.
+    pub(super) fn turn(&self, wait: Duration, stop: &AtomicBool) -> Result<Option<Turn>> {
+        let until = self.deadline(wait);
         let folders = self.folders.iter();
-        folders
-            .map(|folder| FolderLock::take(&folder.path, stop))
-            .collect()
+        let turn: Option<Vec<FolderLock>> = folders
+            .map(|folder| FolderLock::take(&folder.path, until, stop))
+            .collect::<Result<_>>()?;
+        self.is_late.store(turn.is_none(), Ordering::Relaxed);
+        Ok(turn.map(Turn))
     }
 
-    /// Makes room for the parts that there are, the caller's among them; whether they all fit now. Blocks
-    /// while another process looks.
+    /// Whether the last wait for the folders was in vain.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Relaxed)
+    }
+
+    /// Until when to wait for another process; without end if `None`.
+    pub(super) fn deadline(&self, wait: Duration) -> Option<Instant> {
+        let wait = if self.is_late() {
+            wait.min(LATE_WAIT)
+        } else {
+            wait
+        };
+        Instant::now().checked_add(wait)
+    }
+
+    /// Makes room for the parts that there are, the caller's among them; whether they all fit now.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where a folder cannot be read; [`StreamError::Closed`] once `stop` is set.
-    pub(super) fn make_room(&self, stop: &AtomicBool) -> Result<bool> {
-        let _turn = self.turn(stop)?;
+    /// [`StreamError::Io`] where a folder cannot be read.
+    pub(super) fn make_room(&self, _turn: &Turn) -> Result<bool> {
         let mut total = 0;
         let mut candidates = Vec::new();
         for folder in &self.folders {
@@ -250,24 +276,36 @@ fn on_disk(metadata: &Metadata) -> u64 {
     blocks.max(metadata.len().next_multiple_of(BLOCK_BYTES))
 }
 
-/// The right to admit, to name and to evict in a folder, which one thread of the machine has at a time.
-pub(super) struct FolderLock(File);
+/// The right to admit, to name and to evict in the folders, which one thread of the machine has at a time.
+pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<FolderLock>);
+
+/// That right in one folder.
+struct FolderLock(File);
 
 impl FolderLock {
-    fn take(folder: &Path, stop: &AtomicBool) -> Result<Self> {
+    /// `None` where another process has it still at `until`.
+    fn take(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Result<Option<Self>> {
         let file = File::open(folder).map_err(|e| StreamError::io(folder, "open", &e))?;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(file)),
+                Ok(()) => return Ok(Some(Self(file))),
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StreamError::io(folder, "lock", &error.into())),
             }
             if stop.load(Ordering::Relaxed) {
                 return Err(StreamError::Closed);
             }
+            if is_past(until) {
+                return Ok(None);
+            }
             std::thread::sleep(LOCK_POLL);
         }
     }
+}
+
+/// Whether there is a deadline, and it is over.
+pub(super) fn is_past(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() > until)
 }
 
 impl Drop for FolderLock {
@@ -282,7 +320,9 @@ struct Unused(File);
 
 impl Unused {
     fn take(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
+        // Over NFS only who may write has a lock alone; another user's file may be open for reading alone.
+        let both = File::options().read(true).write(true).open(path);
+        let file = both.or_else(|_| File::open(path)).ok()?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
         let lock = Self(file);
         is_same_file(&lock.0, path).then_some(lock)
@@ -292,5 +332,26 @@ impl Unused {
 impl Drop for Unused {
     fn drop(&mut self) {
         let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use rustix::fs::{OFlags, fcntl_getfl};
+
+    #[test]
+    fn what_may_go_is_locked_as_nfs_wants_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.mds");
+        fs::write(&path, b"x").unwrap();
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        let lock = Unused::take(&path).unwrap();
+        assert!(fcntl_getfl(&lock.0).unwrap().contains(OFlags::RDWR));
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        assert!(Unused::take(&path).is_none(), "it is held");
+        assert!(Unused::take(&folder.path().join("none")).is_none());
+        assert!(!folder.path().join("none").exists());
     }
 }

@@ -11,7 +11,7 @@ mod pick;
 mod tests;
 mod versions;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,8 @@ pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
-use self::mapped::{Mapped, hold, map};
+use self::mapped::{Mapped, Stamp, hold, map};
+use self::origin::Mark;
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -42,8 +43,8 @@ pub struct CacheOptions {
     pub attempts: u32,
     /// The digest to check; the quickest known one of each file if `None`.
     pub validate_hash: Option<String>,
-    /// How long to wait for another process that makes a file, beside the time that its bytes may take; then
-    /// the file is held in memory.
+    /// How long to wait for another process that has a lock, beside the time that the bytes may take where it
+    /// makes a file; then the file is held in memory.
     pub wait: Duration,
 }
 
@@ -56,10 +57,14 @@ pub struct Cache {
     /// The bytes that the folder may have; of no account without a remote.
     limit: Option<Arc<CacheLimit>>,
     counters: Counters,
-    /// Files of before this are of other data, unless a digest says that they are not.
+    /// Files without a mark of before this are of other data, unless a digest says that they are not.
     valid_since: SystemTime,
-    /// Shards whose bytes this process has checked.
-    checked: Mutex<HashSet<u32>>,
+    /// When the index was last written, as the store says; 0 where that is not known.
+    written_ms: i64,
+    /// What files carry that this cache made; none without a remote.
+    mark: Option<Mark>,
+    /// The files of each shard whose bytes this process has checked.
+    checked: Mutex<HashMap<u32, [Option<Stamp>; 2]>>,
     /// How often samples of a shard that is not here were picked out of it.
     picked: Mutex<HashMap<u32, u32>>,
     versions: Versions,
@@ -80,7 +85,8 @@ impl Unsettled {
     }
 }
 
-/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`.
+/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`. Also when it was last
+/// written, in milliseconds since 1970; 0 where that is not known, or of no account.
 ///
 /// # Errors
 /// [`StreamError::IndexNotFound`]; the store's own errors.
@@ -88,25 +94,41 @@ pub fn load_index(
     local: &Path,
     remote: Option<&Remote>,
     interrupted: &dyn Fn() -> bool,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, i64)> {
     let path = local.join(INDEX_NAME);
     let Some(remote) = remote else {
-        return fs::read(&path).map_err(|error| match error.kind() {
+        let data = fs::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                 StreamError::IndexNotFound {
                     uri: path.display().to_string(),
                 }
             }
             _ => StreamError::io(&path, "read", &error),
-        });
+        })?;
+        return Ok((data, 0));
     };
     // Always the remote's own: a copy may be of a data set that was since written anew.
     let object = remote.object(INDEX_NAME);
     let data = remote::get(&object, None, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
     let modified_ms = object.modified_ms().unwrap_or_default();
-    origin::keep(&path, &data, modified_ms, interrupted)?;
-    Ok(data)
+    origin::keep(&path, &data, remote.uri(), modified_ms, interrupted)?;
+    Ok((data, modified_ms))
+}
+
+/// The copy that [`load_index`] left in `local` of the index at `remote`, for want of that; `None` where there is
+/// none, or one of another data set.
+///
+/// # Errors
+/// [`StreamError::Io`].
+pub fn load_kept_index(local: &Path, remote: &Remote) -> Result<Option<(Vec<u8>, i64)>> {
+    let path = local.join(INDEX_NAME);
+    if !path.exists() || origin::is_elsewhere(local, remote.uri()) {
+        return Ok(None);
+    }
+    let data = fs::read(&path).map_err(|error| StreamError::io(&path, "read", &error))?;
+    let written_ms = origin::last_modified_ms(local, remote.uri());
+    Ok(Some((data, written_ms.unwrap_or_default())))
 }
 
 impl Cache {
@@ -135,21 +157,34 @@ impl Cache {
             }
         }
         let valid_since = match &remote {
-            Some(_) => origin::valid_since(&options.local.join(INDEX_NAME)),
+            Some(_) => origin::valid_since(&options.local),
             None => SystemTime::UNIX_EPOCH,
         };
-        Ok(Self {
+        let cache = Self {
             index,
             remote,
             options,
             valid_since,
+            written_ms: 0,
+            mark: None,
             limit: None,
             counters: Counters::default(),
             checked: Mutex::default(),
             picked: Mutex::default(),
             versions: Versions::default(),
             notices: Mutex::default(),
-        })
+        };
+        Ok(cache.written(0))
+    }
+
+    /// This cache of an index that was last written at `written_ms`, as [`load_index`] says.
+    #[must_use]
+    pub fn written(mut self, written_ms: i64) -> Self {
+        let fingerprint = self.index.fingerprint();
+        let remote = self.remote.as_ref();
+        self.mark = remote.map(|remote| Mark::new(remote.uri(), written_ms, fingerprint));
+        self.written_ms = written_ms;
+        self
     }
 
     /// This cache under a limit, which may be one for several. Without a remote there is nothing to limit:
@@ -252,9 +287,10 @@ impl Cache {
         meta: Option<Mapped>,
     ) -> Result<Shard> {
         let origin = self.path(&shard.data).display().to_string();
+        let stamps = [data.stamp(), meta.as_ref().and_then(Mapped::stamp)];
         let meta = meta.map(|bytes| Box::new(bytes) as ShardBytes);
         let opened = Shard::open(shard, &origin, Box::new(data), meta)?;
-        self.checked().insert(number);
+        self.checked().insert(number, stamps);
         Ok(opened)
     }
 
@@ -271,9 +307,10 @@ impl Cache {
         let Some(bytes) = self.map(&path, stop)? else {
             return Ok(None);
         };
-        if !self.checked().contains(&number)
-            && let Err(error) = self.check_held(shard, file, &path, &bytes)
-        {
+        // Another process may have put another file there since.
+        let stamps = self.checked().get(&number).copied().unwrap_or_default();
+        let is_checked = bytes.stamp().is_some() && stamps.contains(&bytes.stamp());
+        if !is_checked && let Err(error) = self.check_held(shard, file, &path, &bytes) {
             if !self.can_refetch(file) {
                 return Err(error);
             }
@@ -284,7 +321,7 @@ impl Cache {
         Ok(Some(bytes))
     }
 
-    fn checked(&self) -> MutexGuard<'_, HashSet<u32>> {
+    fn checked(&self) -> MutexGuard<'_, HashMap<u32, [Option<Stamp>; 2]>> {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,7 +329,7 @@ impl Cache {
     fn map(&self, path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
         match &self.limit {
             None => map(path),
-            Some(_) => hold(path, stop),
+            Some(limit) => hold(path, limit.deadline(self.options.wait), stop),
         }
     }
 

@@ -47,7 +47,11 @@ impl Cache {
         if !is_raw || is_much || shard.data.raw.bytes < LEAST_BYTES || self.is_wanted(number) {
             return Ok(None);
         }
-        let pick = |object: &Object| take(&shard, numbers, object, interrupted);
+        let pick = |object: &Object| {
+            let picked = take(&shard, numbers, object, interrupted)?;
+            self.check_version(&shard.data.raw, object)?;
+            Ok(picked)
+        };
         let (bytes, shard) = self.versions.read(remote, &shard.data.raw, false, pick)?;
         self.counters.fetched(bytes);
         Ok(Some(shard))

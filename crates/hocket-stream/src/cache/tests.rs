@@ -5,6 +5,7 @@ use crate::index::FileInfo;
 use crate::raw_file::assemble;
 use crate::writer::{WriterOptions, place};
 use hocket_store::StoreOptions;
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -234,7 +235,7 @@ fn the_index_comes_from_the_remote_and_its_absence_is_named() {
         StoreOptions::default(),
     )
     .unwrap();
-    let data = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap();
+    let (data, _) = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap();
     assert_eq!(
         data,
         fs::read(fixture.local.path().join(INDEX_NAME)).unwrap()
@@ -242,4 +243,62 @@ fn the_index_comes_from_the_remote_and_its_absence_is_named() {
     fs::remove_file(fixture.remote.path().join(INDEX_NAME)).unwrap();
     let error = load_index(fixture.local.path(), Some(&remote), &|| false).unwrap_err();
     assert!(matches!(error, StreamError::IndexNotFound { .. }));
+}
+
+#[test]
+fn a_folder_by_two_names_is_locked_once() {
+    let fixture = Fixture::new(None, "xxh3_64");
+    let name = fixture.local.path();
+    let above = tempfile::tempdir().unwrap();
+    let link = above.path().join("link");
+    std::os::unix::fs::symlink(name, &link).unwrap();
+    let again = name.join("..").join(name.file_name().unwrap());
+    let folders = [name.to_owned(), again, link];
+    let folders = folders.map(|path| (path, fixture.index.clone())).to_vec();
+    let limit = CacheLimit::new(1 << 20, folders).unwrap();
+    // Who waits for a lock, even for his own, is told to stop.
+    let wait = std::time::Duration::MAX;
+    assert!(limit.turn(wait, &AtomicBool::new(true)).unwrap().is_some());
+}
+
+/// As [`open`], but not without end.
+fn open_in_time(cache: &Cache) -> Result<Shard> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| cache.open(0, &stop));
+        let begun = std::time::Instant::now();
+        while !opening.is_finished() && begun.elapsed().as_secs() < 30 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+        opening.join().unwrap()
+    })
+}
+
+#[test]
+fn a_stopped_process_that_has_a_lock_holds_nobody_up() {
+    for name in ["", "s.mds"] {
+        let fixture = Fixture::new(None, "xxh3_64");
+        let mut cache = fixture.cache(false);
+        cache.options.wait = std::time::Duration::from_millis(50);
+        let folders = vec![(fixture.local.path().into(), fixture.index.clone())];
+        let cache = cache.limited(Arc::new(CacheLimit::new(1 << 20, folders).unwrap()));
+        if !name.is_empty() {
+            open(&cache).unwrap();
+        }
+        let held = fs::File::open(fixture.local.path().join(name)).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        for _ in 0..2 {
+            assert_eq!(third(&open_in_time(&cache).unwrap()), [3, 0, 0, 0]);
+        }
+        let notices = cache.take_notices();
+        if name.is_empty() {
+            assert!(fixture.local_names().is_empty());
+            assert_eq!((notices.len(), cache.counts().passed), (1, 2));
+            assert!(notices.concat().contains("one that is stopped"));
+        }
+        drop(held);
+        open(&cache).unwrap();
+        assert_eq!(fixture.local_names(), ["s.mds"]);
+    }
 }

@@ -43,9 +43,21 @@ fn pick(cache: &Cache, numbers: &[u32]) -> Result<Option<Vec<Vec<u8>>>> {
 
 /// A cache as a process that begins now has it: the index comes first.
 fn begin(fixture: &Fixture) -> Cache {
-    let cache = fixture.cache(false);
-    load_index(fixture.local.path(), cache.remote.as_ref(), &|| false).unwrap();
-    fixture.cache(false)
+    begin_at(fixture, fixture.local.path(), false)
+}
+
+/// As [`begin`], in another folder.
+fn begin_at(fixture: &Fixture, local: &Path, keep_zip: bool) -> Cache {
+    let remote = fixture.cache(keep_zip).remote.unwrap();
+    let (_, written_ms) = load_index(local, Some(&remote), &|| false).unwrap();
+    let cache = fixture.cache_at(local, Some(remote), keep_zip);
+    cache.written(written_ms)
+}
+
+fn fourth(shard: &Shard) -> u8 {
+    let mut value = 0;
+    shard.sample(3, |_, bytes| value = bytes[0]).unwrap();
+    value
 }
 
 #[test]
@@ -162,4 +174,116 @@ fn a_wrong_object_that_was_met_first_does_not_stay_the_version() {
     assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
     replace(&object, |bytes| bytes.truncate(bytes.len() - 1));
     assert!(pick(&cache, &[1]).unwrap().is_some());
+}
+
+#[test]
+fn a_file_that_was_replaced_since_it_was_checked_is_checked_again() {
+    for limit in [None, Some(1 << 20)] {
+        let fixture = Fixture::new(None, "xxh3_64");
+        let mut cache = fixture.cache(false);
+        if let Some(bytes) = limit {
+            let folders = vec![(fixture.local.path().into(), fixture.index.clone())];
+            cache = cache.limited(Arc::new(CacheLimit::new(bytes, folders).unwrap()));
+        }
+        let held = fixture.local.path().join("s.mds");
+        let other = |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1;
+        let open_map = open(&cache).unwrap();
+        // As another data set in the same folder does.
+        replace(&held, other);
+        assert!(cache.take_notices().is_empty());
+        open(&cache).unwrap();
+        assert!(cache.take_notices().concat().contains("fetched again"));
+        assert_eq!(third(&open(&cache).unwrap()), third(&open_map));
+        assert_eq!((cache.counts().fetches, cache.counts().hits), (2, 1));
+        // As another process does once the data set was written anew.
+        replace(&fixture.remote.path().join("s.mds"), other);
+        replace(&held, other);
+        let error = open(&cache).unwrap_err();
+        assert!(matches!(error, StreamError::ShardCorrupt { .. }), "{error}");
+    }
+}
+
+#[test]
+fn two_data_sets_without_digests_in_one_folder_are_not_mixed() {
+    for (compression, keep_zip) in [(None, false), (Some("zstd"), true)] {
+        let [one, other] = [1, 2].map(|value| Fixture::of(&[[value; 4]; 9], compression, &[]));
+        let local = tempfile::tempdir().unwrap();
+        let begin = |fixture: &Fixture| begin_at(fixture, local.path(), keep_zip);
+        let (first, second) = (begin(&one), begin(&other));
+        if second.valid_since == SystemTime::UNIX_EPOCH {
+            // A file system without attributes: digests alone tell.
+            continue;
+        }
+        assert_eq!(fourth(&open(&first).unwrap()), 1);
+        for _ in 0..2 {
+            assert_eq!(fourth(&open(&second).unwrap()), 2);
+            assert_eq!(fourth(&open(&begin(&one)).unwrap()), 1);
+            assert_eq!(fourth(&open(&first).unwrap()), 1);
+        }
+        assert!(second.take_notices().concat().contains("the same `local`"));
+        // The raw file goes, and the packed one beside it is the other's.
+        open(&second).unwrap();
+        fs::remove_file(local.path().join("s.mds")).unwrap();
+        assert_eq!(fourth(&open(&first).unwrap()), 1);
+    }
+}
+
+#[test]
+fn a_process_that_began_before_the_data_set_was_written_anew_does_not_go_on_with_the_new() {
+    for is_held in [true, false] {
+        let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
+        let (index, object) = (
+            fixture.remote.path().join(INDEX_NAME),
+            fixture.remote.path().join("s.mds"),
+        );
+        set_time(&object, hours(1));
+        set_time(&index, hours(1));
+        let before = begin(&fixture);
+        if is_held {
+            open(&before).unwrap();
+        }
+        replace(&object, |bytes| {
+            bytes.last_chunk_mut::<36>().unwrap().fill(9)
+        });
+        set_time(&object, hours(3));
+        set_time(&index, hours(3));
+        let after = begin(&fixture);
+        if after.valid_since == SystemTime::UNIX_EPOCH {
+            continue;
+        }
+        assert_eq!(fourth(&open(&after).unwrap()), 9);
+        let error = open(&before).unwrap_err();
+        assert!(
+            matches!(error, StreamError::Store(StoreError::Changed { .. })),
+            "{error}"
+        );
+        assert_eq!(after.counts().fetches, 1);
+        assert_eq!(fourth(&open(&after).unwrap()), 9);
+    }
+}
+
+#[test]
+fn files_that_others_left_without_a_mark_are_used() {
+    let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
+    for name in [INDEX_NAME, "s.mds"] {
+        let copy = fixture.local.path().join(name);
+        fs::copy(fixture.remote.path().join(name), copy).unwrap();
+    }
+    let cache = begin(&fixture);
+    assert_eq!(fourth(&open(&cache).unwrap()), 1);
+    assert_eq!(cache.counts().fetches, 0);
+}
+
+#[test]
+fn the_index_that_was_kept_is_of_this_data_set() {
+    let [one, other] = [1, 2].map(|value| Fixture::of(&[[value; 4]; 9], None, &["xxh3_64"]));
+    let remotes = [&one, &other].map(|fixture| fixture.cache(false).remote.unwrap());
+    let local = one.local.path();
+    let kept = |remote| load_kept_index(local, remote).unwrap();
+    assert_eq!(kept(&remotes[0]), None);
+    let loaded = load_index(local, Some(&remotes[0]), &|| false).unwrap();
+    if origin::last_modified_ms(local, remotes[0].uri()).is_some() {
+        assert_eq!(kept(&remotes[0]), Some(loaded));
+        assert_eq!(kept(&remotes[1]), None);
+    }
 }

@@ -361,6 +361,7 @@ class ShardCache:
         index: What there is.
         local: The folder; without a remote, the data set itself.
         remote: URI of the data set, if it is elsewhere.
+        written_ms: When the index was last written, as `load_shard_index` says.
         deadline_s: Seconds that all tries of one request may take together.
         keep_zip: Keep a downloaded compressed file beside the raw one.
         attempts: Fetches of a shard before wrong bytes are final.
@@ -374,6 +375,7 @@ class ShardCache:
         local: str | PathLike[str],
         remote: str | None,
         *,
+        written_ms: int,
         deadline_s: float,
         keep_zip: bool,
         attempts: int,
@@ -599,12 +601,21 @@ class ShardWriter:
     def close(self) -> None:
         """End the threads; shards on their way are given up. It waits for files that are being written."""
 
-def load_shard_index(local: str | PathLike[str], remote: str | None, *, deadline_s: float) -> bytes:
+def load_shard_index(
+    local: str | PathLike[str], remote: str | None, *, deadline_s: float
+) -> tuple[bytes, int]:
     """Return a data set's `index.json`; with a remote from there, leaving a copy in `local`.
+
+    And when it was last written, in milliseconds since 1970 as the store says; 0 where that is not known.
 
     Raises:
         IndexNotFoundError: There is none.
     """
+
+def load_kept_shard_index(
+    local: str | PathLike[str], remote: str, *, deadline_s: float
+) -> tuple[bytes, int] | None:
+    """Return what `load_shard_index` left in `local`; None where that is nothing, or of another data set."""
 
 def hash_names() -> _list[str]:
     """Return the digests that shards may carry, the quickest to compute first."""

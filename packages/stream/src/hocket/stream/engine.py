@@ -29,7 +29,6 @@ from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptEr
 from hocket.stream.location import Location
 from hocket.stream.mending import StandIns
 from hocket.stream.metrics import Waits, metrics
-from hocket.stream.output import INDEX_NAME
 from hocket.stream.sizes import parse_bytes
 
 logger = logging.getLogger("hocket.stream")
@@ -153,7 +152,11 @@ class Engine:
         """Both, as orders are planned from."""
 
     def _open(self) -> None:
-        self.indexes = [_parse_index(source, _fetch_index(source)) for source in self.sources]
+        fetched = [_fetch_index(source) for source in self.sources]
+        self.indexes = [
+            _parse_index(source, data) for source, (data, _) in zip(self.sources, fetched, strict=True)
+        ]
+        self._written_ms = [written_ms for _, written_ms in fetched]
         # The first stream with shards says what columns there are.
         full = next((at for at, index in enumerate(self.indexes) if index.num_shards), 0)
         origin = self.sources[full].location.origin
@@ -196,7 +199,7 @@ class Engine:
         """
         found = []
         for source, index in zip(self.sources, self.indexes, strict=True):
-            data = _fetch_index(source)
+            data, _ = _fetch_index(source)
             if _parse_index(source, data).fingerprint != index.fingerprint:
                 raise IndexCorruptError(
                     f"the data set at `{source.location.origin}` was written anew while it was opened: "
@@ -216,13 +219,14 @@ class Engine:
                 index,
                 source.location.local,
                 source.location.remote,
+                written_ms=written_ms,
                 deadline_s=source.settings.download_timeout,
                 keep_zip=source.settings.keep_zip,
                 attempts=source.settings.download_retry,
                 validate_hash=source.settings.validate_hash,
                 limit=self._limit,
             )
-            for index, source in zip(self.indexes, self.sources, strict=True)
+            for index, source, written_ms in zip(self.indexes, self.sources, self._written_ms, strict=True)
         ]
 
     def _make_limit(self) -> _native.CacheLimit | None:
@@ -372,16 +376,20 @@ def digest(parts: Sequence[object]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _fetch_index(source: Source) -> bytes:
+def _fetch_index(source: Source) -> tuple[bytes, int]:
+    """Return a stream's index, and when it was last written."""
     location, deadline_s = source.location, source.settings.download_timeout
     try:
         return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
     except (StorePermissionError, StoreTransientError) as error:
+        if location.remote is None:
+            raise
         # That there is none is an answer; this is none, and what was kept may be all that is needed.
-        if not (location.local / INDEX_NAME).exists():
+        kept = _native.load_kept_shard_index(location.local, location.remote, deadline_s=deadline_s)
+        if kept is None:
             raise
         logger.warning("%s; the index kept in `%s` is used, and the shards there", error, location.local)
-        return _native.load_shard_index(location.local, None, deadline_s=deadline_s)
+        return kept
 
 
 def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:

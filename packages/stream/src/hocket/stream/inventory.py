@@ -130,6 +130,7 @@ class Inventory:
                 index,
                 folder,
                 self.uri,
+                written_ms=0,
                 deadline_s=_DEADLINE_S,
                 keep_zip=False,
                 attempts=1,

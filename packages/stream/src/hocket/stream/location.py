@@ -13,7 +13,7 @@ from hocket.stream.output import is_local, local_path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Both sides of a data set."""
+    """Both sides of a data set. Paths are resolved, so that one folder has one name."""
 
     local: Path
     """The cache; without a remote, the data set itself."""
@@ -36,7 +36,7 @@ def resolve_location(
     `local`, shards of a store are kept in the user's cache folder, under a name made of the URI.
 
     Raises:
-        ConfigError: Neither side is given, or `local` is a URI.
+        ConfigError: Neither side is given, `local` is a URI, or `split` leaves the data set.
     """
     if remote is None and local is None:
         raise ConfigError(
@@ -44,25 +44,29 @@ def resolve_location(
         )
     if local is not None and not is_local(os.fspath(local)):
         raise ConfigError(f"`local` is `{local}`: expected a path of this machine; URIs belong in `remote`")
-    if split is not None and Path(split).is_absolute():
+    if split is not None and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
     below = split or ""
     uri = None if remote is None else os.fspath(remote)
-    kept = None if local is None else local_path(os.fspath(local)).absolute()
+    kept = None if local is None else _resolve(local_path(os.fspath(local)) / below)
     if uri is not None and is_local(uri):
-        path = local_path(uri).absolute()
+        path = _resolve(local_path(uri) / below)
         if kept is None or _is_same(kept, path):
-            return Location(local=path / below, remote=None)
-        uri = str(path)
+            return Location(local=path, remote=None)
+        return Location(local=kept, remote=str(path))
     if uri is None:
-        return Location(local=(kept or Path()) / below, remote=None)
+        return Location(local=kept or Path(), remote=None)
     if kept is None:
-        kept = _default_cache(uri)
-    return Location(local=kept / below, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+        kept = _resolve(_default_cache(uri) / below)
+    return Location(local=kept, remote=f"{uri.rstrip('/')}/{below}".rstrip("/"))
+
+
+def _resolve(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are one folder, by whatever link: a cache of itself would evict its source."""
+    """Whether two paths are one folder, by whatever mount: a cache of itself would evict its source."""
     if one.exists() and other.exists():
         return one.samefile(other)
     return one == other

@@ -137,6 +137,24 @@ def test_an_asynchronous_save_holds_what_was_there(tmp_path):
     assert [(found.step, found.status) for found in listed] == [(1, "committed"), (2, "committed")]
 
 
+def test_one_writer_may_begin_a_save_while_the_one_before_is_under_way(tmp_path):
+    writer, places = HocketWriter(), [str(tmp_path / f"step-{step}") for step in range(12)]
+    futures = [
+        dcp.async_save(
+            {"w": torch.full((1 << 18,), float(step))},
+            checkpoint_id=place,
+            storage_writer=writer,
+            no_dist=True,
+        )
+        for step, place in enumerate(places)
+    ]
+    for step, future in enumerate(futures):
+        future.result(timeout=60)
+        saved = hocket.ckpt.open(places[step])
+        assert saved.manifest.step == step
+        assert (saved["w"] == step).all()
+
+
 @pytest.mark.parametrize("form", ["dcp", "torch", "safetensors"])
 def test_checkpoints_of_others_are_loaded(tmp_path, form, monkeypatch):
     model = {name: tensor for name, tensor in tree()["model"].items() if "conjugate" not in name}

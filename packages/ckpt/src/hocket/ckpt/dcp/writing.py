@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -46,6 +47,14 @@ class _Share:
     save_id: str
     number: int
     """The rank's, in the order of the plans."""
+
+
+class _Now(threading.local):
+    """The save under way: torch runs each in one thread, and may begin the next one in another."""
+
+    uri: str | None = None
+    save_id = ""
+    replaces: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +118,15 @@ class HocketWriter(StorageWriter):
         self._level = compression_level(compression)
         self._overwrite = overwrite
         self._unfenced = unfenced
-        self._save_id = ""
-        self._replaces: Manifest | None = None
+        self._now = _Now()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For torch's process that saves; no save is under way there yet."""
+        return {name: value for name, value in vars(self).items() if name != "_now"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._now = _Now()
 
     @property
     def uri(self) -> str:
@@ -119,16 +135,17 @@ class HocketWriter(StorageWriter):
         Raises:
             ValueError: Nobody has said.
         """
-        if self._uri is None:
+        uri = self._now.uri or self._uri
+        if uri is None:
             raise ValueError(
                 "no place to save to: expected `HocketWriter(path)`, or `checkpoint_id=` given to `save`"
             )
-        return self._uri
+        return uri
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins another save; a `checkpoint_id` says where."""
         if checkpoint_id is not None:
-            self._uri = _uri(checkpoint_id)
+            self._uri = self._now.uri = _uri(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -163,9 +180,9 @@ class HocketWriter(StorageWriter):
                 "the planner sent plans that it keeps from an earlier save, and with them what was said to "
                 "the ranks then. Use `DefaultSavePlanner(enable_plan_caching=False)`."
             )
-        self._replaces = self._found()
-        self._save_id = secrets.token_hex(16)
-        return [replace(plan, storage_data=_Share(self._save_id, i)) for i, plan in enumerate(plans)]
+        now = self._now
+        now.replaces, now.save_id = self._found(), secrets.token_hex(16)
+        return [replace(plan, storage_data=_Share(now.save_id, i)) for i, plan in enumerate(plans)]
 
     def _found(self) -> Manifest | None:
         try:
@@ -230,13 +247,13 @@ class HocketWriter(StorageWriter):
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
             may_remove = False  # an error may be no more than an answer that was lost
-            commit(self.uri, manifest, self._replaces, unfenced=self._unfenced)
+            commit(self.uri, manifest, self._now.replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
                 self._remove([file["path"] for report in reports for file in report.files])
             raise
-        if self._replaces is not None:
-            self._remove([file["path"] for file in self._replaces.files])
+        if self._now.replaces is not None:
+            self._remove([file["path"] for file in self._now.replaces.files])
 
     def _remove(self, paths: list[str]) -> None:
         # An orphan is harmless; how the save ended is what counts.
@@ -268,7 +285,7 @@ class HocketWriter(StorageWriter):
             if isinstance(stored, TensorStorageMetadata)
         }
         return Manifest(
-            save_id=self._save_id,
+            save_id=self._now.save_id,
             step=_step_of(self.uri) if self._step is None else self._step,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             version=_native.__version__,

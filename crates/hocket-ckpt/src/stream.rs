@@ -133,9 +133,11 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
-        // A forked child has the handles and not the threads: there is nobody to join.
+        // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
+        // takes its lock, which one of them may have held when the process was forked.
         if self.process != std::process::id() {
             threads.into_iter().for_each(std::mem::forget);
+            std::mem::forget((self.jobs.take(), self.done.take()));
             return;
         }
         self.jobs = None;

@@ -95,8 +95,9 @@ def test_keys_that_are_no_longer_used_are_asked_for_when_they_are(
     profile(life_s=1.0)
     store = Store(server.uri("p"))
     store.put("k", b"x")
+    used = asked(tmp_path)  # once, where the machine is not so slow that they end before they are used
     time.sleep(2.5)
-    assert asked(tmp_path) <= 3
+    assert asked(tmp_path) <= used + 2
     assert "hocket-credentials" not in {thread.name for thread in threading.enumerate()}
     assert store.get("k") == b"x"
     assert set(server.stats()["answers"]) == {"200", "206"}

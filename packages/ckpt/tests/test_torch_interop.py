@@ -132,6 +132,23 @@ def test_a_trainers_file_is_read(tmp_path):
     assert "rng.0.numpy" in checkpoint.contents.values
 
 
+def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
+    items = torch.arange(1, 7).reshape(2, 3) * (1 + 2j)
+    lazy = {"conj": items.conj(), "neg": items.clone().conj().imag}
+    torch.save({**lazy, "w": items}, tmp_path / "x.pt")
+    checkpoint = hocket.ckpt.open(str(tmp_path / "x.pt"))
+    assert checkpoint["w"].tobytes() == raw(items)
+    assert set(checkpoint) == {"w"}
+    for name in lazy:
+        with pytest.raises(CheckpointIncompatibleError, match=rf"`{name}`.* `\.resolve_conj\(\)`"):
+            checkpoint[name]
+    assert set(convert(checkpoint.uri, str(tmp_path / "h"), to="hocket").left_out) == set(lazy)
+    # A `.metadata` says nothing of it: it shows when the item is looked into.
+    dcp.save({"w": items.conj()}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
+    with pytest.raises(CheckpointIncompatibleError, match=r"__0_0\.distcp.* `\.resolve_conj\(\)`"):
+        hocket.ckpt.open(str(tmp_path / "d"))["w"]
+
+
 def test_stock_readers_open_what_we_write(saved, tmp_path):
     expected = leaves(tree())
     for to, name in [("hocket", "h"), ("dcp", "d"), ("safetensors", "s"), ("torch", "t.pt")]:

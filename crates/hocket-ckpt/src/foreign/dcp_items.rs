@@ -9,9 +9,9 @@ use super::blob::Blob;
 use super::catalogue::Catalogue;
 use super::dcp::{Item, Values, ZSTD};
 use super::pickle::{Allowed, Fault, decode, to_json};
-use super::torch_file::{View, read_pickle, view};
+use super::torch_file::{LAZY, View, read_pickle, view};
 use super::zip::Zip;
-use crate::error::Result;
+use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;
 use crate::place::Place;
 
@@ -164,7 +164,13 @@ pub(crate) fn find(
     let view: Option<View> = view(&pickle, pickle.root).transpose().map_err(fault)?;
     let bad = |reason: &str| blob.corrupt(Some(from), reason);
     let view = view.ok_or_else(|| bad("an item holds no tensor where `.metadata` says one"))?;
-    if view.dtype_name() != Some(item.dtype.as_str()) || view.shape != item.shape {
+    if view.is_lazy {
+        return Err(CkptError::Incompatible {
+            uri: blob.uri().to_owned(),
+            reason: format!("at byte {from} of `{}` is {LAZY}", blob.name()),
+        });
+    }
+    if view.readable().as_deref() != Ok(item.dtype.as_str()) || view.shape != item.shape {
         return Err(bad(&format!(
             "an item holds {} of shape {:?}; `.metadata` says {} of shape {:?}",
             view.torch_name(),

@@ -115,6 +115,9 @@ def test_what_torch_saves_is_read(saved):
     assert contents.values["note"].value == "é"
 
 
+NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u8", "f4", "f8"]
+
+
 def test_a_trainers_file_is_read(tmp_path):
     """Generators' states and timestamps, as Composer's `ep0-ba1-rank0.pt` has them."""
     import datetime as dt
@@ -124,12 +127,26 @@ def test_a_trainers_file_is_read(tmp_path):
     state = {
         "state": {"model": {"w": torch.ones(2)}, "timestamp": {"total_wct": dt.timedelta(seconds=3)}},
         "rng": [{"python": random.getstate(), "numpy": np.random.RandomState(0).get_state()}],
+        "best": {code: np.array([-1 if code[0] != "u" else 2**63]).astype(code)[0] for code in NUMBERS},
+        "array": np.arange(3),
     }
     torch.save(state, tmp_path / "ep0-ba1-rank0.pt")
     checkpoint = hocket.ckpt.open(str(tmp_path / "ep0-ba1-rank0.pt"))
     np.testing.assert_array_equal(checkpoint["state.model.w"], np.ones(2, "f4"))
     assert checkpoint.contents.values["rng.0.python"].value == random.getstate()
-    assert "rng.0.numpy" in checkpoint.contents.values
+    numbers = {code: checkpoint.contents.values[f"best.{code}"].value for code in NUMBERS}
+    assert [(code, type(value), value) for code, value in numbers.items()] == [
+        (code, type(value.item()), value.item()) for code, value in state["best"].items()
+    ]
+    opaque = checkpoint.contents.opaque
+    assert opaque.keys() == {"rng.0.numpy", "array", "state.timestamp.total_wct"}
+    assert opaque["array"] == "a numpy.ndarray, which has no form here"
+    dcp.save(
+        {"w": torch.ones(2), **state["best"], "x": state["array"]}, checkpoint_id=tmp_path / "d", no_dist=True
+    )
+    contents = hocket.ckpt.open(str(tmp_path / "d")).contents
+    assert {code: contents.values[code].value for code in NUMBERS} == numbers
+    assert contents.opaque == {"x": opaque["array"]}
 
 
 def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):

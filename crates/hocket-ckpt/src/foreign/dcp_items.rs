@@ -58,13 +58,12 @@ pub(super) fn read_values(
                 .collect();
             let pieces = blob.read_many(&ranges, interrupted)?;
             for ((name, path, item), bytes) in small.into_iter().zip(pieces) {
-                match read_value(&blob, item, bytes, interrupted) {
+                let read = read_value(&blob, item, bytes, interrupted);
+                match read.unwrap_or_else(|error| Err(error.to_string())) {
                     Ok(value) => catalogue
                         .values
                         .insert(name.clone(), json!({"path": path, "value": value})),
-                    Err(error) => catalogue
-                        .opaque
-                        .insert(name.clone(), error.to_string().into()),
+                    Err(reason) => catalogue.opaque.insert(name.clone(), reason.into()),
                 };
             }
         }
@@ -72,19 +71,20 @@ pub(super) fn read_values(
     Ok(())
 }
 
+/// A value, or why it has no form here.
 fn read_value(
     blob: &Blob,
     item: &Item,
     bytes: Vec<u8>,
     interrupted: Interrupted<'_>,
-) -> Result<Json> {
+) -> Result<std::result::Result<Json, String>> {
     let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, 16 * VALUE_LIMIT)?);
     let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
     let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
     let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
     let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
     let mut left = VALUE_LIMIT as usize;
-    to_json(&pickle, pickle.root, &mut left).map_err(fault)
+    Ok(to_json(&pickle, pickle.root, &mut left).map_err(Fault::reason))
 }
 
 fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {

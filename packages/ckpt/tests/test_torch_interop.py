@@ -1,7 +1,9 @@
 """Between the formats: torch's own files read, ours opened by the stock readers, and the two compared."""
 
+import collections
 import subprocess
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -164,6 +166,43 @@ def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
     dcp.save({"w": items.conj()}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
     with pytest.raises(CheckpointIncompatibleError, match=r"__0_0\.distcp.* `\.resolve_conj\(\)`"):
         hocket.ckpt.open(str(tmp_path / "d"))["w"]
+
+
+def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "kept by torch alone"
+    told = {
+        "bytearray": bytearray(b"x"), "complex": 1j, "collections.Counter": collections.Counter("aab"),
+        "torch.device": torch.device("cpu"), "torch.qint32": torch.qint32, "torch.layout": torch.strided,
+        "sparse tensor": torch.eye(2).to_sparse(), "meta": torch.ones(2, device="meta"),
+        "quantized tensor": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+        "by channel": torch.quantize_per_channel(torch.ones(1, 4), torch.ones(1), torch.zeros(1), 0, torch.qint32),
+    }  # fmt: skip
+    torch.save({"parameter": parameter, "empty": b"", "x": list(told.values())}, tmp_path / "x.pt")
+    torch.load(tmp_path / "x.pt", weights_only=True)
+    checkpoint = hocket.ckpt.open(str(tmp_path / "x.pt"))
+    assert checkpoint["parameter"].tobytes() == raw(parameter.detach())
+    assert checkpoint.contents.values["empty"].value == b""
+    reasons = checkpoint.contents.opaque
+    assert reasons.keys() == {f"x.{place}" for place in range(len(told))}
+    for kind, reason in zip(told, reasons.values(), strict=True):
+        assert kind.replace("by channel", "quantized tensor") in reason
+
+
+def test_what_is_sound_but_not_read_here_is_not_called_corrupt(tmp_path):
+    itself = {}
+    itself["x"] = itself
+    for state, why in [
+        ({"a": {"b": 1}, "a.b": 2}, "the name `a.b`"), ({1: torch.ones(1), "1": 2}, "the name `1`"),
+        ({"x": "\ud800"}, "a surrogate"), (itself, "holds itself"),
+    ]:  # fmt: skip
+        torch.save(state, tmp_path / "x.pt")
+        with pytest.raises(CheckpointIncompatibleError, match=why):
+            hocket.ckpt.open(str(tmp_path / "x.pt"))
+    with zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("d/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(CheckpointIncompatibleError, match=r"`d/data\.pkl` .* compressed"):
+        hocket.ckpt.open(str(tmp_path / "d.pt"))
 
 
 def test_stock_readers_open_what_we_write(saved, tmp_path):

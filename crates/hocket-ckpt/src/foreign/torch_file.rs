@@ -334,7 +334,7 @@ struct Walk<'a, 'p> {
 impl Walk<'_, '_> {
     fn visit(&mut self, value: Value, path: &mut Vec<Step>) -> std::result::Result<(), Fault> {
         if path.len() > DEEPEST {
-            return Err(Fault::Broken(format!(
+            return Err(Fault::Unfit(format!(
                 "it is nested more than {DEEPEST} deep, or holds itself"
             )));
         }
@@ -443,8 +443,9 @@ impl Walk<'_, '_> {
         };
         let name = join(&path);
         if self.catalogue.has(&name) {
-            return Err(Fault::Broken(format!(
-                "two places of it have the name `{name}`"
+            return Err(Fault::Unfit(format!(
+                "two places of it have the name `{name}`, such as keys `a` and `b` one in the other and a key `a.b`, or \
+                 1 and `1`; rename one of them and save it again"
             )));
         }
         Ok((path, name))

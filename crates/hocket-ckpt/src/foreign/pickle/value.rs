@@ -20,7 +20,7 @@ pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Re
 fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> Result<Json, Fault> {
     spend(left, 1)?;
     if depth > DEEPEST {
-        return Err(Fault::Broken(format!(
+        return Err(Fault::Unfit(format!(
             "a value is nested more than {DEEPEST} deep, or holds itself"
         )));
     }

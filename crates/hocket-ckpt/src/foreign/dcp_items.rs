@@ -16,8 +16,11 @@ use crate::pace::Interrupted;
 use crate::place::Place;
 
 /// A value's zip has at most so many bytes, and all of them together so many; larger ones are not looked into.
-const VALUE_LIMIT: u64 = 1 << 20;
+const VALUE_LIMIT: u64 = 16 << 20;
 const VALUES_LIMIT: u64 = 64 << 20;
+
+/// One, written out, is as many values as its pickle has bytes, or so many.
+const LEAST_VALUES: usize = 1 << 20;
 
 /// Values fetched at once.
 const BATCH: usize = 512;
@@ -78,12 +81,12 @@ fn read_value(
     bytes: Vec<u8>,
     interrupted: Interrupted<'_>,
 ) -> Result<std::result::Result<Json, String>> {
-    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, 16 * VALUE_LIMIT)?);
+    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, VALUE_LIMIT)?);
     let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
     let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
     let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
     let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let mut left = VALUE_LIMIT as usize;
+    let mut left = LEAST_VALUES.max(bytes.len());
     Ok(to_json(&pickle, pickle.root, &mut left).map_err(Fault::reason))
 }
 

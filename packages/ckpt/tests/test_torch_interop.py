@@ -172,12 +172,13 @@ def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
 def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.note = "kept by torch alone"
+    scales = torch.ones(1), torch.zeros(1)
     told = {
         "bytearray": bytearray(b"x"), "complex": 1j, "collections.Counter": collections.Counter("aab"),
         "torch.device": torch.device("cpu"), "torch.qint32": torch.qint32, "torch.layout": torch.strided,
         "sparse tensor": torch.eye(2).to_sparse(), "meta": torch.ones(2, device="meta"),
         "quantized tensor": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
-        "by channel": torch.quantize_per_channel(torch.ones(1, 4), torch.ones(1), torch.zeros(1), 0, torch.qint32),
+        "by channel": torch.quantize_per_channel(torch.ones(1, 4), *scales, 0, torch.qint32),
     }  # fmt: skip
     state = {"parameter": parameter, "x": list(told.values())}
     torch.save(state, tmp_path / "x.pt")

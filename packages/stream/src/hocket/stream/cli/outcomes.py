@@ -58,7 +58,7 @@ def told() -> Iterator[None]:
 
 
 def _settle_output() -> None:
-    """Sees to it that what stdout did not take does not fail once more at exit, with a code and a text of Python's."""
+    """What stdout did not take is not to fail once more at exit, with a code and a text of Python's."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -20,8 +20,8 @@ use crate::replace::{Lock, save_of_probe};
 /// whether it would.
 ///
 /// # Errors
-/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name or a symbolic link, and what
-/// the disk or the store says.
+/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, or it or a folder of its data
+/// files is a symbolic link, and what the disk or the store says.
 pub fn delete(
     place: &Place,
     name: &str,
@@ -47,9 +47,6 @@ pub fn delete(
     if !has_manifest && !child.has_data(interrupted)? {
         return Err(child.not_found("no checkpoint to delete: neither a manifest nor data files"));
     }
-    if dry_run {
-        return Ok(());
-    }
     let named = match read_document(&child, interrupted) {
         Ok(document) => data_paths(&document, child.uri())?,
         // Without a manifest that reads, the files' own names have to do.
@@ -61,6 +58,13 @@ pub fn delete(
         ) => HashSet::new(),
         Err(error) => return Err(error),
     };
+    if let Kind::Local(root) = child.kind() {
+        named.iter().try_for_each(|path| refuse_links(root, path))?;
+        refuse_links(root, "data/any")?;
+    }
+    if dry_run {
+        return Ok(());
+    }
     match child.kind() {
         Kind::Local(root) => {
             let root = root.to_owned();
@@ -131,6 +135,20 @@ fn delete_local(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Res
     Ok(())
 }
 
+/// Whatever stands beyond a symbolic link is somebody else's: perhaps another checkpoint's data.
+fn refuse_links(root: &Path, path: &str) -> Result<()> {
+    let folders = Path::new(path).ancestors().skip(1);
+    let mut folders = folders.filter(|folder| !folder.as_os_str().is_empty());
+    match folders.find(|folder| root.join(folder).is_symlink()) {
+        Some(folder) => Err(CkptError::Invalid(format!(
+            "`{}` is a symbolic link: expected the checkpoint's own folder, and files beyond it are not removed. Remove \
+             the link by hand",
+            root.join(folder).display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -172,7 +190,7 @@ pub fn discard_file(place: &Place, path: &str, interrupted: Interrupted<'_>) -> 
 /// them; those that are gone already are no error.
 ///
 /// # Errors
-/// `Invalid` where a path is no data file's, and what the disk or the store says.
+/// `Invalid` where a path is no data file's or leads through a symbolic link, and what the disk or the store says.
 pub fn delete_files(place: &Place, paths: &[String], interrupted: Interrupted<'_>) -> Result<()> {
     if let Some(bad) = paths.iter().find(|path| !is_data_path(path)) {
         return Err(CkptError::Invalid(format!(
@@ -181,6 +199,7 @@ pub fn delete_files(place: &Place, paths: &[String], interrupted: Interrupted<'_
     }
     match place.kind() {
         Kind::Local(root) => {
+            paths.iter().try_for_each(|path| refuse_links(root, path))?;
             paths.iter().try_for_each(|path| remove(&root.join(path)))?;
             // Each refuses as long as something is in it.
             let _ = std::fs::remove_dir(root.join("data")).and_then(|()| std::fs::remove_dir(root));

@@ -295,6 +295,21 @@ def test_a_reader_that_has_seen_enough_is_no_error(demo):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_stdout_does_not_take_is_told_once(demo, options):
+    outcomes = []
+    reader, gone = os.pipe()
+    os.close(reader)
+    for stdout in (gone, os.open("/dev/full", os.O_WRONLY)):
+        done = subprocess.run(
+            [COMMAND, "ls", demo.parent, *options],
+            stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        os.close(stdout)
+        outcomes.append((done.returncode, done.stderr))
+    assert outcomes == [(0, ""), (5, "hocket-ckpt: [Errno 28] No space left on device\n")]
+
+
 def test_neither_the_package_nor_the_command_loads_torch(demo, tmp_path):
     commands = [
         ["inspect", demo], ["verify", demo], ["ls", demo.parent],

@@ -77,18 +77,23 @@ def test_safetensors_single_and_by_the_index_alone(tmp_path):
     sharded = tmp_path / "sharded"
     sharded.mkdir()
     weight_map = {}
+    (sharded / "more").mkdir()
     for number, (name, array) in enumerate(tensors.items()):
         # Names as some publishers choose them, and a tensor in the file that the index does not name.
-        file = f"model.safetensors-{number % 2}-of-2.safetensors"
+        file = f"{'more/' * (number % 2)}model.safetensors-{number % 2}-of-2.safetensors"
         weight_map[name] = file
         held = {key: tensors[key] for key, value in weight_map.items() if value == file}
-        save_file({**held, "stale": array}, sharded / file)
+        # A note of somebody else's, where torch's distributed writer has one.
+        save_file({**held, "stale": array}, sharded / file, {"DCP_SHARDING_INFO": "none"})
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     for checkpoint in (single, hocket.ckpt.open(str(sharded)), hocket.ckpt.open(str(tmp_path))):
         assert set(checkpoint) == set(tensors)
         for name, array in tensors.items():
             assert checkpoint[name].dtype == array.dtype
             np.testing.assert_array_equal(checkpoint[name], array)
+    # As transformers has it, a single file comes before an index that an earlier save may have left.
+    save_file({"model.b": np.ones(2)}, sharded / "model.safetensors")
+    assert set(hocket.ckpt.open(str(sharded))) == {"model.b"}
 
 
 def by_hand(path, **tensors):
@@ -128,9 +133,16 @@ def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
             hocket.ckpt.open(bad)
 
 
+@pytest.mark.parametrize("to", ["safetensors", "hocket"])
+def test_a_tensor_with_the_name_that_safetensors_keeps_is_not_written(old, tmp_path, to):
+    with pytest.raises(CheckpointIncompatibleError, match="--rename __metadata__=NAME"):
+        convert(str(old / "torch-2.2"), str(tmp_path / "x"), to=to, rename={"w": "__metadata__"})
+    assert not (tmp_path / "x").exists()
+
+
 def test_strict_counts_what_readers_let_pass(tmp_path):
     entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":1}'
-    header = f' {{"a":{entry},"a":{entry}}}'.encode()
+    header = f' {{"a":{entry},"a":{entry},"__metadata__":null}}'.encode()
     file = tmp_path / "lax.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
     assert hocket.ckpt.verify(str(file)).is_sound
@@ -138,6 +150,7 @@ def test_strict_counts_what_readers_let_pass(tmp_path):
     assert "does not begin with" in problems
     assert "stands twice" in problems
     assert "`more`" in problems
+    assert "`__metadata__` is null" in problems
 
 
 @st.composite

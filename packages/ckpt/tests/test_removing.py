@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -78,6 +79,25 @@ def test_rm_refuses_a_link_and_says_so_before(tmp_path, capsys):
     code, out, error = told[0]
     assert (code, out, "symbolic link" in error) == (2, "", True)
     assert hocket.ckpt.verify(str(link)).is_sound
+
+
+@pytest.mark.parametrize("with_manifest", [False, True])
+def test_nothing_is_removed_through_a_link_to_others_data(tmp_path, capsys, with_manifest):
+    write_demo(str(tmp_path / "runs/one"))
+    mirror = tmp_path / "mirrors/one"
+    mirror.mkdir(parents=True)
+    (mirror / "data").symlink_to(tmp_path / "runs/one/data")
+    if with_manifest:
+        shutil.copy(tmp_path / "runs/one/checkpoint.json.zst", mirror)
+    assert collect_garbage(str(tmp_path / "mirrors"), min_age_s=0).garbage == ()
+    for options in (["--dry-run"], []):
+        code, out, error = call(capsys, "rm", mirror, *options)
+        assert (code, out, "`data` is a symbolic link" in error.replace(f"{mirror}/", "")) == (2, "", True)
+    path = f"data/{next((tmp_path / 'runs/one/data').iterdir()).name}"
+    with pytest.raises(ValueError, match="symbolic link"):
+        _native.ckpt_delete_files(str(mirror), [path])
+    assert hocket.ckpt.verify(str(tmp_path / "runs/one")).is_sound
+    assert (mirror / "checkpoint.json.zst").exists() == with_manifest
 
 
 def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):

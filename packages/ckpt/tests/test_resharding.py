@@ -16,6 +16,7 @@ from hocket.ckpt import resharding
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.demo import write_demo
+from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord
 from hocket.ckpt.planning import Placing, boxes, local_box
@@ -163,6 +164,16 @@ def test_from_a_disk_to_a_store_and_back(tmp_path, server):
         assert last[name].tobytes() == first[name].tobytes()
     assert last.manifest.values == first.manifest.values
     assert last.manifest.user == first.manifest.user
+
+
+def test_ranks_beyond_the_rows_hold_nothing_and_cost_nothing(tmp_path):
+    source, target = str(tmp_path / "demo"), str(tmp_path / "many")
+    write_demo(source)
+    done = resharding.reshard(source, target, ranks=100_000)
+    assert done.manifest.world_size == 100_000
+    assert len(done.manifest.files) == 257  # the rows of the embedding
+    found = diff(source, target)
+    assert (found.tensors, found.only_a, found.only_b) == ([], [], [])
 
 
 def test_what_differs_by_rank_goes_or_forbids(tmp_path):

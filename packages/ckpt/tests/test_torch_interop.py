@@ -1,7 +1,9 @@
 """Between the formats: torch's own files read, ours opened by the stock readers, and the two compared."""
 
+import collections
 import subprocess
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -115,6 +117,9 @@ def test_what_torch_saves_is_read(saved):
     assert contents.values["note"].value == "é"
 
 
+NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u8", "f4", "f8"]
+
+
 def test_a_trainers_file_is_read(tmp_path):
     """Generators' states and timestamps, as Composer's `ep0-ba1-rank0.pt` has them."""
     import datetime as dt
@@ -124,12 +129,85 @@ def test_a_trainers_file_is_read(tmp_path):
     state = {
         "state": {"model": {"w": torch.ones(2)}, "timestamp": {"total_wct": dt.timedelta(seconds=3)}},
         "rng": [{"python": random.getstate(), "numpy": np.random.RandomState(0).get_state()}],
+        "best": {code: np.array([-1 if code[0] != "u" else 2**63]).astype(code)[0] for code in NUMBERS},
+        "array": np.arange(3),
     }
     torch.save(state, tmp_path / "ep0-ba1-rank0.pt")
     checkpoint = hocket.ckpt.open(str(tmp_path / "ep0-ba1-rank0.pt"))
     np.testing.assert_array_equal(checkpoint["state.model.w"], np.ones(2, "f4"))
     assert checkpoint.contents.values["rng.0.python"].value == random.getstate()
-    assert "rng.0.numpy" in checkpoint.contents.values
+    numbers = {code: checkpoint.contents.values[f"best.{code}"].value for code in NUMBERS}
+    assert [(code, type(value), value) for code, value in numbers.items()] == [
+        (code, type(value.item()), value.item()) for code, value in state["best"].items()
+    ]
+    opaque = checkpoint.contents.opaque
+    assert opaque.keys() == {"rng.0.numpy", "array", "state.timestamp.total_wct"}
+    assert opaque["array"] == "a numpy.ndarray, which has no form here"
+    ids = tuple(range(400_000))
+    items = {"w": torch.ones(2), **state["best"], "x": state["array"], "ids": ids}
+    dcp.save(items, checkpoint_id=tmp_path / "d", no_dist=True)
+    contents = hocket.ckpt.open(str(tmp_path / "d")).contents
+    assert {code: contents.values[code].value for code in NUMBERS} == numbers
+    assert contents.opaque == {"x": opaque["array"]}
+    assert contents.values["ids"].value == ids
+
+
+def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
+    items = torch.arange(1, 7).reshape(2, 3) * (1 + 2j)
+    lazy = {"conj": items.conj(), "neg": items.clone().conj().imag}
+    torch.save({**lazy, "w": items}, tmp_path / "x.pt")
+    checkpoint = hocket.ckpt.open(str(tmp_path / "x.pt"))
+    assert checkpoint["w"].tobytes() == raw(items)
+    assert set(checkpoint) == {"w"}
+    for name in lazy:
+        with pytest.raises(CheckpointIncompatibleError, match=rf"`{name}`.* `\.resolve_conj\(\)`"):
+            checkpoint[name]
+    assert set(convert(checkpoint.uri, str(tmp_path / "h"), to="hocket").left_out) == set(lazy)
+    # A `.metadata` says nothing of it: it shows when the item is looked into.
+    dcp.save({"w": items.conj()}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
+    with pytest.raises(CheckpointIncompatibleError, match=r"__0_0\.distcp.* `\.resolve_conj\(\)`"):
+        hocket.ckpt.open(str(tmp_path / "d"))["w"]
+
+
+def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "kept by torch alone"
+    scales = torch.ones(1), torch.zeros(1)
+    told = {
+        "bytearray": bytearray(b"x"), "complex": 1j, "collections.Counter": collections.Counter("aab"),
+        "torch.device": torch.device("cpu"), "torch.qint32": torch.qint32, "torch.layout": torch.strided,
+        "sparse tensor": torch.eye(2).to_sparse(), "meta": torch.ones(2, device="meta"),
+        "quantized tensor": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+        "by channel": torch.quantize_per_channel(torch.ones(1, 4), *scales, 0, torch.qint32),
+    }  # fmt: skip
+    state = {"parameter": parameter, "x": list(told.values())}
+    torch.save(state, tmp_path / "x.pt")
+    torch.load(tmp_path / "x.pt", weights_only=True)
+    # Of `bytes` it trusts all but those of length 0, which protocol 2 writes as a call.
+    torch.save({**state, "empty": b""}, tmp_path / "x.pt")
+    checkpoint = hocket.ckpt.open(str(tmp_path / "x.pt"))
+    assert checkpoint["parameter"].tobytes() == raw(parameter.detach())
+    assert checkpoint.contents.values["empty"].value == b""
+    reasons = checkpoint.contents.opaque
+    assert reasons.keys() == {f"x.{place}" for place in range(len(told))}
+    for kind, reason in zip(told, reasons.values(), strict=True):
+        assert kind.replace("by channel", "quantized tensor") in reason
+
+
+def test_what_is_sound_but_not_read_here_is_not_called_corrupt(tmp_path):
+    itself = {}
+    itself["x"] = itself
+    for state, why in [
+        ({"a": {"b": 1}, "a.b": 2}, "the name `a.b`"), ({1: torch.ones(1), "1": 2}, "the name `1`"),
+        ({"x": "\ud800"}, "a surrogate"), (itself, "holds itself"),
+    ]:  # fmt: skip
+        torch.save(state, tmp_path / "x.pt")
+        with pytest.raises(CheckpointIncompatibleError, match=why):
+            hocket.ckpt.open(str(tmp_path / "x.pt"))
+    with zipfile.ZipFile(tmp_path / "d.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("d/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(CheckpointIncompatibleError, match=r"`d/data\.pkl` .* compressed"):
+        hocket.ckpt.open(str(tmp_path / "d.pt"))
 
 
 def test_stock_readers_open_what_we_write(saved, tmp_path):

@@ -333,6 +333,22 @@ def test_what_is_written_to_a_file_is_whole_while_a_bar_is_on_the_terminal(
     assert starts == ["ok", "BAD", *["ok"] * (len(starts) - 3), "corrupt:"]
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_stdout_does_not_take_is_told_once(write: Callable[..., str], options: list[str]) -> None:
+    folder = write(3)
+    outcomes = []
+    reader, gone = os.pipe()
+    os.close(reader)
+    for stdout in (gone, os.open("/dev/full", os.O_WRONLY)):
+        done = subprocess.run(
+            [COMMAND, "inspect", folder, *options],
+            stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        os.close(stdout)
+        outcomes.append((done.returncode, done.stderr))
+    assert outcomes == [(0, ""), (5, "hocket-stream: [Errno 28] No space left on device\n")]
+
+
 def test_the_command_in_a_process_of_its_own_loads_no_torch(write: Callable[..., str]) -> None:
     script = (
         "import sys; from hocket.stream.cli.app import app; "

@@ -9,15 +9,18 @@ use super::blob::Blob;
 use super::catalogue::Catalogue;
 use super::dcp::{Item, Values, ZSTD};
 use super::pickle::{Allowed, Fault, decode, to_json};
-use super::torch_file::{View, read_pickle, view};
+use super::torch_file::{LAZY, View, read_pickle, view};
 use super::zip::Zip;
-use crate::error::Result;
+use crate::error::{CkptError, Result};
 use crate::pace::Interrupted;
 use crate::place::Place;
 
 /// A value's zip has at most so many bytes, and all of them together so many; larger ones are not looked into.
-const VALUE_LIMIT: u64 = 1 << 20;
+const VALUE_LIMIT: u64 = 16 << 20;
 const VALUES_LIMIT: u64 = 64 << 20;
+
+/// One, written out, is as many values as its pickle has bytes, or so many.
+const LEAST_VALUES: usize = 1 << 20;
 
 /// Values fetched at once.
 const BATCH: usize = 512;
@@ -58,13 +61,12 @@ pub(super) fn read_values(
                 .collect();
             let pieces = blob.read_many(&ranges, interrupted)?;
             for ((name, path, item), bytes) in small.into_iter().zip(pieces) {
-                match read_value(&blob, item, bytes, interrupted) {
+                let read = read_value(&blob, item, bytes, interrupted);
+                match read.unwrap_or_else(|error| Err(error.to_string())) {
                     Ok(value) => catalogue
                         .values
                         .insert(name.clone(), json!({"path": path, "value": value})),
-                    Err(error) => catalogue
-                        .opaque
-                        .insert(name.clone(), error.to_string().into()),
+                    Err(reason) => catalogue.opaque.insert(name.clone(), reason.into()),
                 };
             }
         }
@@ -72,19 +74,20 @@ pub(super) fn read_values(
     Ok(())
 }
 
+/// A value, or why it has no form here.
 fn read_value(
     blob: &Blob,
     item: &Item,
     bytes: Vec<u8>,
     interrupted: Interrupted<'_>,
-) -> Result<Json> {
-    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, 16 * VALUE_LIMIT)?);
+) -> Result<std::result::Result<Json, String>> {
+    let blob = blob.unpacked(unwrap(blob, item.wrapped, bytes, VALUE_LIMIT)?);
     let zip = Zip::open(&blob, 0..blob.size(), interrupted)?;
     let (bytes, _) = read_pickle(&blob, &zip, interrupted)?;
     let fault = |fault: Fault| fault.at(blob.uri(), blob.name());
     let pickle = decode(&bytes, Allowed::TorchSave).map_err(fault)?;
-    let mut left = VALUE_LIMIT as usize;
-    to_json(&pickle, pickle.root, &mut left).map_err(fault)
+    let mut left = LEAST_VALUES.max(bytes.len());
+    Ok(to_json(&pickle, pickle.root, &mut left).map_err(Fault::reason))
 }
 
 fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<u8>> {
@@ -164,7 +167,13 @@ pub(crate) fn find(
     let view: Option<View> = view(&pickle, pickle.root).transpose().map_err(fault)?;
     let bad = |reason: &str| blob.corrupt(Some(from), reason);
     let view = view.ok_or_else(|| bad("an item holds no tensor where `.metadata` says one"))?;
-    if view.dtype_name() != Some(item.dtype.as_str()) || view.shape != item.shape {
+    if view.is_lazy {
+        return Err(CkptError::Incompatible {
+            uri: blob.uri().to_owned(),
+            reason: format!("at byte {from} of `{}` is {LAZY}", blob.name()),
+        });
+    }
+    if view.readable().as_deref() != Ok(item.dtype.as_str()) || view.shape != item.shape {
         return Err(bad(&format!(
             "an item holds {} of shape {:?}; `.metadata` says {} of shape {:?}",
             view.torch_name(),

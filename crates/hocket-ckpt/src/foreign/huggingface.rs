@@ -159,9 +159,9 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
                 return Err("`__metadata__` stands twice".to_owned());
             }
             has_metadata = true;
-            check_metadata(&value)?;
+            check_metadata(&value, lax)?;
             if let Some(text) = value.get(SHARDING).and_then(Json::as_str) {
-                *starts = Some(read_starts(text)?);
+                *starts = read_starts(text, lax)?;
             }
             continue;
         }
@@ -182,23 +182,41 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
     Ok(parsed)
 }
 
-fn read_starts(text: &str) -> std::result::Result<HashMap<String, Vec<u64>>, String> {
+/// None where the text is not of torch's form: readers other than torch's distributed one do not look at it.
+fn read_starts(
+    text: &str,
+    lax: &mut Vec<String>,
+) -> std::result::Result<Option<HashMap<String, Vec<u64>>>, String> {
     #[derive(serde::Deserialize)]
     struct Saved {
-        saved_offsets: Vec<u64>,
+        saved_offsets: Json,
     }
-    let saved: HashMap<String, Saved> = serde_json::from_str(text)
-        .map_err(|error| format!("its `{SHARDING}` says where nothing stands: {error}"))?;
-    Ok(saved
+    let Ok(saved) = serde_json::from_str::<HashMap<String, Saved>>(text) else {
+        lax.push(format!("its `{SHARDING}` is not as torch writes it"));
+        return Ok(None);
+    };
+    let offsets = |(name, saved): (String, Saved)| match serde_json::from_value(saved.saved_offsets)
+    {
+        Ok(start) => Ok((name, start)),
+        Err(error) => Err(format!(
+            "its `{SHARDING}` says where nothing stands: {error}"
+        )),
+    };
+    saved
         .into_iter()
-        .map(|(name, saved)| (name, saved.saved_offsets))
-        .collect())
+        .map(offsets)
+        .collect::<std::result::Result<_, _>>()
+        .map(Some)
 }
 
-fn check_metadata(value: &Json) -> std::result::Result<(), String> {
+fn check_metadata(value: &Json, lax: &mut Vec<String>) -> std::result::Result<(), String> {
     let is_text = |object: &serde_json::Map<String, Json>| object.values().all(Json::is_string);
-    match value.as_object() {
-        Some(object) if is_text(object) => Ok(()),
+    match value {
+        Json::Object(object) if is_text(object) => Ok(()),
+        Json::Null => {
+            lax.push("`__metadata__` is null".to_owned());
+            Ok(())
+        }
         _ => Err("`__metadata__` is no mapping of text to text".to_owned()),
     }
 }
@@ -390,9 +408,9 @@ pub(crate) fn sharded(
                 files
             });
     for (number, (file, names)) in files.into_iter().enumerate() {
-        if !is_plain_name(file) {
+        if !file.split('/').all(is_plain_name) {
             return Err(bad(format!(
-                "it names the file `{}`, which is no plain name",
+                "it names the file `{}`, which is no plain name or path below its folder",
                 file.escape_debug()
             )));
         }

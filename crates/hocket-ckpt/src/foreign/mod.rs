@@ -60,28 +60,27 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
             .filter(|name| name.ends_with(suffix))
             .collect::<Vec<_>>()
     };
+    // transformers looks for the single file first, too: an index beside it is of an earlier, larger save.
+    let single = "model.safetensors";
     let indices = ending(INDEX_SUFFIX);
     let preferred = format!("model{INDEX_SUFFIX}");
     let index = indices
         .iter()
         .find(|name| ***name == preferred)
         .or(indices.first());
-    if let Some(index) = index {
+    if let Some(index) = index.filter(|_| !has(single)) {
         return huggingface::sharded(
             &place,
             &Blob::open(&place, index, interrupted)?,
             interrupted,
         );
     }
-    let files = ending(".safetensors");
-    let mut found = if has("model.safetensors") {
-        vec!["model.safetensors"]
+    let mut found: Vec<&str> = if has(single) {
+        vec![single]
     } else {
-        Vec::new()
+        let files = ending(".safetensors");
+        files.into_iter().map(String::as_str).collect()
     };
-    if found.is_empty() {
-        found = files.into_iter().map(String::as_str).collect();
-    }
     if found.is_empty() {
         let torch = TORCH_SUFFIXES.iter().flat_map(|suffix| ending(suffix));
         found = torch.map(String::as_str).collect();

@@ -32,7 +32,13 @@ pub(crate) struct View {
     pub(crate) shape: Vec<u64>,
     /// In items.
     pub(crate) strides: Vec<u64>,
+    /// Whether torch conjugates or negates what is stored whenever it is read.
+    pub(crate) is_lazy: bool,
 }
+
+/// Why a view that torch conjugates or negates is not read, and what to do.
+pub(crate) const LAZY: &str = "a conjugated or negated view, of which the items before that are stored; call `.resolve_conj()` and \
+    `.resolve_neg()` on it before it is saved";
 
 /// Reads the pickle of a zip, after a look at its byte order.
 pub(crate) fn read_pickle(
@@ -103,9 +109,18 @@ fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
         offset: u64::try_from(offset).ok()?,
         shape: pickle.extents(shape)?,
         strides: pickle.extents(strides)?,
+        is_lazy: items
+            .get(if name == Name::RebuildTensor { 6 } else { 7 })
+            .is_some_and(|&flags| is_lazy(pickle, flags)),
     };
     let is_storage = pickle.text(kind) == Some("storage");
     (is_storage && view.shape.len() == view.strides.len() && view.shape.len() <= 64).then_some(view)
+}
+
+/// Whether a tensor's flags say that its items are not those that are stored.
+fn is_lazy(pickle: &Pickle<'_>, flags: Value) -> bool {
+    let is_set = |flag| !matches!(pickle.field(flags, flag), None | Some(Value::Bool(false)));
+    is_set("conj") || is_set("neg")
 }
 
 fn item_bytes(index: u8) -> Option<u64> {
@@ -119,7 +134,7 @@ fn item_bytes(index: u8) -> Option<u64> {
 
 impl View {
     /// safetensors' name of the dtype, where it has one.
-    pub(crate) fn dtype_name(&self) -> Option<&'static str> {
+    fn dtype_name(&self) -> Option<&'static str> {
         DTYPES
             .get(usize::from(self.dtype))
             .and_then(|dtype| dtype.1)
@@ -129,6 +144,19 @@ impl View {
         DTYPES
             .get(usize::from(self.dtype))
             .map_or("unknown", |dtype| dtype.0)
+    }
+
+    /// The dtype's name in safetensors, or why the tensor has no form here.
+    pub(crate) fn readable(&self) -> std::result::Result<&'static str, String> {
+        if self.is_lazy {
+            return Err(LAZY.to_owned());
+        }
+        self.dtype_name().ok_or_else(|| {
+            format!(
+                "a tensor of torch.{}, which safetensors has no name for",
+                self.torch_name()
+            )
+        })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -206,14 +234,13 @@ fn add(
     path: Vec<Step>,
     view: View,
 ) -> Result<()> {
-    let Some(dtype) = view.dtype_name() else {
-        let reason = format!(
-            "a tensor of torch.{}, which safetensors has no name for",
-            view.torch_name()
-        );
-        catalogue.tensors.shift_remove(&name);
-        catalogue.opaque.insert(name, reason.into());
-        return Ok(());
+    let dtype = match view.readable() {
+        Ok(dtype) => dtype,
+        Err(reason) => {
+            catalogue.tensors.shift_remove(&name);
+            catalogue.opaque.insert(name, reason.into());
+            return Ok(());
+        }
     };
     let mut row = TensorRow {
         dtype,
@@ -307,7 +334,7 @@ struct Walk<'a, 'p> {
 impl Walk<'_, '_> {
     fn visit(&mut self, value: Value, path: &mut Vec<Step>) -> std::result::Result<(), Fault> {
         if path.len() > DEEPEST {
-            return Err(Fault::Broken(format!(
+            return Err(Fault::Unfit(format!(
                 "it is nested more than {DEEPEST} deep, or holds itself"
             )));
         }
@@ -416,8 +443,9 @@ impl Walk<'_, '_> {
         };
         let name = join(&path);
         if self.catalogue.has(&name) {
-            return Err(Fault::Broken(format!(
-                "two places of it have the name `{name}`"
+            return Err(Fault::Unfit(format!(
+                "two places of it have the name `{name}`, such as keys `a` and `b` one in the other and a key `a.b`, or \
+                 1 and `1`; rename one of them and save it again"
             )));
         }
         Ok((path, name))

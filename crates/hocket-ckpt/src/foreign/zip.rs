@@ -29,6 +29,8 @@ pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) size: u64,
     pub(crate) crc: u32,
+    /// Neither compressed nor encrypted.
+    is_stored: bool,
     /// Where its local header begins in the file.
     pub(crate) header: u64,
 }
@@ -85,6 +87,17 @@ impl Zip {
             return Err(bad(
                 "its directory has not as many members as its end record says",
             ));
+        }
+        if let Some(member) = members.iter().find(|member| !member.is_stored) {
+            return Err(CkptError::Incompatible {
+                uri: blob.uri().to_owned(),
+                reason: format!(
+                    "member `{}` of `{}` is compressed or encrypted, and torch stores plainly; load and save it once \
+                     with torch",
+                    member.name,
+                    blob.name()
+                ),
+            });
         }
         Ok(Self { range, members })
     }
@@ -245,11 +258,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
         let extra = rest.get(extra_at..extra_at + extra_bytes).ok_or_else(cut)?;
         let method = u16_at(rest, 10).ok_or_else(cut)?;
         let flags = u16_at(rest, 8).ok_or_else(cut)?;
-        if method != 0 || flags & 1 != 0 {
-            return Err(format!(
-                "member `{name}` is compressed or encrypted; torch stores plainly"
-            ));
-        }
+        let is_stored = method == 0 && flags & 1 == 0;
         let mut wide = Zip64::new(extra);
         let size = wide
             .widen(u32_at(rest, 24).ok_or_else(cut)?)
@@ -260,7 +269,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
         let header = wide
             .widen(u32_at(rest, 42).ok_or_else(cut)?)
             .ok_or_else(cut)?;
-        if stored != size || header >= length {
+        if (is_stored && stored != size) || header >= length {
             return Err(format!(
                 "member `{name}` has two sizes, or begins beyond the zip"
             ));
@@ -269,6 +278,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
             name: name.to_owned(),
             size,
             crc: u32_at(rest, 16).ok_or_else(cut)?,
+            is_stored,
             header: base + header,
         });
         rest = rest

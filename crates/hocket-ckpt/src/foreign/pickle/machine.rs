@@ -344,9 +344,16 @@ impl<'a> Machine<'a> {
 
     fn text(&mut self, length: u64) -> Result<()> {
         let at = self.at;
-        let text = std::str::from_utf8(self.take(length)?)
-            .map_err(|_| Fault::Broken(format!("the text at byte {at} is no UTF-8")))?;
-        self.push_node(Node::Text(text))
+        let bytes = self.take(length)?;
+        match std::str::from_utf8(bytes) {
+            Ok(text) => self.push_node(Node::Text(text)),
+            Err(error) => Err(match bytes.get(error.valid_up_to()..) {
+                Some([0xed, 0xa0..=0xbf, ..]) => Fault::Unfit(format!(
+                    "the text at byte {at} holds a surrogate, half a character: save it without"
+                )),
+                _ => Fault::Broken(format!("the text at byte {at} is no UTF-8")),
+            }),
+        }
     }
 
     fn bytes(&mut self, length: u64) -> Result<()> {
@@ -427,16 +434,22 @@ impl<'a> Machine<'a> {
             }
             (Name::Size | Name::Tuple, None) => self.push(arguments),
             (Name::Set, None) => self.push_node(Node::Set(Vec::new())),
+            (Name::Bytes, None) => self.push_node(Node::Bytes(Cow::Borrowed(&[]))),
             (Name::Encode, Some(first)) => {
                 let bytes = self.latin1(first)?;
                 self.push_node(Node::Bytes(Cow::Owned(bytes)))
             }
-            (Name::Dtype(_) | Name::Storage(_) | Name::UntypedStorage | Name::Encode, _) => {
-                Err(Fault::Unsafe(format!(
-                    "it calls `{}`, which no checkpoint does",
-                    name.shown()
-                )))
-            }
+            (
+                Name::Dtype(_)
+                | Name::Storage(_)
+                | Name::UntypedStorage
+                | Name::Encode
+                | Name::Bytes,
+                _,
+            ) => Err(Fault::Unsafe(format!(
+                "it calls `{}`, which no checkpoint does",
+                name.shown()
+            ))),
             _ => self.push_node(Node::Record(Box::new((name, arguments, Value::None)))),
         }
     }

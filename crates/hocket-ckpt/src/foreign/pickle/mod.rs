@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Unsafe(String),
     /// Its bytes make no sense.
     Broken(String),
+    /// It is sound, and holds what has no form here.
+    Unfit(String),
 }
 
 impl Fault {
@@ -38,12 +40,16 @@ impl Fault {
                 offset: None,
                 reason,
             },
+            Self::Unfit(reason) => CkptError::Incompatible {
+                uri: format!("{}/{file}", uri.trim_end_matches('/')),
+                reason,
+            },
         }
     }
 
     pub(crate) fn reason(self) -> String {
         match self {
-            Self::Unsafe(reason) | Self::Broken(reason) => reason,
+            Self::Unsafe(reason) | Self::Broken(reason) | Self::Unfit(reason) => reason,
         }
     }
 }

@@ -36,6 +36,10 @@ pub(crate) enum Name {
     NumpyDtype,
     NumpyScalar,
     TimeDelta,
+    /// `bytes`: how protocol 2 writes those of length 0.
+    Bytes,
+    /// What has no form here, by its place in [`INERT`].
+    Inert(u8),
 }
 
 /// Whose names are allowed.
@@ -73,6 +77,31 @@ pub(crate) const DTYPES: [(&str, Option<&str>, Option<&str>); 24] = [
     ("complex32", None, None),
     ("quint8", None, Some("QUInt8Storage")),
     ("qint8", None, Some("QInt8Storage")),
+];
+
+/// What else `torch.load` takes without trust, and what to call it. It is named where it stands, and the rest is read.
+const INERT: [(&str, &str); 18] = [
+    ("builtins.bytearray", "bytearray"),
+    ("builtins.complex", "complex number"),
+    ("collections.Counter", "collections.Counter"),
+    ("torch.device", "torch.device"),
+    ("torch._utils._rebuild_sparse_tensor", "sparse tensor"),
+    ("torch._utils._rebuild_qtensor", "quantized tensor"),
+    (
+        "torch._utils._rebuild_meta_tensor_no_storage",
+        "tensor without data (meta)",
+    ),
+    ("torch.qint32", "torch.qint32"),
+    ("torch.quint4x2", "torch.quint4x2"),
+    ("torch.quint2x4", "torch.quint2x4"),
+    ("torch.QInt32Storage", "torch.qint32"),
+    ("torch.QUInt4x2Storage", "torch.quint4x2"),
+    ("torch.QUInt2x4Storage", "torch.quint2x4"),
+    ("torch.per_tensor_affine", "torch.qscheme"),
+    ("torch.per_tensor_symmetric", "torch.qscheme"),
+    ("torch.per_channel_affine", "torch.qscheme"),
+    ("torch.per_channel_symmetric", "torch.qscheme"),
+    ("torch.per_channel_affine_float_qparams", "torch.qscheme"),
 ];
 
 /// What `module.name` stands for, if it is allowed.
@@ -127,9 +156,12 @@ fn look_up_torch_save(module: &str, name: &str) -> Option<Name> {
     match (module, name) {
         ("torch._utils", "_rebuild_tensor_v2") => Some(Name::RebuildTensor),
         ("torch._utils", "_rebuild_tensor_v3") => Some(Name::RebuildTensorV3),
-        ("torch._utils", "_rebuild_parameter") => Some(Name::RebuildParameter),
+        ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
+            Some(Name::RebuildParameter)
+        }
         ("torch.storage", "UntypedStorage") => Some(Name::UntypedStorage),
-        ("torch", name) => storage(name),
+        ("torch", name) if storage(name).is_some() => storage(name),
+        ("builtins" | "__builtin__", "bytes") => Some(Name::Bytes),
         ("_codecs", "encode") => Some(Name::Encode),
         // What the generators' states and the timestamps in trainers' files are made of.
         (module, "_reconstruct") if NUMPY.contains(&module) => Some(Name::NumpyReconstruct),
@@ -137,8 +169,15 @@ fn look_up_torch_save(module: &str, name: &str) -> Option<Name> {
         ("numpy", "ndarray") => Some(Name::NumpyArray),
         ("numpy", "dtype") => Some(Name::NumpyDtype),
         ("datetime", "timedelta") => Some(Name::TimeDelta),
-        _ => None,
+        ("__builtin__", name) => inert("builtins", name),
+        _ => inert(module, name),
     }
+}
+
+fn inert(module: &str, name: &str) -> Option<Name> {
+    let is_it = |full: &str| full.rsplit_once('.') == Some((module, name));
+    let index = INERT.iter().position(|(full, _)| is_it(full))?;
+    u8::try_from(index).ok().map(Name::Inert)
 }
 
 fn dtype(name: &str) -> Option<Name> {
@@ -158,11 +197,13 @@ impl Name {
             Self::Dtype(index) | Self::Storage(index) => {
                 DTYPES.get(usize::from(index)).map_or("dtype", |it| it.0)
             }
+            Self::Inert(index) => INERT.get(usize::from(index)).map_or("object", |it| it.1),
             Self::TimeDelta => "datetime.timedelta",
             Self::NumpyArray | Self::NumpyReconstruct => "numpy.ndarray",
             Self::NumpyScalar => "numpy.scalar",
             Self::NumpyDtype => "numpy.dtype",
             Self::Set => "set",
+            Self::Bytes => "bytes",
             Self::Layout => "torch.layout",
             _ => "object",
         }

@@ -20,7 +20,7 @@ pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Re
 fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> Result<Json, Fault> {
     spend(left, 1)?;
     if depth > DEEPEST {
-        return Err(Fault::Broken(format!(
+        return Err(Fault::Unfit(format!(
             "a value is nested more than {DEEPEST} deep, or holds itself"
         )));
     }
@@ -33,14 +33,13 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
     let node = match value {
         Value::None => return Ok(Json::Null),
         Value::Bool(value) => return Ok(Json::Bool(value)),
-        Value::Int(number) if (-EXACT..=EXACT).contains(&number) => return Ok(json!(number)),
-        Value::Int(number) => return Ok(json!({"$int": number.to_string()})),
+        Value::Int(number) => return Ok(integer(number.into())),
         Value::Float(number) => return Ok(float(number)),
         Value::Name(Name::Dtype(index)) => {
             let name = DTYPES.get(usize::from(index)).map_or("", |dtype| dtype.0);
             return Ok(json!(format!("torch.{name}")));
         }
-        Value::Name(name) => return Ok(json!(name.shown())),
+        Value::Name(name) => return Err(unfit(name)),
         Value::Node(_) => pickle.node(value),
     };
     let Some(node) = node else {
@@ -60,17 +59,14 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
         Node::Tuple(items) | Node::Set(items) => json!({"$tuple": all(items, left)?}),
         Node::Dict(pairs) => mapping(pickle, pairs, left, depth)?,
         Node::Record(record) => {
-            let (name, arguments, state) = **record;
-            if matches!(name, Name::RebuildTensor | Name::RebuildTensorV3) {
-                return Err(Fault::Broken("a tensor stands inside a value".to_owned()));
+            let (name, arguments, _) = **record;
+            match name {
+                Name::RebuildTensor | Name::RebuildTensorV3 => {
+                    return Err(Fault::Broken("a tensor stands inside a value".to_owned()));
+                }
+                Name::NumpyScalar => numpy_scalar(pickle, arguments).ok_or_else(|| unfit(name))?,
+                _ => return Err(unfit(name)),
             }
-            let held = if state == Value::None {
-                arguments
-            } else {
-                state
-            };
-            let inner = pickle.items(held).unwrap_or_default();
-            json!({name.shown(): all(inner, left)?})
         }
         Node::Persistent(_) => {
             return Err(Fault::Broken("a storage stands inside a value".to_owned()));
@@ -111,6 +107,46 @@ fn spend(left: &mut usize, count: usize) -> Result<(), Fault> {
         )
     })?;
     Ok(())
+}
+
+fn unfit(name: Name) -> Fault {
+    Fault::Unfit(format!("a {}, which has no form here", name.shown()))
+}
+
+/// A number of NumPy's as the plain one that it is; none for other dtypes and byte orders.
+fn numpy_scalar(pickle: &Pickle<'_>, arguments: Value) -> Option<Json> {
+    let &[dtype, content] = pickle.items(arguments)? else {
+        return None;
+    };
+    let (dtype, state) = pickle.record(dtype, Name::NumpyDtype)?;
+    let code = pickle.text(*pickle.items(dtype)?.first()?)?;
+    let order = pickle.text(*pickle.items(state)?.get(1)?)?;
+    let Node::Bytes(content) = pickle.node(content)? else {
+        return None;
+    };
+    let content: &[u8] = content;
+    if !matches!(order, "<" | "|") || code.get(1..)?.parse() != Ok(content.len()) {
+        return None;
+    }
+    let is_negative = code.starts_with('i') && content.last()? & 0x80 != 0;
+    let start = if is_negative { -1_i128 } else { 0 };
+    let fold = |number, &byte: &u8| number << 8 | i128::from(byte);
+    match code {
+        "b1" => Some(json!(content != [0])),
+        "f4" => Some(float(f32::from_le_bytes(content.try_into().ok()?).into())),
+        "f8" => Some(float(f64::from_le_bytes(content.try_into().ok()?))),
+        "i1" | "i2" | "i4" | "i8" | "u1" | "u2" | "u4" | "u8" => {
+            Some(integer(content.iter().rev().fold(start, fold)))
+        }
+        _ => None,
+    }
+}
+
+fn integer(number: i128) -> Json {
+    match i64::try_from(number) {
+        Ok(number) if (-EXACT..=EXACT).contains(&number) => json!(number),
+        _ => json!({"$int": number.to_string()}),
+    }
 }
 
 fn float(number: f64) -> Json {

@@ -65,7 +65,8 @@ def remove(uri: str, *, dry_run: bool = False) -> Removed:
 
     Raises:
         CheckpointNotFoundError: There is none.
-        ValueError: The URI has no name in it (`s3://bucket` is no checkpoint), or is a symbolic link.
+        ValueError: The URI has no name in it (`s3://bucket` is no checkpoint), or it or its `data` is a
+            symbolic link.
 
     Example:
         >>> remove(folder + "/demo", dry_run=True).num_files

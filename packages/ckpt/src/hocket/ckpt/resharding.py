@@ -170,13 +170,16 @@ def _committed(destination: str, save_id: str) -> Manifest | None:
 
 def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
     """The files, rank by rank, each of at most `file_bytes`, with their parts in the order of their bytes."""
-    placing = Placing((ranks,), tuple(range(ranks)), (0,))
+    # Ranks beyond the rows of the longest tensor hold nothing, and are not asked.
+    rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
+    holders = range(min(ranks, max(rows, default=1) or 1))
+    placing = Placing((ranks,), tuple(holders), (0,))
 
     def order(part: _Part) -> tuple[int, str]:
         record = manifest.tensors[part.name]
         return -ITEM_BYTES[record.dtype], _entry_name(part, record.shape)
 
-    for rank in range(ranks):
+    for rank in holders:
         number, filled = 0, 0
         parts: list[_Part] = []
         for name, record in manifest.tensors.items():

@@ -219,7 +219,7 @@ def gc(
 @app.command()
 def demo(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="The checkpoint to make; it must not be there yet.")
+        str, typer.Argument(metavar="DIR", help="The folder to make it in; it must hold no checkpoint yet.")
     ],
 ) -> None:
     """Write a small checkpoint of four ranks, to try the other verbs on."""

@@ -36,6 +36,10 @@ class _Console(Console):
         ]
         super().print(*lines, **options)
 
+    def on_broken_pipe(self) -> None:
+        """Not rich's exit code: `told` says what becomes of it, as for all that is printed."""
+        raise BrokenPipeError
+
 
 def console() -> Console:
     """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
@@ -79,4 +83,4 @@ def print_json(document: Mapping[str, Any] | list[Any]) -> None:
     """Prints JSON, and nothing else."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     # JSON escapes what stands before the space, and leaves the other commands to a terminal as they are.
-    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.boxes import pieces
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.parts import OutFile, Part, Payload, Tensor, num_bytes
@@ -77,7 +78,16 @@ def _cut(tensor: Tensor, limit: int) -> list[Payload]:
 def _safetensors(
     payloads: Sequence[Payload], metadata: Mapping[str, str], alignment: int
 ) -> tuple[list[Part], list[tuple[Payload, int]]]:
-    """Parts of a safetensors file, and where each payload begins in its data."""
+    """Parts of a safetensors file, and where each payload begins in its data.
+
+    Raises:
+        CheckpointIncompatibleError: A tensor has the name that the format keeps for itself.
+    """
+    if any(payload.tensor.name == "__metadata__" for payload in payloads):
+        raise CheckpointIncompatibleError(
+            "a tensor is called `__metadata__`, under which safetensors keeps a file's own notes. Rename it: "
+            "`--rename __metadata__=NAME`."
+        )
     ordered = sorted(payloads, key=lambda it: (-ITEM_BYTES[it.tensor.dtype], it.tensor.name, it.start or ()))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     places = []

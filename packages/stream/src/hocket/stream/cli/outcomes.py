@@ -44,13 +44,22 @@ def told() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # The reader has had enough (`| head`): not our failure, and the flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has had enough (`| head`): not our failure.
+        _settle_output()
         raise typer.Exit from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except (HocketError, ValueError, OSError) as error:
         message = " ".join(str(error).split())
         print(f"hocket-stream: {visible(message)}", file=sys.stderr)
+        _settle_output()
         codes = (code for kinds, code in _CODES if isinstance(error, kinds))
         raise typer.Exit(next(codes, _STORE_FAILED)) from None
+
+
+def _settle_output() -> None:
+    """What stdout did not take is not to fail once more at exit, with a code and a text of Python's."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

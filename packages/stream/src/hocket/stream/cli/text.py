@@ -11,9 +11,15 @@ from rich.text import Text
 __all__ = ["console", "count", "print_json", "print_table", "size", "visible"]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not rich's exit code: `told` says what becomes of it, as for all that is printed."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def visible(text: str) -> str:
@@ -59,3 +65,4 @@ def print_json(document: Mapping[str, Any] | list[Any]) -> None:
     """Prints JSON, and nothing else."""
     json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
+    sys.stdout.flush()

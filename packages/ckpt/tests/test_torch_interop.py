@@ -341,14 +341,19 @@ def test_casting_choosing_and_renaming(saved, tmp_path):
         convert(str(saved), str(tmp_path / "x"), to="safetensors", max_shard_bytes=100)
 
 
-def test_a_failed_conversion_leaves_nothing(saved, tmp_path, monkeypatch):
+def test_a_failed_conversion_leaves_finished_files_alone_and_goes_on(saved, tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("hocket.ckpt.formats.foreign.Foreign.read", fail)
-    with pytest.raises(OSError, match="gone"):
-        convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    with monkeypatch.context() as patched:
+        patched.setattr("hocket.ckpt.formats.foreign.Foreign.read", fail)
+        with pytest.raises(OSError, match="gone"):
+            convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50)
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert left
+    assert all(name.endswith(".distcp") and not name.startswith(".") for name in left), left
+    assert convert(str(saved), str(tmp_path / "x"), to="dcp", max_shard_bytes=50).files_found == len(left)
+    assert diff(str(saved), str(tmp_path / "x")).is_empty
 
 
 def test_diff_finds_what_differs(saved, tmp_path, capsys):

@@ -5,6 +5,7 @@ import operator
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,21 @@ def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
     assert store.num_plans == 1
     assert store._staging.num_allocations == 1
     store.close()
+
+
+def test_threads_that_share_a_store_each_commit_their_own_bytes(tmp_path):
+    store = CheckpointStore(str(tmp_path), timeout_s=60)
+
+    def save(number):
+        for step in range(number, 24, 6):
+            store.save({"w": torch.full((1 << 18,), float(step))}, step=step, mode="async").wait(60)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(save, range(6)))
+    store.close()
+    found = {entry.step: hocket.ckpt.open(entry.uri)["w"] for entry in store.list()}
+    assert sorted(found) == list(range(24))
+    assert all((weight == step).all() for step, weight in found.items())
 
 
 def test_staged_tensors_lie_as_in_their_file(tmp_path):

@@ -49,7 +49,8 @@ class CheckpointStore:
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
     torch.distributed is initialised by then, a small key-value store of its own is opened with it. A save
-    uses no process group, and so runs beside the job's collectives.
+    uses no process group, and so runs beside the job's collectives. Threads may share a store: their saves
+    take turns.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
@@ -156,35 +157,36 @@ class CheckpointStore:
             ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
         self._leave_parent()
-        self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
-        name = name or f"step-{step}"
-        job = SaveJob(
-            key=f"save-{self._num_saves}",
-            uri=self._uri_of(name),
-            step=step,
-            rendezvous=self._rendezvous,
-            timeout_s=self.timeout_s,
-            policy=per_rank_policy,
-            overwrite=overwrite,
-            level=self._level,
-            background=mode == "async",
-            unfenced=self._unfenced,
-        )
-        try:
-            self._turns.wait(mode, self.timeout_s)
-            _check_name(name)
-            _check_arguments(step, mode, per_rank_policy)
-            job.save_id = new_save_id(self._rendezvous, self._num_saves, job.uri)
-            job.per_rank = checked_per_rank(per_rank)
-            job.user = canonical(user, "user")
-            self._hold_still(job, state, peers)
-        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
-            job.error = error
-        if mode == "async":
-            hold_sigterm(self)
-        handle = self._turns.begin(job, name, self._finish, mode=mode)
-        self._turns.raise_unheard(but=handle)  # this one's belongs to who waits for its handle
-        return handle
+        with self._turns.one_at_a_time:
+            self._num_saves += 1  # before anything can fail: ranks count alike, whatever one was given
+            name = name or f"step-{step}"
+            job = SaveJob(
+                key=f"save-{self._num_saves}",
+                uri=self._uri_of(name),
+                step=step,
+                rendezvous=self._rendezvous,
+                timeout_s=self.timeout_s,
+                policy=per_rank_policy,
+                overwrite=overwrite,
+                level=self._level,
+                background=mode == "async",
+                unfenced=self._unfenced,
+            )
+            try:
+                self._turns.wait(mode, self.timeout_s)
+                _check_name(name)
+                _check_arguments(step, mode, per_rank_policy)
+                job.save_id = new_save_id(self._rendezvous, self._num_saves, job.uri)
+                job.per_rank = checked_per_rank(per_rank)
+                job.user = canonical(user, "user")
+                self._hold_still(job, state, peers)
+            except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+                job.error = error
+            if mode == "async":
+                hold_sigterm(self)
+            handle = self._turns.begin(job, name, self._finish, mode=mode)
+            self._turns.raise_unheard(but=handle)  # this one's belongs to who waits for its handle
+            return handle
 
     def _leave_parent(self) -> None:
         """In a forked child: what the parent has under way is the parent's, and its thread is not here."""

@@ -95,6 +95,8 @@ def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
         ({"a.b": 1, "a": {"b": Tensor()}}, r"name `a\.b`"),
         ({"x": {"module.w": Tensor(), "w": Tensor()}}, r"name `x\.w`"),
         ({"a": (Tensor(), 1)}, r"`a` is a tuple with a tensor"),
+        ({"a": {"\ud800": Tensor()}}, r"the name 'a\.\\ud800' is no Unicode"),
+        ({"\ud800": 1}, r"the name '\\ud800' is no Unicode"),
         ({"a": {(1, 2): Tensor()}}, r"`a` holds tensors under the key \(1, 2\)"),
     ],
 )

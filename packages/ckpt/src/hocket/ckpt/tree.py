@@ -62,13 +62,14 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         is_tensor: What counts as a tensor.
 
     Raises:
-        CheckpointStateError: Something is neither, or two paths have one name.
+        CheckpointStateError: Something is neither, a name is no Unicode, or two paths have one name.
     """
     flat = Flat({}, {}, set())
     keyed: set[Path] = set()
     for path, value in _leaves(state, (), is_tensor, keyed):
         cleaned = _cleaned(path)
         leaf = Leaf(join(cleaned), cleaned, value)
+        _refuse_unencodable(leaf.name)
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
                 raise CheckpointStateError(
@@ -79,6 +80,15 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
     flat.integer_keyed.update(map(_cleaned, keyed))
     return flat
+
+
+def _refuse_unencodable(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointStateError(
+            f"the name {name!a} is no Unicode: it has a lone surrogate. Use another key for it."
+        ) from error
 
 
 def _cleaned(path: Path) -> Path:

@@ -5,11 +5,14 @@ import operator
 import os
 import re
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 
 import hocket.ckpt
 from hocket.ckpt.errors import (
@@ -435,6 +438,40 @@ def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):
     with pytest.raises(CheckpointStateError, match=f"`model.w` .*{re.escape(message)}"):
         CheckpointStore(str(tmp_path)).save({"model": {"w": tensor}}, step=0)
     assert not list(tmp_path.iterdir())
+
+
+def freed():
+    tensor = torch.ones(4000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(4000)
+
+
+def nested():
+    with warnings.catch_warnings(action="ignore"):  # that it is a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(4000)}}, step=0)
+    for make, message in (
+        (freed, "`model.w` reaches over 16000 bytes of a storage that has 0"),
+        (fake, "`model.w` is a fake tensor on `cpu`"),
+        (nested, "`model.w` is a nested tensor"),
+        (UninitializedParameter, "`model.w` is not initialised"),
+    ):
+        with pytest.raises(CheckpointStateError, match=message):
+            store.save({"model": {"w": make()}}, step=1)
+        with pytest.raises(CheckpointStateError, match=message):
+            store.load("step-0", {"model": {"w": make()}})
+    with pytest.raises(CheckpointStateError, match=r"`model\.w` is expanded"):
+        store.load("step-0", {"model": {"w": torch.zeros(1).expand(4000)}})
+    assert [entry.step for entry in store.list()] == [0]
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a\\b"])

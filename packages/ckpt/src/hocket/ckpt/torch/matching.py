@@ -11,7 +11,7 @@ import torch
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.torch.filling import Fill
-from hocket.ckpt.torch.layout import DTYPES, is_tensor, torch_dtype
+from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
 from hocket.ckpt.tree import Path, clean_key, join, unflatten
 
 __all__ = ["Selection", "select"]
@@ -57,6 +57,7 @@ def select(
 
     Raises:
         CheckpointIncompatibleError: Keys, shapes or dtypes differ; all of them are listed.
+        CheckpointStateError: A tensor of the tree has no shape: it is nested, or not yet initialised.
     """
     matcher = _Matcher(manifest, cast=cast, include=include)
     state = matcher.take(into, matcher.root, ())
@@ -134,6 +135,7 @@ class _Matcher:
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
             return
+        refuse_shapeless(name, tensor)
         record = self.manifest.tensors[stored]
         problems = []
         if tuple(tensor.shape) != record.shape:

@@ -305,6 +305,23 @@ def test_globs_select_part_of_the_tree(tmp_path):
     assert loaded.state["loop"] == {"epoch": 3, "lr": 0.0}
 
 
+def test_globs_that_choose_nothing_or_have_no_place_are_refused(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(3)}, "groups": [{"lr": 1.0}, {"lr": 2.0}]}, step=0)
+    into = {"model": {"w": torch.zeros(3)}, "groups": [{"lr": 0.0}]}
+    with pytest.raises(ValueError, match=r"`include` is 'model'; expected a list of globs"):
+        store.load("step-0", into, include="model")
+    nothing = r"`modle\.\*`, which matches none of its 3 names \(near: `model`"
+    with pytest.raises(CheckpointIncompatibleError, match=nothing):
+        store.load("step-0", into, include=["groups", "modle.*"], strict=False)
+    with pytest.raises(CheckpointIncompatibleError, match=r"`groups`: its items \[1\] are chosen, .* has 1"):
+        store.load("step-0", into, include=["groups.1"])
+    assert into["model"]["w"].eq(0).all()
+    into["groups"].append({"lr": 0.0})
+    assert store.load("step-0", into, include=["groups.1"]).state["groups"] == [{"lr": 0.0}, {"lr": 2.0}]
+    assert len(store.load("step-0", {**into, "groups": []}, include=["groups"]).state["groups"]) == 2
+
+
 def test_names_of_a_wrapped_model_are_those_of_the_model(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"module._orig_mod.fc.weight": torch.ones(3)}}, step=0)

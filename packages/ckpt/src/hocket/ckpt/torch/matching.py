@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.torch.filling import Fill
 from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
@@ -56,11 +57,15 @@ def select(
         is_part: The tree is one of several: what only the checkpoint has is left for the others.
 
     Raises:
-        CheckpointIncompatibleError: Keys, shapes or dtypes differ; all of them are listed.
+        CheckpointIncompatibleError: Keys, shapes or dtypes differ, and all of them are listed; or a glob
+            matches nothing.
+        ValueError: `include` is a string.
         CheckpointStateError: A tensor of the tree has no shape: it is nested, or not yet initialised.
     """
+    check_globs("include", include)
     matcher = _Matcher(manifest, cast=cast, include=include)
     state = matcher.take(into, matcher.root, ())
+    matcher.refuse_idle_globs(source)
     left = list(matcher.unexpected)
     if is_part:
         matcher.unexpected.clear()
@@ -82,6 +87,8 @@ class _Matcher:
         self.manifest = manifest
         self.cast = cast
         self.include = include
+        self.idle_globs = dict.fromkeys(include or ())
+        """Those that have matched nothing so far."""
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[str] = []
@@ -96,9 +103,12 @@ class _Matcher:
 
     def _wanted(self, name: str) -> bool:
         """Whether a name or one of the nodes above it is asked for."""
-        return self.include is None or any(
-            fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in self.include
-        )
+        if self.include is None:
+            return True
+        globs = [glob for glob in self.include if fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")]
+        for glob in globs:
+            self.idle_globs.pop(glob, None)
+        return bool(globs)
 
     def take(self, into: Any, stored: object, path: Path) -> Any:
         """The node of the tree as it will be, `stored` being the checkpoint's node at its place."""
@@ -183,7 +193,8 @@ class _Matcher:
         if tensors:
             self.unexpected.extend(tensors)
             return into
-        return self._replaced(into, stored, path) if self.include is None else _merged(into, stored)
+        is_all = self.include is None
+        return self._replaced(into, stored, path) if is_all else self._merged(into, stored, path)
 
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
         """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
@@ -199,9 +210,35 @@ class _Matcher:
                 taken[cleaned] = child
         return taken
 
+    def _merged(self, into: Any, chosen: Any, path: Path) -> Any:
+        """A value of which only some leaves were chosen: the others stay as they are."""
+        there = _children(chosen)
+        if there is None:
+            return chosen
+        if isinstance(into, Mapping):
+            merged = {key: self._merged(into.get(key), child, (*path, key)) for key, child in there.items()}
+            return {**into, **merged}
+        if isinstance(into, list) and set(there) <= set(range(len(into))):
+            return [
+                self._merged(child, there.get(position, child), (*path, position))
+                for position, child in enumerate(into)
+            ]
+        is_whole = isinstance(chosen, list) or join(path) in self.manifest.values
+        if isinstance(into, list) and not is_whole and all(type(key) is int for key in there):
+            self.different.append(
+                f"`{join(path)}`: its items {list(there)} are chosen, and the list here has {len(into)}"
+            )
+        return chosen
+
     def _unexpected(self, stored: object, path: Path) -> None:
         names = list(_stored_names(stored))
         self.unexpected.extend(names or [join(path)])
+
+    def refuse_idle_globs(self, source: str) -> None:
+        """Raises for a glob that matches no name, be it of the checkpoint or one that it lacks."""
+        for glob in self.idle_globs:
+            told = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
+            raise CheckpointIncompatibleError(f"`{source}`: {told}. Nothing was loaded.")
 
     def refuse(self, source: str, *, strict: bool) -> None:
         """Raises for all that does not fit, at once."""
@@ -254,16 +291,6 @@ def _children(stored: object) -> dict[Any, object] | None:
     if isinstance(stored, Mapping):
         return dict(stored)
     return dict(enumerate(stored)) if isinstance(stored, list) else None
-
-
-def _merged(into: Any, chosen: Any) -> Any:
-    """A value of which only some leaves were chosen: the others stay as they are."""
-    there = _children(chosen)
-    if isinstance(into, Mapping) and there is not None:
-        return {**into, **{key: _merged(into.get(key), child) for key, child in there.items()}}
-    if isinstance(into, list) and there is not None and set(there) <= set(range(len(into))):
-        return [_merged(child, there.get(position, child)) for position, child in enumerate(into)]
-    return chosen
 
 
 def _stored_names(node: object) -> list[str]:

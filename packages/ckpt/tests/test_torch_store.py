@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import UninitializedParameter
 
 import hocket.ckpt
+from hocket.ckpt.converting import convert
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -327,6 +328,50 @@ def test_names_of_a_wrapped_model_are_those_of_the_model(tmp_path):
     store.save({"model": {"module._orig_mod.fc.weight": torch.ones(3)}}, step=0)
     into = {"model": {"_orig_mod.fc.weight": torch.zeros(3)}}
     assert store.load("step-0", into).state["model"]["_orig_mod.fc.weight"].eq(1).all()
+
+
+def test_checkpoints_of_others_that_have_wrapped_names_are_loaded(tmp_path):
+    # `w` stands there twice: a name as it is counts more than one without its wrapper.
+    saved = {"module.v": torch.full((3,), 1.0), "module.w": torch.full((3,), 2.0), "w": torch.full((3,), 3.0)}
+    torch.save(saved, tmp_path / "ddp.pt")
+    convert(str(tmp_path / "ddp.pt"), str(tmp_path / "x"), to="hocket")
+    store = CheckpointStore(str(tmp_path))
+    found = store.load("x", {key: torch.zeros(3) for key in saved}).state
+    assert all(same_bytes(found[key], saved[key]) for key in saved)
+    into = {key: torch.zeros(3) for key in ("w", "_orig_mod.v", "_orig_mod.w")}
+    found = store.load("x", into, include=["module.v", "*w"]).state
+    assert {key: tensor[0].item() for key, tensor in found.items()} == {
+        "w": 3, "_orig_mod.v": 1, "_orig_mod.w": 2
+    }  # fmt: skip
+
+
+def test_keys_of_plain_values_stay_as_they_are(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    config = {"module.lr": 1, "a._orig_mod.b": 2}
+    store.save({"w": torch.ones(3), "config": config}, step=0)
+    for into in ({}, dict.fromkeys(config), {"lr": None, "a.b": None}):
+        found = store.load("step-0", {"w": torch.zeros(3), "config": into}).state["config"]
+        assert list(found) == list(into or config)
+        assert list(found.values()) == [1, 2]
+
+
+@pytest.mark.parametrize("include", [None, ["optim"]])
+def test_an_optimizers_groups_name_parameters_as_its_state_does(tmp_path, include):
+    def optim(prefix, number):
+        group = {"lr": number, "params": [f"{prefix}w", f"{prefix}b"]}
+        state = {f"{prefix}w": {"m": torch.full((3,), number)}, f"{prefix}b": {"m": None}}
+        return {"optim": {"state": state, "param_groups": [group]}}
+
+    store = CheckpointStore(str(tmp_path))
+    for step, prefix in enumerate(("", "_orig_mod.", "module.")):
+        store.save(optim(prefix, 1.0), step=step)
+        for other in ("", "_orig_mod.", "module."):
+            found = store.load(f"step-{step}", optim(other, 0.0), include=include).state
+            weight = found["optim"]["state"][f"{other}w"].pop("m")
+            assert weight.eq(1).all()
+            expected = optim(other, 1.0)
+            del expected["optim"]["state"][f"{other}w"]["m"]
+            assert found == expected
 
 
 def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):

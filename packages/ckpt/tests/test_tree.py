@@ -43,12 +43,17 @@ def test_names_are_paths_joined_and_without_wrappers():
         {
             "model": {"module._orig_mod.blocks.0._checkpoint_wrapped_module.fc.weight": weight},
             "lrs": [1.0, {"a": 2}],
+            "config": {"module.lr": 3},
         },
         is_tensor=is_tensor,
     )
     assert flat.tensors["model.blocks.0.fc.weight"].value is weight
     assert flat.tensors["model.blocks.0.fc.weight"].path == ("model", "blocks.0.fc.weight")
-    assert {name: leaf.value for name, leaf in flat.values.items()} == {"lrs.0": 1.0, "lrs.1.a": 2}
+    assert {name: leaf.value for name, leaf in flat.values.items()} == {
+        "lrs.0": 1.0,
+        "lrs.1.a": 2,
+        "config.module.lr": 3,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What the tree at hand takes from a checkpoint, found by name in the manifest."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,6 +18,7 @@ from hocket.ckpt.tree import Path, clean_key, join, unflatten
 __all__ = ["Selection", "select"]
 
 _LISTED = 20
+_GROUPS = ("param_groups",)
 
 
 @dataclass(slots=True)
@@ -129,16 +130,17 @@ class _Matcher:
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
             there = {}
+        found = _paired([key for key, _ in pairs], there)
         taken = {}
         for key, child in pairs:
-            cleaned = clean_key(key) if isinstance(key, str) else key
-            taken[key] = self.take(child, there.pop(cleaned, _ABSENT), (*path, cleaned))
+            other = found.get(key, _cleaned(key))
+            taken[key] = self.take(child, there.pop(other) if key in found else _ABSENT, (*path, other))
         for key, rest in there.items():
             self._unexpected(rest, (*path, key))
         return taken if isinstance(into, Mapping) else list(taken.values())
 
     def _take_tensor(self, tensor: torch.Tensor, stored: object, path: Path) -> None:
-        name = join(path)
+        name = stored if isinstance(stored, _Stored) else join(path)
         if not isinstance(stored, _Stored):
             if self._wanted(name):
                 self.missing.append(name)
@@ -167,10 +169,11 @@ class _Matcher:
     ) -> dict[str, Any]:
         there = _children(stored) or {}
         state: dict[str, Any] = {}
+        found = _paired(parameters, there)
         for key, parameter in parameters.items():
-            slots = there.pop(clean_key(key), None)
-            if slots is None:
+            if key not in found:
                 continue
+            slots = there.pop(found[key])
             state[key] = {}
             for slot, child in (_children(slots) or {}).items():
                 if isinstance(child, _Stored):
@@ -199,24 +202,31 @@ class _Matcher:
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
         """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
         if not (_is_node(into) and _is_node(stored)):
-            return stored
-        taken = dict(stored)
+            return _with_own_names(into, stored) if path[-1:] == _GROUPS else stored
+        found = _paired(into, stored)
+        own = {other: key for key, other in found.items()}
+        taken = {own.get(key, key): child for key, child in stored.items()}
         for key, child in into.items():
-            cleaned = clean_key(key)
-            if cleaned in stored:
-                taken[cleaned] = self._replaced(child, stored[cleaned], (*path, cleaned))
+            if key in found:
+                taken[key] = self._replaced(child, stored[found[key]], (*path, found[key]))
             else:
-                self.missing.append(join((*path, cleaned)))
-                taken[cleaned] = child
+                self.missing.append(join((*path, key)))
+                taken[key] = child
         return taken
 
     def _merged(self, into: Any, chosen: Any, path: Path) -> Any:
         """A value of which only some leaves were chosen: the others stay as they are."""
+        if path[-1:] == _GROUPS:
+            chosen = _with_own_names(into, chosen)
         there = _children(chosen)
         if there is None:
             return chosen
         if isinstance(into, Mapping):
-            merged = {key: self._merged(into.get(key), child, (*path, key)) for key, child in there.items()}
+            own = {other: key for key, other in _paired(into, there).items()}
+            merged = {
+                own.get(key, key): self._merged(into.get(own.get(key, key)), child, (*path, key))
+                for key, child in there.items()
+            }
             return {**into, **merged}
         if isinstance(into, list) and set(there) <= set(range(len(into))):
             return [
@@ -280,6 +290,38 @@ def _has_tensors(node: object) -> bool:
     if isinstance(node, Mapping):
         return any(map(_has_tensors, node.values()))
     return isinstance(node, list) and any(map(_has_tensors, node))
+
+
+def _paired(keys: Collection[Any], there: Mapping[Any, object]) -> dict[Any, Any]:
+    """The checkpoint's keys for those of the tree: the same, or else the same but for wrappers' names."""
+    found = {key: key for key in keys if key in there}
+    others = {_cleaned(key): key for key in reversed(there) if key not in found}
+    for key in keys:
+        if key not in found and _cleaned(key) in others:
+            found[key] = others.pop(_cleaned(key))
+    return found
+
+
+def _cleaned(key: Any) -> Any:
+    return clean_key(key) if isinstance(key, str) else key
+
+
+def _with_own_names(into: Any, groups: Any) -> Any:
+    """An optimizer's groups of the checkpoint, their parameters named as the tree names them."""
+    if not (isinstance(into, list) and isinstance(groups, list)):
+        return groups
+    names = {_cleaned(name): name for group in into for name in _params(group)}
+    return [
+        {**group, "params": [names.get(_cleaned(name), name) for name in params]}
+        if (params := _params(group))
+        else group
+        for group in groups
+    ]
+
+
+def _params(group: object) -> list[Any]:
+    params = group.get("params") if isinstance(group, Mapping) else None
+    return params if isinstance(params, list) and all(isinstance(name, str) for name in params) else []
 
 
 def _is_node(node: object) -> bool:

@@ -123,6 +123,24 @@ def test_threads_that_share_a_store_each_commit_their_own_bytes(tmp_path):
     assert all((weight == step).all() for step, weight in found.items())
 
 
+def test_a_relative_prefix_is_meant_from_where_the_store_was_made(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    store, gate = CheckpointStore("runs", timeout_s=60), threading.Event()
+    store._turns._worker.submit(lambda: gate.wait(60))
+    store.save({"w": torch.ones(3)}, step=1, mode="async")
+    save({"w": torch.ones(3)}, "one", step=1)
+    monkeypatch.chdir(elsewhere)
+    gate.set()
+    store.close()
+    save({"w": torch.zeros(3)}, "one", step=2)
+    assert load("one", {"w": torch.ones(3)}).step == 2
+    assert [entry.uri for entry in store.list()] == [f"{tmp_path}/runs/step-1"]
+    assert {entry.name for entry in CheckpointStore("..").list() if entry.step == 1} == {"one"}
+    assert CheckpointStore("s3://bucket/runs/").uri == "s3://bucket/runs"
+
+
 def test_staged_tensors_lie_as_in_their_file(tmp_path):
     state = {
         "b": torch.arange(1001),

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hocket.ckpt.datafiles import compression_level
@@ -25,7 +26,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["CheckpointStore", "Entry"]
+__all__ = ["CheckpointStore", "Entry", "absolute"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class CheckpointStore:
             believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
 
     Attributes:
-        uri: As given, as text without a slash at its end.
+        uri: As given, as text without a slash at its end; a local path from the root on.
 
     Example:
         >>> store = CheckpointStore(folder)
@@ -88,7 +89,7 @@ class CheckpointStore:
         unfenced: bool = False,
         rendezvous: Rendezvous | None = None,
     ):
-        self.uri = os.fspath(uri).rstrip("/") or "/"
+        self.uri = absolute(os.fspath(uri).rstrip("/") or "/")
         self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._level = compression_level(compression)
         self._unfenced = unfenced
@@ -327,6 +328,11 @@ class CheckpointStore:
 
     def _uri_of(self, name: str) -> str:
         return f"{self.uri.rstrip('/')}/{name}"
+
+
+def absolute(uri: str) -> str:
+    """A local path from the root on, so that it stays when the process changes its folder; a URI as it is."""
+    return uri if "://" in uri else str(Path(uri).absolute())
 
 
 def _check_name(name: str) -> None:

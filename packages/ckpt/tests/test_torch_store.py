@@ -554,7 +554,7 @@ def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
     assert [entry.step for entry in store.list()] == [0]
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "a\\b"])
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "a\nb", "\ud800"])
 def test_a_name_is_one_path_component(tmp_path, name):
     with pytest.raises(ValueError, match="one path component"):
         CheckpointStore(str(tmp_path)).save({}, step=0, name=name)

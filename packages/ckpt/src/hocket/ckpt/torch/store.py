@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,8 +337,11 @@ def absolute(uri: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not name or name in (".", "..") or "/" in name or "\\" in name:
-        raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
+    is_text = not any(unicodedata.category(char) in ("Cc", "Cs") for char in name)
+    if not name or name in (".", "..") or "/" in name or "\\" in name or not is_text:
+        raise ValueError(
+            f"a checkpoint's name is {name!a}; expected one path component, without control characters"
+        )
 
 
 def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:

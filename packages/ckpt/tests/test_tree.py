@@ -102,6 +102,9 @@ def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
         ({"a": (Tensor(), 1)}, r"`a` is a tuple with a tensor"),
         ({"a": {"\ud800": Tensor()}}, r"the name 'a\.\\ud800' is no Unicode"),
         ({"\ud800": 1}, r"the name '\\ud800' is no Unicode"),
+        ({"": Tensor()}, "a tensor has the name ``; expected a tree that names it"),
+        ({"__metadata__": Tensor()}, "a tensor has the name `__metadata__`; expected"),
+        (Tensor(), "the state is a single tensor; expected a tree that names it"),
         ({"a": {(1, 2): Tensor()}}, r"`a` holds tensors under the key \(1, 2\)"),
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -70,8 +71,8 @@ class Conversion:
 
 
 def convert(
-    source: str,
-    destination: str,
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
     *,
     to: Format,
     dtype: str | None = None,
@@ -119,6 +120,7 @@ def convert(
         CheckpointError: What opening and reading the source raise.
     """
     _check_arguments(to, dtype, memory_bytes, max_shard_bytes, compression)
+    source, destination = os.fspath(source), os.fspath(destination)
     check_globs("include", include)
     check_globs("exclude", exclude)
     opened = open_checkpoint(source, follow=False)

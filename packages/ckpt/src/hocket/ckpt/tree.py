@@ -63,7 +63,8 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         is_tensor: What counts as a tensor.
 
     Raises:
-        CheckpointStateError: Something is neither, a name is no Unicode, or two paths have one name.
+        CheckpointStateError: Something is neither, a name is no Unicode, a tensor has no name or
+            `__metadata__`, which data files use themselves, or two paths have one name.
     """
     flat = Flat({}, {}, set())
     keyed: set[Path] = set()
@@ -73,6 +74,11 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
         cleaned = _cleaned(path, nodes)
         leaf = Leaf(join(cleaned), cleaned, value)
         _refuse_unencodable(leaf.name)
+        if is_tensor(value) and leaf.name in ("", "__metadata__"):
+            what = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
+            raise CheckpointStateError(
+                f'{what}; expected a tree that names it, such as {{"weight": tensor}}.'
+            )
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
                 raise CheckpointStateError(

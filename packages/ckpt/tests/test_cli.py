@@ -16,6 +16,7 @@ import hocket.ckpt
 from hocket.ckpt.cli import progress, statistics
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.tree import rows_of
+from hocket.ckpt.converting import convert
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.manifest import Manifest, TensorRecord, ValueRecord
 from hocket.native import _native
@@ -160,6 +161,12 @@ def test_convert_and_diff_as_json(demo, tmp_path, capsys):
     assert (same["a"], same["b"], same["equal"]) == (str(demo), str(demo), True)
     assert same["equal_tensors"] == len(manifest.tensors)
     assert not any(same[part] for part in ("only_a", "only_b", "tensors", "values"))
+    code, _, error = call(capsys, "convert", demo, tmp_path / "x", "--to", "dcp", "--include", "model.haed.*")
+    assert (code, (tmp_path / "x").exists()) == (3, False)
+    assert "`model.haed.*`, which matches none of its" in error
+    assert "near: `model.head`" in error
+    with pytest.raises(ValueError, match="`exclude` is 'model'; expected a list of globs"):
+        convert(str(demo), str(tmp_path / "x"), to="dcp", exclude="model")
     narrowed = tmp_path / "bf16"
     options = ("--to", "safetensors", "--dtype", "BF16", "--exclude", "model.head.weight")
     assert call(capsys, "convert", demo, narrowed, *options)[0] == 0

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import hocket.ckpt
-from hocket.ckpt import collect_garbage
+from hocket.ckpt import collect_garbage, list_checkpoints, verify
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
@@ -95,6 +95,20 @@ def test_what_an_earlier_run_finished_is_compared_and_not_written_again(source, 
     # Once more: all of it is found.
     assert convert(uri, str(again), **options).files_found >= num_files - 1
     assert {path: path.stat().st_mtime_ns for path in kept} == written_at
+
+
+def test_paths_are_taken_as_they_come(source, tmp_path):
+    uri, arrays = source
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert convert(Path(uri), one, to="hocket").destination == str(one)
+    reshard(one, two, ranks=2)
+    assert diff(one, two).values == {}
+    assert hocket.ckpt.open(two).uri == verify(two).uri == str(two)
+    check(two, arrays)
+    assert {listing.name for listing in list_checkpoints(tmp_path) if listing.step is not None} == {
+        "one",
+        "two",
+    }
 
 
 @pytest.mark.parametrize("to", TARGETS)

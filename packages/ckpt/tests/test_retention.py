@@ -70,6 +70,22 @@ def test_a_checkpoint_that_stands_under_two_names_stays_under_both(tmp_path):
     store.close()
 
 
+def test_one_that_cannot_be_read_or_deleted_keeps_no_other_from_going(tmp_path, caplog):
+    store = CheckpointStore(str(tmp_path))
+    for step in range(4):
+        store.save(state(step), step=step, user={"loss": float(step)})
+    (tmp_path / "step-0").rename(tmp_path / "a\nb")  # a name that is not deleted by
+    spoiled = tmp_path / "step-1" / "checkpoint.json.zst"
+    spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"x")
+    assert steps(str(tmp_path)) == [0, 1, 2, 3]
+    retainer = Retainer(str(tmp_path), [KeepBest(metric="loss", mode="max")])
+    assert retainer.after("step-3") == ["step-2"]
+    assert steps(str(tmp_path)) == [0, 1, 3]
+    assert "could not delete the old checkpoint" in caplog.text
+    assert f"kept `{tmp_path}/step-1`, which cannot be read" in caplog.text
+    store.close()
+
+
 def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     store.save(state(30), step=30)

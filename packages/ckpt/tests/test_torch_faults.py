@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from hocket.ckpt.errors import CheckpointTimeoutError
 from hocket.ckpt.torch import CheckpointStore, functions, rendezvous, save
 from hocket.ckpt.torch.failures import agree
+from hocket.ckpt.torch.snapshot import Snapshot
 from support.ranks import run_ranks
 
 
@@ -63,6 +66,11 @@ def meets_a_silent_coordinator():
         dist.barrier()
 
 
+def breaks(snapshot):
+    """Stands for whatever goes wrong while a rank says what it has written."""
+    raise KeyError("its report")
+
+
 def faulty_job(folder):
     rank = dist.get_rank()
     store = CheckpointStore(folder, timeout_s=20)
@@ -89,6 +97,8 @@ def faulty_job(folder):
     save("shapes", {"w": weight[: 1000 + rank]})
     save("keys", {"w": weight, f"bias{rank}": weight[:10]})
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
+    with mock.patch.object(Snapshot, "values_digest", property(breaks)) if rank == 1 else nullcontext():
+        save("report")
     # What one rank was given wrongly, the others hear of, and the saves after it are not out of step.
     found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))
     found["mode"] = outcome(
@@ -137,6 +147,9 @@ def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
         assert found["name"][0] == "CheckpointStateError"
         assert f"rank 1: `{tmp_path}/of-1` of step 1" in found["name"][1]
         assert (found["shutdown"], found["endless"]) == (None, None)
+    assert first["report"][0] == "CheckpointError"
+    assert "failed on rank 1: KeyError: 'its report'" in first["report"][1]
+    assert second["report"] == ("KeyError", "'its report'")
     assert second["own"] == ("KeyError", "'own'")
     assert second["silent"][0] == "CheckpointTimeoutError"
     assert "did not answer within 1 s" in second["silent"][1]

@@ -5,12 +5,17 @@ import operator
 import os
 import re
 import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 
 import hocket.ckpt
+from hocket.ckpt.converting import convert
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -101,6 +106,39 @@ def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
     assert store.num_plans == 1
     assert store._staging.num_allocations == 1
     store.close()
+
+
+def test_threads_that_share_a_store_each_commit_their_own_bytes(tmp_path):
+    store = CheckpointStore(str(tmp_path), timeout_s=60)
+
+    def save(number):
+        for step in range(number, 24, 6):
+            store.save({"w": torch.full((1 << 18,), float(step))}, step=step, mode="async").wait(60)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(save, range(6)))
+    store.close()
+    found = {entry.step: hocket.ckpt.open(entry.uri)["w"] for entry in store.list()}
+    assert sorted(found) == list(range(24))
+    assert all((weight == step).all() for step, weight in found.items())
+
+
+def test_a_relative_prefix_is_meant_from_where_the_store_was_made(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    store, gate = CheckpointStore("runs", timeout_s=60), threading.Event()
+    store._turns._worker.submit(lambda: gate.wait(60))
+    store.save({"w": torch.ones(3)}, step=1, mode="async")
+    save({"w": torch.ones(3)}, "one", step=1)
+    monkeypatch.chdir(elsewhere)
+    gate.set()
+    store.close()
+    save({"w": torch.zeros(3)}, "one", step=2)
+    assert load("one", {"w": torch.ones(3)}).step == 2
+    assert [entry.uri for entry in store.list()] == [f"{tmp_path}/runs/step-1"]
+    assert {entry.name for entry in CheckpointStore("..").list() if entry.step == 1} == {"one"}
+    assert CheckpointStore("s3://bucket/runs/").uri == "s3://bucket/runs"
 
 
 def test_staged_tensors_lie_as_in_their_file(tmp_path):
@@ -286,11 +324,72 @@ def test_globs_select_part_of_the_tree(tmp_path):
     assert loaded.state["loop"] == {"epoch": 3, "lr": 0.0}
 
 
+def test_globs_that_choose_nothing_or_have_no_place_are_refused(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(3)}, "groups": [{"lr": 1.0}, {"lr": 2.0}]}, step=0)
+    into = {"model": {"w": torch.zeros(3)}, "groups": [{"lr": 0.0}]}
+    with pytest.raises(ValueError, match=r"`include` is 'model'; expected a list of globs"):
+        store.load("step-0", into, include="model")
+    nothing = r"`modle\.\*`, which matches none of its 3 names \(near: `model`"
+    with pytest.raises(CheckpointIncompatibleError, match=nothing):
+        store.load("step-0", into, include=["groups", "modle.*"], strict=False)
+    with pytest.raises(CheckpointIncompatibleError, match=r"`groups`: its items \[1\] are chosen, .* has 1"):
+        store.load("step-0", into, include=["groups.1"])
+    assert into["model"]["w"].eq(0).all()
+    into["groups"].append({"lr": 0.0})
+    assert store.load("step-0", into, include=["groups.1"]).state["groups"] == [{"lr": 0.0}, {"lr": 2.0}]
+    assert len(store.load("step-0", {**into, "groups": []}, include=["groups"]).state["groups"]) == 2
+
+
 def test_names_of_a_wrapped_model_are_those_of_the_model(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"module._orig_mod.fc.weight": torch.ones(3)}}, step=0)
     into = {"model": {"_orig_mod.fc.weight": torch.zeros(3)}}
     assert store.load("step-0", into).state["model"]["_orig_mod.fc.weight"].eq(1).all()
+
+
+def test_checkpoints_of_others_that_have_wrapped_names_are_loaded(tmp_path):
+    # `w` stands there twice: a name as it is counts more than one without its wrapper.
+    saved = {"module.v": torch.full((3,), 1.0), "module.w": torch.full((3,), 2.0), "w": torch.full((3,), 3.0)}
+    torch.save(saved, tmp_path / "ddp.pt")
+    convert(str(tmp_path / "ddp.pt"), str(tmp_path / "x"), to="hocket")
+    store = CheckpointStore(str(tmp_path))
+    found = store.load("x", {key: torch.zeros(3) for key in saved}).state
+    assert all(same_bytes(found[key], saved[key]) for key in saved)
+    into = {key: torch.zeros(3) for key in ("w", "_orig_mod.v", "_orig_mod.w")}
+    found = store.load("x", into, include=["module.v", "*w"]).state
+    assert {key: tensor[0].item() for key, tensor in found.items()} == {
+        "w": 3, "_orig_mod.v": 1, "_orig_mod.w": 2
+    }  # fmt: skip
+
+
+def test_keys_of_plain_values_stay_as_they_are(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    config = {"module.lr": 1, "a._orig_mod.b": 2}
+    store.save({"w": torch.ones(3), "config": config}, step=0)
+    for into in ({}, dict.fromkeys(config), {"lr": None, "a.b": None}):
+        found = store.load("step-0", {"w": torch.zeros(3), "config": into}).state["config"]
+        assert list(found) == list(into or config)
+        assert list(found.values()) == [1, 2]
+
+
+@pytest.mark.parametrize("include", [None, ["optim"]])
+def test_an_optimizers_groups_name_parameters_as_its_state_does(tmp_path, include):
+    def optim(prefix, number):
+        group = {"lr": number, "params": [f"{prefix}w", f"{prefix}b"]}
+        state = {f"{prefix}w": {"m": torch.full((3,), number)}, f"{prefix}b": {"m": None}}
+        return {"optim": {"state": state, "param_groups": [group]}}
+
+    store = CheckpointStore(str(tmp_path))
+    for step, prefix in enumerate(("", "_orig_mod.", "module.")):
+        store.save(optim(prefix, 1.0), step=step)
+        for other in ("", "_orig_mod.", "module."):
+            found = store.load(f"step-{step}", optim(other, 0.0), include=include).state
+            weight = found["optim"]["state"][f"{other}w"].pop("m")
+            assert weight.eq(1).all()
+            expected = optim(other, 1.0)
+            del expected["optim"]["state"][f"{other}w"]["m"]
+            assert found == expected
 
 
 def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
@@ -421,7 +520,41 @@ def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "a\\b"])
+def freed():
+    tensor = torch.ones(4000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(4000)
+
+
+def nested():
+    with warnings.catch_warnings(action="ignore"):  # that it is a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"w": torch.ones(4000)}}, step=0)
+    for make, message in (
+        (freed, "`model.w` reaches over 16000 bytes of a storage that has 0"),
+        (fake, "`model.w` is a fake tensor on `cpu`"),
+        (nested, "`model.w` is a nested tensor"),
+        (UninitializedParameter, "`model.w` is not initialised"),
+    ):
+        with pytest.raises(CheckpointStateError, match=message):
+            store.save({"model": {"w": make()}}, step=1)
+        with pytest.raises(CheckpointStateError, match=message):
+            store.load("step-0", {"model": {"w": make()}})
+    with pytest.raises(CheckpointStateError, match=r"`model\.w` is expanded"):
+        store.load("step-0", {"model": {"w": torch.zeros(1).expand(4000)}})
+    assert [entry.step for entry in store.list()] == [0]
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "a\nb", "\ud800"])
 def test_a_name_is_one_path_component(tmp_path, name):
     with pytest.raises(ValueError, match="one path component"):
         CheckpointStore(str(tmp_path)).save({}, step=0, name=name)

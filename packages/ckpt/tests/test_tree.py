@@ -43,12 +43,17 @@ def test_names_are_paths_joined_and_without_wrappers():
         {
             "model": {"module._orig_mod.blocks.0._checkpoint_wrapped_module.fc.weight": weight},
             "lrs": [1.0, {"a": 2}],
+            "config": {"module.lr": 3},
         },
         is_tensor=is_tensor,
     )
     assert flat.tensors["model.blocks.0.fc.weight"].value is weight
     assert flat.tensors["model.blocks.0.fc.weight"].path == ("model", "blocks.0.fc.weight")
-    assert {name: leaf.value for name, leaf in flat.values.items()} == {"lrs.0": 1.0, "lrs.1.a": 2}
+    assert {name: leaf.value for name, leaf in flat.values.items()} == {
+        "lrs.0": 1.0,
+        "lrs.1.a": 2,
+        "config.module.lr": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,11 @@ def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
         ({"a.b": 1, "a": {"b": Tensor()}}, r"name `a\.b`"),
         ({"x": {"module.w": Tensor(), "w": Tensor()}}, r"name `x\.w`"),
         ({"a": (Tensor(), 1)}, r"`a` is a tuple with a tensor"),
+        ({"a": {"\ud800": Tensor()}}, r"the name 'a\.\\ud800' is no Unicode"),
+        ({"\ud800": 1}, r"the name '\\ud800' is no Unicode"),
+        ({"": Tensor()}, "a tensor has the name ``; expected a tree that names it"),
+        ({"__metadata__": Tensor()}, "a tensor has the name `__metadata__`; expected"),
+        (Tensor(), "the state is a single tensor; expected a tree that names it"),
         ({"a": {(1, 2): Tensor()}}, r"`a` holds tensors under the key \(1, 2\)"),
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,6 +23,7 @@ from hocket.ckpt.formats.targets import (
     plan_safetensors,
     plan_torch,
 )
+from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, join_path
 from hocket.ckpt.payloads import PayloadReader
 from hocket.ckpt.reader import Checkpoint
@@ -69,8 +71,8 @@ class Conversion:
 
 
 def convert(
-    source: str,
-    destination: str,
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
     *,
     to: Format,
     dtype: str | None = None,
@@ -111,13 +113,18 @@ def convert(
 
     Raises:
         CheckpointExistsError: Something else stands at the destination.
+        CheckpointNotFoundError: A glob of `include` matches nothing.
         CheckpointIncompatibleError: Two names become one, or a dtype that cannot be cast.
         CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
         ValueError: An argument that makes no sense.
         CheckpointError: What opening and reading the source raise.
     """
     _check_arguments(to, dtype, memory_bytes, max_shard_bytes, compression)
+    source, destination = os.fspath(source), os.fspath(destination)
+    check_globs("include", include)
+    check_globs("exclude", exclude)
     opened = open_checkpoint(source, follow=False)
+    _refuse_idle_globs(opened, include)
     content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
     arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
     save_id = _save_id(opened, arguments)
@@ -160,6 +167,13 @@ def _check_arguments(
         raise ValueError(
             f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
         )
+
+
+def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
+    names = [*opened.contents.tensors, *opened.contents.values]
+    for glob in include:
+        if not fnmatch.filter(names, glob):
+            raise CheckpointNotFoundError(f"`{opened.uri}`: {unmatched(glob, names)}. Nothing was written.")
 
 
 def _text_keyed(content: Content) -> tuple[str, ...]:

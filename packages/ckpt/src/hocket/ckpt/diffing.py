@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -69,8 +70,8 @@ class Difference:
 
 
 def diff(
-    a: str,
-    b: str,
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
     *,
     memory_bytes: int = _MEMORY_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
@@ -90,6 +91,7 @@ def diff(
     Raises:
         CheckpointError: What opening and reading raise.
     """
+    a, b = os.fspath(a), os.fspath(b)
     first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
     found = Difference(a=a, b=b, formats=(first.format, second.format))
     names = _compare_keys(first, second, found)

@@ -1,5 +1,6 @@
 """What stands under a folder or an object prefix."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +33,7 @@ class Listing:
     """Why a child with a manifest counts as foreign."""
 
 
-def list_checkpoints(prefix: str) -> list[Listing]:
+def list_checkpoints(prefix: str | os.PathLike[str]) -> list[Listing]:
     """Lists checkpoints: the uncommitted first, then by step, created and name, so that the newest is last.
 
     Reads the first few KiB of each manifest and nothing else. A symbolic link is passed over: what it
@@ -48,6 +49,7 @@ def list_checkpoints(prefix: str) -> list[Listing]:
         >>> [listing.name for listing in list_checkpoints(folder) if listing.status == "committed"]
         ['demo']
     """
+    prefix = os.fspath(prefix)
     base = prefix.rstrip("/")
     return [
         Listing(

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,9 @@ class Checkpoint:
         return arrays
 
 
-def open(source: str, *, check: bool = True, follow: bool = True) -> Checkpoint:  # noqa: A001 - read as `hocket.ckpt.open`
+def open(  # noqa: A001 - read as `hocket.ckpt.open`
+    source: str | os.PathLike[str], *, check: bool = True, follow: bool = True
+) -> Checkpoint:
     """Opens a committed checkpoint; reads its manifest and no data.
 
     One that others wrote is recognised by what stands there: a distributed checkpoint of torch, a file of
@@ -201,6 +204,7 @@ def open(source: str, *, check: bool = True, follow: bool = True) -> Checkpoint:
         >>> checkpoint["model.embed.weight"].shape
         (257, 64)
     """
+    source = os.fspath(source)
     try:
         document = _native.ckpt_manifest_read(source)
     except CheckpointPartialError:

@@ -7,6 +7,7 @@ compares them with what they would become, digest by digest.
 """
 
 import json
+import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -78,8 +79,8 @@ OnFile = Callable[[str, int], None]
 
 
 def reshard(
-    source: str,
-    destination: str,
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
     *,
     ranks: int,
     memory_bytes: int = MEMORY_BYTES,
@@ -114,6 +115,7 @@ def reshard(
         3
     """
     _check_arguments(ranks, memory_bytes)
+    source, destination = os.fspath(source), os.fspath(destination)
     level = compression_level(compression)
     manifest = read_manifest(source)
     per_rank = _own_values(manifest, source, ranks)

@@ -8,6 +8,8 @@ an older checkpoint saves lower steps than stand there. The highest step stays, 
 is what a listing ends with, and what a run that resumes by itself takes.
 """
 
+import contextlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from hocket.ckpt.manifest import Manifest
 from hocket.native import _native
 
 __all__ = ["KeepBest", "KeepEvery", "KeepLast", "Policy", "Retainer"]
+
+_log = logging.getLogger(__name__)
 
 UserOf = Callable[[Listing], Any]
 """Reads what the user attached to a checkpoint."""
@@ -109,11 +113,13 @@ class Retainer:
         self._policies = tuple(policies)
         self._users: dict[str | None, Any] = {}
         self._numbers: dict[str | None, int] = {}
+        self._unread: set[str] = set()
 
     def after(self, name: str) -> list[str]:
         """Deletes, once the checkpoint `name` is committed, those that no policy keeps.
 
-        `name` itself stays, and so does the highest step.
+        `name` itself stays, and so does the highest step. One that cannot be read or deleted stays, too, is
+        logged, and keeps none of the others from going.
 
         Returns:
             The names of the deleted.
@@ -124,15 +130,20 @@ class Retainer:
         kept = {name, *(listing.name for listing in committed[-1:])}
         self._numbers.update((it.save_id, len(self._numbers) + 1) for it in committed if it.name == name)
         committed.sort(key=self._age)
-        kept = kept.union(*(policy.keeps(committed, self._user_of) for policy in self._policies))
+        self._unread.clear()
+        kept = kept.union(
+            *(policy.keeps(committed, self._user_of) for policy in self._policies), self._unread
+        )
         # One save may stand under two names (a folder that is mounted twice): its files are the same.
         kept_saves = {listing.save_id for listing in committed if listing.name in kept}
-        gone = [listing.name for listing in committed if listing.save_id not in kept_saves]
-        for each in gone:
+        gone = []
+        for each in (listing.name for listing in committed if listing.save_id not in kept_saves):
             try:
-                _native.ckpt_delete(self._prefix, each)
-            except CheckpointNotFoundError:
-                continue  # somebody else was quicker
+                with contextlib.suppress(CheckpointNotFoundError):  # somebody else was quicker
+                    _native.ckpt_delete(self._prefix, each)
+                gone.append(each)
+            except Exception as error:  # noqa: BLE001 - the next save tries again
+                _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, each, error)
         return gone
 
     def _age(self, listing: Listing) -> tuple[int, str, int]:
@@ -142,6 +153,11 @@ class Retainer:
     def _user_of(self, listing: Listing) -> Any:
         """Read once for each save: a manifest does not change under its save id."""
         if listing.save_id not in self._users:
-            manifest = Manifest.from_document(_native.ckpt_manifest_read(listing.uri))
+            try:
+                manifest = Manifest.from_document(_native.ckpt_manifest_read(listing.uri))
+            except Exception as error:  # noqa: BLE001 - nobody can say that it is not the best
+                _log.warning("kept `%s`, which cannot be read: %s", listing.uri, error)
+                self._unread.add(listing.name)
+                return None
             self._users[listing.save_id] = manifest.user
         return self._users[listing.save_id]

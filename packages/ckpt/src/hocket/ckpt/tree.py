@@ -55,20 +55,30 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
 
     Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
     with keys that are no strings (if no tensor is in them). An optimizer's node with `slots_like`, which has
-    no state yet, is an empty dict.
+    no state yet, is an empty dict. Wrappers' names are cut out of the keys of nodes that hold tensors; other
+    keys are the user's own.
 
     Args:
         state: Nested dicts and lists.
         is_tensor: What counts as a tensor.
 
     Raises:
-        CheckpointStateError: Something is neither, or two paths have one name.
+        CheckpointStateError: Something is neither, a name is no Unicode, a tensor has no name or
+            `__metadata__`, which data files use themselves, or two paths have one name.
     """
     flat = Flat({}, {}, set())
     keyed: set[Path] = set()
-    for path, value in _leaves(state, (), is_tensor, keyed):
-        cleaned = _cleaned(path)
+    leaves = list(_leaves(state, (), is_tensor, keyed))
+    nodes = {path[:depth] for path, value in leaves if is_tensor(value) for depth in range(len(path))}
+    for path, value in leaves:
+        cleaned = _cleaned(path, nodes)
         leaf = Leaf(join(cleaned), cleaned, value)
+        _refuse_unencodable(leaf.name)
+        if is_tensor(value) and leaf.name in ("", "__metadata__"):
+            what = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
+            raise CheckpointStateError(
+                f'{what}; expected a tree that names it, such as {{"weight": tensor}}.'
+            )
         for other in (flat.tensors.get(leaf.name), flat.values.get(leaf.name)):
             if other is not None:
                 raise CheckpointStateError(
@@ -77,12 +87,25 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
                     f"(as given: {list(path)}). Rename one of them."
                 )
         (flat.tensors if is_tensor(value) else flat.values)[leaf.name] = leaf
-    flat.integer_keyed.update(map(_cleaned, keyed))
+    flat.integer_keyed.update(_cleaned(path, nodes) for path in keyed)
     return flat
 
 
-def _cleaned(path: Path) -> Path:
-    return tuple(clean_key(part) if isinstance(part, str) else part for part in path)
+def _refuse_unencodable(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointStateError(
+            f"the name {name!a} is no Unicode: it has a lone surrogate. Use another key for it."
+        ) from error
+
+
+def _cleaned(path: Path, nodes: Collection[Path]) -> Path:
+    """A path with the keys of these nodes cleaned."""
+    return tuple(
+        clean_key(part) if isinstance(part, str) and path[:depth] in nodes else part
+        for depth, part in enumerate(path)
+    )
 
 
 def _leaves(

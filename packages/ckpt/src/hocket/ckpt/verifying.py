@@ -1,6 +1,7 @@
 """Every byte of a checkpoint compared with what was written."""
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,7 +59,10 @@ class Verdict:
 
 
 def verify(
-    source: str, *, strict: bool = False, on_file: Callable[[str, int, list[Flaw]], None] | None = None
+    source: str | os.PathLike[str],
+    *,
+    strict: bool = False,
+    on_file: Callable[[str, int, list[Flaw]], None] | None = None,
 ) -> Verdict:
     """Reads every data file and compares header, size and blocks with the manifest's digests.
 
@@ -80,6 +84,7 @@ def verify(
         >>> verify(folder + "/demo").is_sound
         True
     """
+    source = os.fspath(source)
     opened = open(source)
     if isinstance(opened, Foreign):
         return _verify_foreign(opened, strict, on_file)

@@ -8,16 +8,16 @@ from typing import NamedTuple
 import torch
 
 from hocket.ckpt.chunks import near
-from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
 from hocket.ckpt.overlap import overlap
 from hocket.ckpt.owners import told
 from hocket.ckpt.planning import Box
-from hocket.ckpt.torch.layout import describe, torch_dtype
+from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
 from hocket.ckpt.tree import Leaf
 from hocket.native import _native
 
-__all__ = ["SCRATCH_BYTES", "Fill", "Target", "fill", "read_into"]
+__all__ = ["SCRATCH_BYTES", "Fill", "Target", "destinations", "fill", "read_into"]
 
 SCRATCH_BYTES = 256 << 20
 """Bytes that are read beside their destination at a time, before they are scattered into it."""
@@ -73,6 +73,25 @@ class _Read:
         )
 
 
+def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[TensorInfo]:
+    """Describes the tensors to fill, in their order.
+
+    Raises:
+        CheckpointStateError: One cannot be filled: as `describe`, or several of its items lie in one place.
+    """
+    infos = describe(
+        {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
+    )
+    for info in infos:
+        steps = zip(info.local.shape, info.local.stride(), strict=True)
+        if info.local.numel() and any(size > 1 and stride == 0 for size, stride in steps):
+            raise CheckpointStateError(
+                f"`{info.name}` is expanded: many of its items lie in one place in memory, and cannot be "
+                "filled each with its own. Load into its `.contiguous()`."
+            )
+    return infos
+
+
 def fill(
     uri: str, manifest: Manifest, fills: Sequence[Fill], *, rank: int, world_size: int, check: bool
 ) -> None:
@@ -85,10 +104,9 @@ def fill(
         CheckpointCorruptError: A block is not what was written; the message names the tensor, the file and
             the offset. The tensors' content is then undefined.
         CheckpointIncompatibleError: Two tensors of the checkpoint would go into one memory.
+        CheckpointStateError: A tensor cannot be filled: see `destinations`.
     """
-    infos = describe(
-        {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
-    )
+    infos = destinations(fills, rank=rank, world_size=world_size)
     origins = {fill.name: fill.origin for fill in fills}
     targets = []
     for wanted, info in zip(fills, infos, strict=True):

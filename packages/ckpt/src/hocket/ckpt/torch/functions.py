@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hocket.ckpt.retention import KeepLast
 from hocket.ckpt.torch.background import SaveHandle, close_quietly
 from hocket.ckpt.torch.loading import Loaded
-from hocket.ckpt.torch.store import CheckpointStore
+from hocket.ckpt.torch.store import CheckpointStore, absolute
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -99,9 +99,9 @@ def load(
 
 def _store_of(uri: str) -> tuple[CheckpointStore, str]:
     prefix, slash, name = uri.rstrip("/").rpartition("/")
-    prefix = prefix if slash else "."
     if not name or prefix.endswith(":/"):
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
+    prefix = absolute((prefix or "/") if slash else ".")
     # A store that was opened before the job had its process group knows of one rank only.
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
     store = _stores.pop((prefix, world_size), None)

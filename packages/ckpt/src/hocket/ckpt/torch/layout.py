@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hocket.ckpt.errors import CheckpointIncompatibleError, CheckpointStateError
 from hocket.ckpt.planning import Box, Placing, local_box
@@ -17,7 +18,7 @@ from hocket.ckpt.tree import Leaf, Path
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "mesh_axes", "torch_dtype"]
+__all__ = ["DTYPES", "TensorInfo", "describe", "is_tensor", "mesh_axes", "refuse_shapeless", "torch_dtype"]
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -113,10 +114,10 @@ def describe(
     trees.
 
     Raises:
-        CheckpointStateError: A tensor cannot be saved or filled: sparse, without memory (`meta`), of a dtype
-            that safetensors has no name for or packs (4 bits an item), a tensor subclass that is not a
-            DTensor, or a DTensor whose placement is partial, or strided in another way than FSDP's over
-            tensor parallelism.
+        CheckpointStateError: A tensor cannot be saved or filled: sparse, nested, not yet initialised, without
+            memory (`meta`, fake, or freed), of a dtype that safetensors has no name for or packs (4 bits an
+            item), a tensor subclass that is not a DTensor, or a DTensor whose placement is partial, or
+            strided in another way than FSDP's over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     held_by = tuple(range(world_size)) if peers is None else peers
@@ -144,6 +145,7 @@ def describe(
                 f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
                 f"{getattr(tensor, 'placements', ())} give {box.size}. Redistribute it before saving."
             )
+        _refuse_without_memory(name, local)
         memory = (_memory_of(local), shape, placing)
         same_as = first_with.setdefault(memory, name)
         infos.append(
@@ -171,7 +173,20 @@ def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
     return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype, bits)
 
 
+def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
+    """Raises `CheckpointStateError` for a tensor that has no shape to ask for."""
+    if is_lazy(tensor):
+        raise CheckpointStateError(
+            f"`{name}` is not initialised and has no shape yet. Run a batch through the model first."
+        )
+    if tensor.is_nested:
+        raise CheckpointStateError(
+            f"`{name}` is a nested tensor; expected a dense one. Save what it is made of: `.unbind()`."
+        )
+
+
 def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
+    refuse_shapeless(name, tensor)
     if tensor.layout is not torch.strided:
         raise CheckpointStateError(
             f"`{name}` has layout `{tensor.layout}`; expected a dense tensor. Save `.to_dense()`."
@@ -189,6 +204,23 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
             f"parts."
+        )
+
+
+def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
+    storage = local.untyped_storage()
+    if storage.device.type == "meta":  # where the tensor itself says otherwise
+        raise CheckpointStateError(
+            f"`{name}` is a fake tensor on `{local.device}` and has no memory. Make it outside of "
+            "`FakeTensorMode`."
+        )
+    steps = zip(local.shape, local.stride(), strict=True)
+    last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    num_bytes = (last + 1) * local.itemsize if local.numel() else 0
+    if storage.nbytes() < num_bytes:
+        raise CheckpointStateError(
+            f"`{name}` reaches over {num_bytes} bytes of a storage that has {storage.nbytes()}: its memory "
+            "was freed. Save or load it while it has its memory; FSDP frees what it has gathered."
         )
 
 

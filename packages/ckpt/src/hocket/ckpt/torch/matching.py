@@ -1,7 +1,7 @@
 """What the tree at hand takes from a checkpoint, found by name in the manifest."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.torch.filling import Fill
-from hocket.ckpt.torch.layout import DTYPES, is_tensor, torch_dtype
+from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
 from hocket.ckpt.tree import Path, clean_key, join, unflatten
 
 __all__ = ["Selection", "select"]
 
 _LISTED = 20
+_GROUPS = ("param_groups",)
 
 
 @dataclass(slots=True)
@@ -56,10 +58,15 @@ def select(
         is_part: The tree is one of several: what only the checkpoint has is left for the others.
 
     Raises:
-        CheckpointIncompatibleError: Keys, shapes or dtypes differ; all of them are listed.
+        CheckpointIncompatibleError: Keys, shapes or dtypes differ, and all of them are listed; or a glob
+            matches nothing.
+        ValueError: `include` is a string.
+        CheckpointStateError: A tensor of the tree has no shape: it is nested, or not yet initialised.
     """
+    check_globs("include", include)
     matcher = _Matcher(manifest, cast=cast, include=include)
     state = matcher.take(into, matcher.root, ())
+    matcher.refuse_idle_globs(source)
     left = list(matcher.unexpected)
     if is_part:
         matcher.unexpected.clear()
@@ -81,6 +88,8 @@ class _Matcher:
         self.manifest = manifest
         self.cast = cast
         self.include = include
+        self.idle_globs = dict.fromkeys(include or ())
+        """Those that have matched nothing so far."""
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[str] = []
@@ -95,9 +104,12 @@ class _Matcher:
 
     def _wanted(self, name: str) -> bool:
         """Whether a name or one of the nodes above it is asked for."""
-        return self.include is None or any(
-            fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in self.include
-        )
+        if self.include is None:
+            return True
+        globs = [glob for glob in self.include if fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")]
+        for glob in globs:
+            self.idle_globs.pop(glob, None)
+        return bool(globs)
 
     def take(self, into: Any, stored: object, path: Path) -> Any:
         """The node of the tree as it will be, `stored` being the checkpoint's node at its place."""
@@ -118,22 +130,24 @@ class _Matcher:
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
             there = {}
+        found = _paired([key for key, _ in pairs], there)
         taken = {}
         for key, child in pairs:
-            cleaned = clean_key(key) if isinstance(key, str) else key
-            taken[key] = self.take(child, there.pop(cleaned, _ABSENT), (*path, cleaned))
+            other = found.get(key, _cleaned(key))
+            taken[key] = self.take(child, there.pop(other) if key in found else _ABSENT, (*path, other))
         for key, rest in there.items():
             self._unexpected(rest, (*path, key))
         return taken if isinstance(into, Mapping) else list(taken.values())
 
     def _take_tensor(self, tensor: torch.Tensor, stored: object, path: Path) -> None:
-        name = join(path)
+        name = stored if isinstance(stored, _Stored) else join(path)
         if not isinstance(stored, _Stored):
             if self._wanted(name):
                 self.missing.append(name)
             if stored is not _ABSENT:
                 self._unexpected(stored, path)
             return
+        refuse_shapeless(name, tensor)
         record = self.manifest.tensors[stored]
         problems = []
         if tuple(tensor.shape) != record.shape:
@@ -155,10 +169,11 @@ class _Matcher:
     ) -> dict[str, Any]:
         there = _children(stored) or {}
         state: dict[str, Any] = {}
+        found = _paired(parameters, there)
         for key, parameter in parameters.items():
-            slots = there.pop(clean_key(key), None)
-            if slots is None:
+            if key not in found:
                 continue
+            slots = there.pop(found[key])
             state[key] = {}
             for slot, child in (_children(slots) or {}).items():
                 if isinstance(child, _Stored):
@@ -181,25 +196,59 @@ class _Matcher:
         if tensors:
             self.unexpected.extend(tensors)
             return into
-        return self._replaced(into, stored, path) if self.include is None else _merged(into, stored)
+        is_all = self.include is None
+        return self._replaced(into, stored, path) if is_all else self._merged(into, stored, path)
 
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
         """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
         if not (_is_node(into) and _is_node(stored)):
-            return stored
-        taken = dict(stored)
+            return _with_own_names(into, stored) if path[-1:] == _GROUPS else stored
+        found = _paired(into, stored)
+        own = {other: key for key, other in found.items()}
+        taken = {own.get(key, key): child for key, child in stored.items()}
         for key, child in into.items():
-            cleaned = clean_key(key)
-            if cleaned in stored:
-                taken[cleaned] = self._replaced(child, stored[cleaned], (*path, cleaned))
+            if key in found:
+                taken[key] = self._replaced(child, stored[found[key]], (*path, found[key]))
             else:
-                self.missing.append(join((*path, cleaned)))
-                taken[cleaned] = child
+                self.missing.append(join((*path, key)))
+                taken[key] = child
         return taken
+
+    def _merged(self, into: Any, chosen: Any, path: Path) -> Any:
+        """A value of which only some leaves were chosen: the others stay as they are."""
+        if path[-1:] == _GROUPS:
+            chosen = _with_own_names(into, chosen)
+        there = _children(chosen)
+        if there is None:
+            return chosen
+        if isinstance(into, Mapping):
+            own = {other: key for key, other in _paired(into, there).items()}
+            merged = {
+                own.get(key, key): self._merged(into.get(own.get(key, key)), child, (*path, key))
+                for key, child in there.items()
+            }
+            return {**into, **merged}
+        if isinstance(into, list) and set(there) <= set(range(len(into))):
+            return [
+                self._merged(child, there.get(position, child), (*path, position))
+                for position, child in enumerate(into)
+            ]
+        is_whole = isinstance(chosen, list) or join(path) in self.manifest.values
+        if isinstance(into, list) and not is_whole and all(type(key) is int for key in there):
+            self.different.append(
+                f"`{join(path)}`: its items {list(there)} are chosen, and the list here has {len(into)}"
+            )
+        return chosen
 
     def _unexpected(self, stored: object, path: Path) -> None:
         names = list(_stored_names(stored))
         self.unexpected.extend(names or [join(path)])
+
+    def refuse_idle_globs(self, source: str) -> None:
+        """Raises for a glob that matches no name, be it of the checkpoint or one that it lacks."""
+        for glob in self.idle_globs:
+            told = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
+            raise CheckpointIncompatibleError(f"`{source}`: {told}. Nothing was loaded.")
 
     def refuse(self, source: str, *, strict: bool) -> None:
         """Raises for all that does not fit, at once."""
@@ -243,6 +292,38 @@ def _has_tensors(node: object) -> bool:
     return isinstance(node, list) and any(map(_has_tensors, node))
 
 
+def _paired(keys: Collection[Any], there: Mapping[Any, object]) -> dict[Any, Any]:
+    """The checkpoint's keys for those of the tree: the same, or else the same but for wrappers' names."""
+    found = {key: key for key in keys if key in there}
+    others = {_cleaned(key): key for key in reversed(there) if key not in found}
+    for key in keys:
+        if key not in found and _cleaned(key) in others:
+            found[key] = others.pop(_cleaned(key))
+    return found
+
+
+def _cleaned(key: Any) -> Any:
+    return clean_key(key) if isinstance(key, str) else key
+
+
+def _with_own_names(into: Any, groups: Any) -> Any:
+    """An optimizer's groups of the checkpoint, their parameters named as the tree names them."""
+    if not (isinstance(into, list) and isinstance(groups, list)):
+        return groups
+    names = {_cleaned(name): name for group in into for name in _params(group)}
+    return [
+        {**group, "params": [names.get(_cleaned(name), name) for name in params]}
+        if (params := _params(group))
+        else group
+        for group in groups
+    ]
+
+
+def _params(group: object) -> list[Any]:
+    params = group.get("params") if isinstance(group, Mapping) else None
+    return params if isinstance(params, list) and all(isinstance(name, str) for name in params) else []
+
+
 def _is_node(node: object) -> bool:
     """Whether it is a dict that a save takes apart."""
     return isinstance(node, Mapping) and bool(node) and all(isinstance(key, str) for key in node)
@@ -252,16 +333,6 @@ def _children(stored: object) -> dict[Any, object] | None:
     if isinstance(stored, Mapping):
         return dict(stored)
     return dict(enumerate(stored)) if isinstance(stored, list) else None
-
-
-def _merged(into: Any, chosen: Any) -> Any:
-    """A value of which only some leaves were chosen: the others stay as they are."""
-    there = _children(chosen)
-    if isinstance(into, Mapping) and there is not None:
-        return {**into, **{key: _merged(into.get(key), child) for key, child in there.items()}}
-    if isinstance(into, list) and there is not None and set(there) <= set(range(len(into))):
-        return [_merged(child, there.get(position, child)) for position, child in enumerate(into)]
-    return chosen
 
 
 def _stored_names(node: object) -> list[str]:

@@ -215,7 +215,12 @@ class SaveJob:
 
     def _follow(self) -> None:
         try:
-            self.rendezvous.post(f"{self.key}/report/{self.rendezvous.rank}", self.report().to_bytes())
+            report = self.report().to_bytes()
+        except BaseException as error:  # noqa: BLE001 - told instead of the report, then raised
+            self.error = error
+            report = self.report().to_bytes()
+        try:
+            self.rendezvous.post(f"{self.key}/report/{self.rendezvous.rank}", report)
             if self.error is not None:
                 self.rendezvous.tick(f"{self.key}/seen")  # nothing to hear: nobody need wait for us
             outcome = {} if self.error is not None else self._hear()

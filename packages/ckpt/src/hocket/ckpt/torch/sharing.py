@@ -17,10 +17,9 @@ from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import boxes
 from hocket.ckpt.reader import of_one_save
 from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import SCRATCH_BYTES, Fill, fill
-from hocket.ckpt.torch.layout import TensorInfo, describe
+from hocket.ckpt.torch.filling import SCRATCH_BYTES, Fill, destinations, fill
+from hocket.ckpt.torch.layout import TensorInfo
 from hocket.ckpt.torch.rendezvous import Rendezvous
-from hocket.ckpt.tree import Leaf
 from hocket.native import _native
 
 __all__ = ["fill_sharing"]
@@ -67,9 +66,7 @@ def fill_sharing(
     shares: list[_Share] = []
     failed: BaseException | None = None
     try:
-        infos = describe(
-            {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
-        )
+        infos = destinations(fills, rank=rank, world_size=world_size)
         told = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
         digest = _native.xxh3_128(json.dumps(told, default=str).encode()).hex()
         _compare(rendezvous, key, digest, timeout_s)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hocket.ckpt.datafiles import compression_level
@@ -25,7 +27,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["CheckpointStore", "Entry"]
+__all__ = ["CheckpointStore", "Entry", "absolute"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ class CheckpointStore:
 
     Build it, save and load on every rank, in the same order; `list` and `delete` may be called on any. Where
     torch.distributed is initialised by then, a small key-value store of its own is opened with it. A save
-    uses no process group, and so runs beside the job's collectives.
+    uses no process group, and so runs beside the job's collectives. Threads may share a store: their saves
+    take turns.
 
     Args:
         uri: A folder or a prefix (`s3://bucket/run`). Made by the first save.
@@ -65,7 +68,7 @@ class CheckpointStore:
             believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
 
     Attributes:
-        uri: As given, as text without a slash at its end.
+        uri: As given, as text without a slash at its end; a local path from the root on.
 
     Example:
         >>> store = CheckpointStore(folder)
@@ -87,7 +90,7 @@ class CheckpointStore:
         unfenced: bool = False,
         rendezvous: Rendezvous | None = None,
     ):
-        self.uri = os.fspath(uri).rstrip("/") or "/"
+        self.uri = absolute(os.fspath(uri).rstrip("/") or "/")
         self.timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         self._level = compression_level(compression)
         self._unfenced = unfenced
@@ -156,35 +159,36 @@ class CheckpointStore:
             ValueError: An argument of this rank makes no sense. (Asynchronous: from the handle.)
         """
         self._leave_parent()
-        self._num_saves += 1  # before anything can fail: ranks count alike, whatever one of them was given
-        name = name or f"step-{step}"
-        job = SaveJob(
-            key=f"save-{self._num_saves}",
-            uri=self._uri_of(name),
-            step=step,
-            rendezvous=self._rendezvous,
-            timeout_s=self.timeout_s,
-            policy=per_rank_policy,
-            overwrite=overwrite,
-            level=self._level,
-            background=mode == "async",
-            unfenced=self._unfenced,
-        )
-        try:
-            self._turns.wait(mode, self.timeout_s)
-            _check_name(name)
-            _check_arguments(step, mode, per_rank_policy)
-            job.save_id = new_save_id(self._rendezvous, self._num_saves, job.uri)
-            job.per_rank = checked_per_rank(per_rank)
-            job.user = canonical(user, "user")
-            self._hold_still(job, state, peers)
-        except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
-            job.error = error
-        if mode == "async":
-            hold_sigterm(self)
-        handle = self._turns.begin(job, name, self._finish, mode=mode)
-        self._turns.raise_unheard(but=handle)  # this one's belongs to who waits for its handle
-        return handle
+        with self._turns.one_at_a_time:
+            self._num_saves += 1  # before anything can fail: ranks count alike, whatever one was given
+            name = name or f"step-{step}"
+            job = SaveJob(
+                key=f"save-{self._num_saves}",
+                uri=self._uri_of(name),
+                step=step,
+                rendezvous=self._rendezvous,
+                timeout_s=self.timeout_s,
+                policy=per_rank_policy,
+                overwrite=overwrite,
+                level=self._level,
+                background=mode == "async",
+                unfenced=self._unfenced,
+            )
+            try:
+                self._turns.wait(mode, self.timeout_s)
+                _check_name(name)
+                _check_arguments(step, mode, per_rank_policy)
+                job.save_id = new_save_id(self._rendezvous, self._num_saves, job.uri)
+                job.per_rank = checked_per_rank(per_rank)
+                job.user = canonical(user, "user")
+                self._hold_still(job, state, peers)
+            except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+                job.error = error
+            if mode == "async":
+                hold_sigterm(self)
+            handle = self._turns.begin(job, name, self._finish, mode=mode)
+            self._turns.raise_unheard(but=handle)  # this one's belongs to who waits for its handle
+            return handle
 
     def _leave_parent(self) -> None:
         """In a forked child: what the parent has under way is the parent's, and its thread is not here."""
@@ -327,9 +331,17 @@ class CheckpointStore:
         return f"{self.uri.rstrip('/')}/{name}"
 
 
+def absolute(uri: str) -> str:
+    """A local path from the root on, so that it stays when the process changes its folder; a URI as it is."""
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
 def _check_name(name: str) -> None:
-    if not name or name in (".", "..") or "/" in name or "\\" in name:
-        raise ValueError(f"a checkpoint's name is {name!r}; expected one path component")
+    is_text = not any(unicodedata.category(char) in ("Cc", "Cs") for char in name)
+    if not name or name in (".", "..") or "/" in name or "\\" in name or not is_text:
+        raise ValueError(
+            f"a checkpoint's name is {name!a}; expected one path component, without control characters"
+        )
 
 
 def _check_arguments(step: int, mode: str, per_rank_policy: str) -> None:

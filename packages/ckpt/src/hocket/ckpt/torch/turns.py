@@ -20,9 +20,14 @@ class Turns:
     """A store's saves, one after the other: they share a thread and a staging buffer.
 
     A forked child begins with new ones: what the parent has under way is the parent's.
+
+    Attributes:
+        one_at_a_time: Held from `wait` to `begin`, so that no other thread comes between. Closing does
+            without: a handler of signals may close a store whose save it has interrupted.
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
+        self.one_at_a_time = threading.RLock()  # a handler of signals may also save, on the same thread
         self._rendezvous = rendezvous
         self._worker = Worker()
         self._last: SaveHandle | None = None
@@ -54,6 +59,7 @@ class Turns:
 
     def take_staging(self, job: SaveJob) -> None:
         """Gives the staging buffer to a save, until its bytes are written."""
+        self.wait("async", job.timeout_s)  # not long, but where a signal's save came after the first `wait`
         self._staged_is_written.clear()
         job.is_staged = True
 

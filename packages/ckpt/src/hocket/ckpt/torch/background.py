@@ -172,8 +172,9 @@ _holding: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 def hold_sigterm(store: Closable) -> None:
     """Has SIGTERM wait for a store's saves, as any other exit does, until `release_sigterm`.
 
-    Only where nobody else handles SIGTERM, and on the main thread, where Python runs handlers: while that
-    stands in a call that does not return (a collective whose peer is gone), SIGTERM waits, too.
+    Only where nobody else handles SIGTERM, and on the main thread, where Python sets and runs handlers: a
+    save that another thread begins is not held, and while the main thread stands in a call that does not
+    return (a collective whose peer is gone), SIGTERM waits, too.
     """
     _holding.add(store)
     is_ours_to_set = threading.current_thread() is threading.main_thread()

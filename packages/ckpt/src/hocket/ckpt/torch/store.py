@@ -241,7 +241,7 @@ class CheckpointStore:
                 list is replaced as a whole, and a dict without tensors takes values that it has no keys for.
             cast: Convert dtypes that differ, which is refused otherwise.
             include: Globs over names (`model.*`; a node's name stands for all below it): only these are
-                loaded.
+                loaded. Each matches something.
             check: Verify the digest of each block that is read.
             read_once: Have one rank read each part that several hold (HSDP, DDP, plain tensors) and send it
                 to the others over the job's process group: for a store that is slower than the network. All
@@ -253,8 +253,9 @@ class CheckpointStore:
             CheckpointNotFoundError: There is no such checkpoint; a `CheckpointPartialError` where it was
                 never finished.
             CheckpointCorruptError: Bytes are not those that were saved; tensor, file and offset are named.
-            CheckpointIncompatibleError: Keys, shapes or dtypes differ, and are listed; or it is a checkpoint
-                of another format.
+            CheckpointIncompatibleError: Keys, shapes or dtypes differ, and are listed; a glob matches
+                nothing; or it is a checkpoint of another format.
+            CheckpointStateError: A tensor of the tree cannot be filled: it has no memory, say.
             CheckpointError: The load failed on a rank, which is named.
         """
         self._num_loads += 1

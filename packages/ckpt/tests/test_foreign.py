@@ -166,6 +166,15 @@ def strided_chunk(draw, shape):
     return tuple(strides)
 
 
+def test_items_that_lie_over_each_other_may_span_as_many_as_they_are():
+    file = np.arange(9, dtype=np.uint8)
+    chunk = ForeignChunk(file=0, offset=0, length=9, start=(0, 0), size=(3, 3), strides=(2, 2))
+    target, filling = np.zeros((3, 3), np.uint8), Filling()
+    filling.add(target, Box((0, 0), (3, 3)), [chunk])
+    filling.run(lambda reads: [ctypes.memmove(to, file.ctypes.data + at, n) for _, at, n, to in reads])
+    assert target.tolist() == [[0, 2, 4], [2, 4, 6], [4, 6, 8]]
+
+
 @settings(max_examples=cases(full=5000, sample=150), deadline=None)
 @given(st.data())
 def test_any_part_of_any_strided_chunks_is_read(data):

@@ -156,8 +156,8 @@ class Filling:
         num_outer, run_items = _runs(sizes, steps)
         run_bytes = run_items * target.itemsize
         is_in_place = dims == sorted(dims) and target.flags.c_contiguous and math.prod(sizes) == target.size
-        # Items that lie over each other span less than they are.
-        is_plain = run_items == math.prod(sizes[num_outer:])
+        # Not so where items lie over each other, though they may span as many as they are.
+        is_plain = tuple(steps[num_outer:]) == c_strides(tuple(sizes[num_outer:]))
         if is_in_place and is_plain and (num_outer == 0 or run_bytes >= _LONG_RUN_BYTES):
             places = _all_bytes_to(sizes[:num_outer], steps, target, offset)
             addresses = itertools.count(target.ctypes.data, run_bytes)

@@ -1,9 +1,6 @@
 """A disk that fails while `hocket-ckpt` writes: the file is named, and none is left half."""
 
 import errno
-import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hocket.ckpt.demo import write_demo
+from support.workers import worker
 
 # The command, again and again in one process, whose environment says what fails.
 WORK = """
@@ -36,25 +34,13 @@ def command(shim):
     """Runs `hocket-ckpt` on a disk on which a call for a file fails; gives its exit code and what it said."""
     if shim is None:
         pytest.skip("failing calls are built with `cc`, which is not here")
-    with subprocess.Popen(
-        [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "LD_PRELOAD": shim},
-    ) as process:  # fmt: skip
+    with worker(sys.executable, "-c", WORK, env={"LD_PRELOAD": shim}) as ask:
 
         def run(*args, fails="", of="", number=0):
             env = {"FAULT_CALL": fails, "FAULT_FILE": of, "FAULT_ERRNO": str(number)}
-            process.stdin.write(json.dumps({"env": env, "args": [str(arg) for arg in args]}) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
+            return ask({"env": env, "args": [str(arg) for arg in args]})
 
-        try:
-            yield run
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        yield run
 
 
 def files_under(folder):

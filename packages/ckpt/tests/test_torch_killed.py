@@ -5,7 +5,6 @@ import errno
 import functools
 import importlib.util
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from hocket.ckpt.removing import collect_garbage, remove
 from hocket.ckpt.torch import CheckpointStore
 from hocket.native import _native
 from support.sampling import cases, plan
+from support.workers import worker
 
 SCRIPT = Path(__file__).with_name("mortal_ranks.py")
 NUM_ITEMS = 2 << 20  # 4 MiB a rank: what is written takes as long as what is told
@@ -40,8 +40,8 @@ def script():
 class Ranks:
     """The process that forks ranks."""
 
-    def __init__(self, process):
-        self._process = process
+    def __init__(self, ask):
+        self._ask = ask
         self.took_s = 0.0
 
     def save(
@@ -50,11 +50,7 @@ class Ranks:
     ):  # fmt: skip
         request = {"folder": str(folder), "step": step, "mode": mode, "num_items": num_items}
         request |= {"victim": victim, "delay_s": delay_s, "stopped": stopped, "env": dict(env or {})}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, "the process that forks the ranks has ended"
-        heard, self.took_s = json.loads(line)
+        heard, self.took_s = self._ask(request)
         return heard
 
 
@@ -70,19 +66,8 @@ def fault(shim):
 
 @pytest.fixture(scope="module")
 def ranks(shim):
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **({"LD_PRELOAD": shim} if shim else {})},
-    )  # fmt: skip
-    with process:
-        try:
-            yield Ranks(process)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with worker(sys.executable, str(SCRIPT), env={"LD_PRELOAD": shim} if shim else None) as ask:
+        yield Ranks(ask)
 
 
 def check(folder, step, num_items=NUM_ITEMS):

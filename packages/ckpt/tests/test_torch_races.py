@@ -1,8 +1,6 @@
 """Two jobs that save under one name at once: one wins, and the other leaves nothing and is told of it."""
 
 import importlib.util
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import hocket.ckpt
 from hocket.ckpt.torch import CheckpointStore
 from hocket.native import Store
 from support.sampling import cases
+from support.workers import worker
 
 SCRIPT = Path(__file__).with_name("racing_writers.py")
 
@@ -29,25 +28,8 @@ def script():
 @pytest.fixture
 def race():
     """Has two processes save side by side, and tells what they heard."""
-    with subprocess.Popen(
-        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-
-        def run(**request):
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            assert line, "the process that forks the writers has ended"
-            return json.loads(line)
-
-        try:
-            yield run
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with worker(sys.executable, str(SCRIPT)) as ask:
+        yield lambda **request: ask(request)
 
 
 def names_of(uri):

@@ -1,4 +1,4 @@
-//! Memory for disks that are read and written past the page cache.
+//! Page-aligned buffers for direct I/O.
 
 use std::alloc::{Layout as Allocation, alloc, dealloc};
 use std::mem::MaybeUninit;
@@ -10,26 +10,26 @@ use hocket_store::memory::prefer_huge_pages;
 use crate::error::{CkptError, Result};
 use crate::safetensors::ALIGNMENT;
 
-/// Bytes of a buffer.
+/// Size of a buffer in bytes.
 pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 
-/// Buffers that wait for the next read or write: to touch fresh memory costs as much as to fill it.
+/// Number of free buffers kept for reuse: the first access to new memory costs as much as filling it.
 const MOST_KEPT: usize = 16;
 
-/// Never waited for, lest a child that was forked while another thread had it waits for ever.
+/// Only locked with `try_lock`: a child forked while another thread holds the lock would block forever.
 static KEPT: Mutex<Vec<Pages>> = Mutex::new(Vec::new());
 
-/// A page-aligned buffer, which `O_DIRECT` asks for. It holds what the last user left in it.
+/// A page-aligned buffer, as `O_DIRECT` requires. It contains the data of its previous use.
 pub(crate) struct Buffer(Pages);
 
-/// Initialised memory of [`Buffer::ALLOCATION`].
+/// Initialized memory of [`Buffer::ALLOCATION`].
 struct Pages(NonNull<u8>);
 
-// SAFETY: it owns its memory alone, as a box does.
+// SAFETY: it owns its memory exclusively, as a box does.
 unsafe impl Send for Pages {}
 
 impl Buffer {
-    // Huge pages, where the kernel gives them, and so whole small ones.
+    // Aligned for huge pages, which the kernel may provide, and therefore also for small pages.
     const ALLOCATION: Allocation = match Allocation::from_size_align(BUFFER_BYTES, 2 << 20) {
         Ok(allocation) => allocation,
         Err(_) => unreachable!(),
@@ -39,11 +39,11 @@ impl Buffer {
         if let Some(pages) = KEPT.try_lock().ok().and_then(|mut kept| kept.pop()) {
             return Ok(Self(pages));
         }
-        // SAFETY: the allocation has a size that is not 0.
+        // SAFETY: the size of the allocation is not 0.
         let pointer = unsafe { alloc(Self::ALLOCATION) };
         let pointer = NonNull::new(pointer)
             .ok_or_else(|| CkptError::process(format!("no {BUFFER_BYTES} bytes for a buffer")))?;
-        // SAFETY: allocated with this length, and nobody else's; memory of any contents may be uninitialised.
+        // SAFETY: allocated with this length and not shared; any contents are valid as uninitialized memory.
         let memory = unsafe {
             std::slice::from_raw_parts_mut(pointer.as_ptr().cast::<MaybeUninit<u8>>(), BUFFER_BYTES)
         };
@@ -53,16 +53,16 @@ impl Buffer {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this length, initialised, and borrowed with self.
+        // SAFETY: allocated with this length, initialized, and borrowed with self.
         unsafe { std::slice::from_raw_parts(self.0.0.as_ptr(), BUFFER_BYTES) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this length, initialised, and borrowed alone with self.
+        // SAFETY: allocated with this length, initialized, and borrowed exclusively with self.
         unsafe { std::slice::from_raw_parts_mut(self.0.0.as_ptr(), BUFFER_BYTES) }
     }
 
-    /// The first `length` bytes, and zeros behind them up to the end of a page.
+    /// Returns the first `length` bytes, padded with zeros to the end of a page.
     pub(crate) fn padded(&mut self, length: usize) -> &[u8] {
         let end = length.next_multiple_of(ALIGNMENT as usize);
         let bytes = &mut self.bytes_mut()[..end];

@@ -1,32 +1,32 @@
-//! Data files as they are stored: where each block lies in them, and its bytes, checked.
+//! Blocks of stored data files: their location, their content, and its verification.
 
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
 use crate::aligned::Buffer;
+use crate::data_reader::{Caching, DataReader};
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
+use crate::location::Location;
 use crate::manifest::DataFile;
-use crate::opened::Opened;
-use crate::place::Place;
 use crate::plan::Read;
 
-/// What the manifest says of a file's blocks, decoded.
+/// The decoded block table of a file, from the manifest.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// Of each block.
+    /// The digest of each block.
     pub(crate) digests: Vec<Digest>,
-    /// Where the frame of each block begins in a compressed file, and where the last one ends.
+    /// Offsets of the frames in a compressed file, followed by the end of the last frame.
     frames: Option<Vec<u64>>,
 }
 
 impl Table {
-    /// What `check` needs, or without it what reading needs: files of other formats have no digests.
-    pub(crate) fn of(place: &Place, file: &DataFile, check: bool) -> Result<Self> {
+    /// Decodes what `check` needs, or else only what reading needs: files of other formats have no digests.
+    pub(crate) fn of(location: &Location, file: &DataFile, check: bool) -> Result<Self> {
         let unusable = |what: &str| {
             CkptError::bad_manifest(
-                place.uri(),
+                location.uri(),
                 format!("file `{}`: `{what}` has not one entry a block", file.path),
             )
         };
@@ -42,7 +42,7 @@ impl Table {
         Ok(Self { digests, frames })
     }
 
-    /// The digest of a block; that of nothing where there is no such block, which no block has.
+    /// Returns the digest of a block. For a block that does not exist, returns zeros, which match no block.
     pub(crate) fn digest(&self, block: u64) -> Digest {
         self.digests
             .get(block as usize)
@@ -53,14 +53,14 @@ impl Table {
 
 /// A block of a file.
 pub(crate) struct Block<'a> {
-    pub(crate) place: &'a Place,
+    pub(crate) location: &'a Location,
     pub(crate) file: &'a DataFile,
     pub(crate) table: &'a Table,
     pub(crate) number: u64,
 }
 
 impl Block<'_> {
-    /// Where it begins in the file's data.
+    /// Returns the block's offset in the file's data.
     pub(crate) fn start(&self) -> u64 {
         self.number * BLOCK_BYTES
     }
@@ -73,7 +73,7 @@ impl Block<'_> {
         self.table.frames.is_some()
     }
 
-    /// Where its bytes, or its frame, lie in the file as it is stored.
+    /// Returns the byte range of the block, or of its frame, in the stored file.
     pub(crate) fn stored(&self) -> Range<u64> {
         let at = |index: u64| {
             let frames = self.table.frames.as_deref().unwrap_or_default();
@@ -86,7 +86,7 @@ impl Block<'_> {
         from..from + self.bytes() as u64
     }
 
-    /// What of a read lies in this block: (offset in the block, offset in the read, bytes).
+    /// Returns the overlap of a read with this block: (offset in the block, offset in the read, bytes).
     pub(crate) fn overlap(&self, read: &Read) -> (usize, usize, usize) {
         let from = read.offset.max(self.start());
         let to = read.end().min(self.start() + self.bytes() as u64);
@@ -97,15 +97,15 @@ impl Block<'_> {
         )
     }
 
-    /// Copies what a read wants of the block's content.
+    /// Copies the read's part of the block's content to its destination.
     pub(crate) fn scatter(&self, content: &[u8], read: &Read) {
         let (in_block, in_read, length) = self.overlap(read);
-        // SAFETY: destinations do not overlap, and one worker alone has this block.
+        // SAFETY: destinations do not overlap, and only one worker handles this block.
         let target = unsafe { read.memory.slice_mut(in_read, length) };
         target.copy_from_slice(&content[in_block..in_block + length]);
     }
 
-    /// Fills `target` with the block's content, given its bytes as they are stored.
+    /// Fills `target` with the block's content, given its stored bytes.
     pub(crate) fn content(&self, stored: &[u8], target: &mut [u8]) -> Result<()> {
         if self.is_compressed() {
             return self.expand(stored, target);
@@ -140,7 +140,7 @@ impl Block<'_> {
 
     fn corrupt(&self, reason: String) -> CkptError {
         CkptError::Corrupt {
-            uri: self.place.uri().to_owned(),
+            uri: self.location.uri().to_owned(),
             file: Some(self.file.path.clone()),
             offset: Some(self.start()),
             reason,
@@ -148,15 +148,15 @@ impl Block<'_> {
     }
 }
 
-/// An open data file, as one thread reads it.
+/// An open data file with the buffers of one reading thread.
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
-    pub(crate) handle: &'a Opened,
+    pub(crate) handle: &'a DataReader,
     pub(crate) buffer: &'a mut Option<Buffer>,
 }
 
 impl Source<'_> {
-    /// Reads a part of a block of a file that is not compressed.
+    /// Reads a part of a block from an uncompressed file.
     pub(crate) fn read_at(
         &mut self,
         block: &Block<'_>,
@@ -166,7 +166,7 @@ impl Source<'_> {
         self.read_exact(block, block.stored().start + offset as u64, target)
     }
 
-    /// Reads a whole block, decompressed where it has to be. `target` has the block's length.
+    /// Reads a whole block and decompresses it if necessary. `target` has the block's length.
     pub(crate) fn read_block(&mut self, block: &Block<'_>, target: &mut [u8]) -> Result<()> {
         if !block.is_compressed() {
             return self.read_at(block, 0, target);
@@ -186,39 +186,40 @@ impl Source<'_> {
     }
 }
 
-/// Opens a data file whose size is what the manifest says, to read about `wanted` bytes of it.
+/// Opens a data file, checks its size against the manifest, and prepares to read about `wanted` bytes of it.
 pub(crate) fn open_data(
     root: &Path,
-    place: &Place,
+    location: &Location,
     file: &DataFile,
     wanted: u64,
-) -> Result<Opened> {
+    caching: Caching,
+) -> Result<DataReader> {
     let path = root.join(&file.path);
-    let handle = Opened::open(&path, wanted).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => missing(place, file),
+    let handle = DataReader::open(&path, wanted, caching).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => missing(location, file),
         _ => CkptError::io(&path, "open the data file", &error),
     })?;
     let size = handle
         .size()
         .map_err(|error| CkptError::io(&path, "look at the data file", &error))?;
-    check_size(place, file, size)?;
+    check_size(location, file, size)?;
     Ok(handle)
 }
 
-pub(crate) fn missing(place: &Place, file: &DataFile) -> CkptError {
-    place.not_found(format!(
+pub(crate) fn missing(location: &Location, file: &DataFile) -> CkptError {
+    location.not_found(format!(
         "the manifest names data file `{}`, which is not there",
         file.path
     ))
 }
 
-pub(crate) fn check_size(place: &Place, file: &DataFile, size: u64) -> Result<()> {
+pub(crate) fn check_size(location: &Location, file: &DataFile, size: u64) -> Result<()> {
     let expected = file.stored_bytes();
     if size == expected {
         return Ok(());
     }
     Err(CkptError::Corrupt {
-        uri: place.uri().to_owned(),
+        uri: location.uri().to_owned(),
         file: Some(file.path.clone()),
         offset: None,
         reason: format!("it has {size} bytes, {expected} were written"),

@@ -1,26 +1,30 @@
-//! What can go wrong; each variant maps to one class of `hocket.ckpt.errors`.
+//! The errors of this crate; each variant maps to one class of `hocket.ckpt.errors`.
 
 use std::io;
 use std::path::Path;
 
 use hocket_store::{StoreError, io_reason};
 
-/// The result of this crate's verbs.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, CkptError>;
 
-/// What can go wrong with a checkpoint.
+/// The remedy for a data file that exists already.
+pub(crate) const NEVER_REPLACED: &str =
+    "data files are never replaced. Save under another name, or delete the old one first";
+
+/// The error of a checkpoint operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CkptError {
-    /// There is no such checkpoint or file.
+    /// The checkpoint or file does not exist.
     #[error("nothing found at `{uri}`: {reason}")]
     NotFound {
-        /// What was looked for.
+        /// The location that was looked up.
         uri: String,
-        /// What was expected there and what to do.
+        /// What was expected there, and the remedy.
         reason: String,
     },
-    /// Data files without a manifest.
+    /// Data files exist without a manifest.
     #[error(
         "the checkpoint at `{uri}` was never committed: its data files are there, its manifest \
          `checkpoint.json.zst` is not, so the save did not finish. Load an earlier checkpoint \
@@ -30,35 +34,35 @@ pub enum CkptError {
         /// The checkpoint.
         uri: String,
     },
-    /// Something that must not be replaced is there.
+    /// Something exists that must not be replaced.
     #[error("`{uri}` exists already: {reason}")]
     Exists {
-        /// What is there.
+        /// The existing file or object.
         uri: String,
-        /// Whose it is and what to do.
+        /// Its owner, and the remedy.
         reason: String,
     },
-    /// Bytes differ from what was written, or the manifest breaks a rule.
+    /// Bytes differ from those written, or the manifest violates a rule.
     #[error("{}", corrupt_message(uri, file.as_deref(), *offset, reason))]
     Corrupt {
         /// The checkpoint.
         uri: String,
-        /// The data file inside it; none for the manifest.
+        /// The data file inside the checkpoint; `None` for the manifest.
         file: Option<String>,
-        /// Where the bad block begins in the file's data.
+        /// Offset of the bad block in the file's data.
         offset: Option<u64>,
         /// What was expected and what was found.
         reason: String,
     },
-    /// Sound, but not for this reader.
+    /// A valid checkpoint that this version cannot read.
     #[error("the checkpoint at `{uri}` cannot be read by this version: {reason}")]
     Incompatible {
         /// The checkpoint.
         uri: String,
-        /// Which version reads it.
+        /// The version that can read it.
         reason: String,
     },
-    /// A foreign file that asks for more than data.
+    /// A foreign file that requires the execution of code.
     #[error(
         "file `{file}` of `{uri}` is refused: {reason}. Nothing of it was carried out. Where it comes from \
          somebody you trust, load it with the program that wrote it and save it as safetensors or with Hocket"
@@ -68,10 +72,10 @@ pub enum CkptError {
         uri: String,
         /// The file inside it.
         file: String,
-        /// What it asks for.
+        /// The code that it requires.
         reason: String,
     },
-    /// The store does not honour conditional writes.
+    /// The store ignores the conditions of conditional writes.
     #[error(
         "`{uri}`: this store lets a conditional write replace what is there, so two savers could \
          both believe that their checkpoint was committed. Use a store that honours \
@@ -82,19 +86,19 @@ pub enum CkptError {
         /// The checkpoint.
         uri: String,
     },
-    /// The caller's arguments make no sense.
+    /// Invalid arguments.
     #[error("{0}")]
     Invalid(String),
     /// The disk or the store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The caller was interrupted; what was begun has been cleaned up.
+    /// The operation was interrupted; its partial results have been removed.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl CkptError {
-    /// A failed system call on `path`; `action` is what was tried, as in "write".
+    /// Builds the error of a failed system call on `path`; `action` is a verb such as "write".
     pub(crate) fn io(path: &Path, action: &str, error: &io::Error) -> Self {
         let uri = path.display().to_string();
         let reason = io_reason(&format!("cannot {action}"), error);
@@ -106,7 +110,7 @@ impl CkptError {
         })
     }
 
-    /// Something of the process's own that was not to be had: a thread, memory.
+    /// Builds the error of a missing process resource: a thread, memory.
     pub(crate) fn process(reason: impl Into<String>) -> Self {
         Self::Store(StoreError::Io {
             uri: "hocket-ckpt".to_owned(),
@@ -114,7 +118,7 @@ impl CkptError {
         })
     }
 
-    /// A manifest that breaks a rule.
+    /// Builds the error of a manifest that violates a rule.
     pub(crate) fn bad_manifest(uri: &str, reason: impl Into<String>) -> Self {
         Self::Corrupt {
             uri: uri.to_owned(),

@@ -1,8 +1,8 @@
-//! Collecting what saves and conversions that never finished, or were replaced, left behind.
+//! Garbage collection of the files of unfinished or replaced saves and of unfinished conversions.
 //!
-//! The order of looking is what keeps a committed byte safe: files are listed first and the manifest is read after, so
-//! whatever was committed by then is named by it. A save that commits later is still running, and so has files younger
-//! than the least age.
+//! The order of operations protects committed data: files are listed first and the manifest is read afterwards,
+//! so it names everything committed by then. A save that commits later is still running and therefore has files
+//! younger than the minimum age.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -13,68 +13,53 @@ use hocket_store::Store;
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
 use crate::list::folders;
+use crate::location::{Kind, Location};
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document, read_head};
-use crate::pace::Interrupted;
-use crate::place::{Kind, Place};
+use crate::orphans::{Found, Waste, files_of, hidden_files, uploads_by_name};
 use crate::remote;
 use crate::remove::{delete_files, remove};
-use crate::traces::{Found, files_of, hidden_files, uploads_by_name};
+use crate::workers::Interrupted;
 
-/// What kind of thing is collected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Waste {
-    /// A data file that no manifest names.
-    File,
-    /// An upload that was never finished.
-    Upload,
-    /// A manifest on its way that never came to its name.
-    Manifest,
-    /// A key on which a commit tried whether its store keeps writers apart.
-    Probe,
-    /// A file outside `data/` that a conversion to another format was writing, under its hidden name.
-    Unfinished,
-}
-
-/// Something collected, or to be collected.
+/// An item that was or would be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Garbage {
-    /// The name of the checkpoint below the prefix; `.` for a file in the prefix itself.
+    /// The checkpoint's name below the prefix; `.` for a file in the prefix itself.
     pub name: String,
     /// The file inside it.
     pub path: String,
-    /// What it is.
+    /// The kind of the item.
     pub waste: Waste,
-    /// Its bytes; 0 for an upload, whose parts nobody counts.
+    /// Size in bytes; 0 for an upload, whose parts are not counted.
     pub bytes: u64,
-    /// How long its save has been still.
+    /// Time since the last change to any file of its save.
     pub age: Duration,
 }
 
-/// What was found, and where nothing could be told.
+/// The result of a collection.
 #[derive(Debug, Clone, Default)]
 pub struct Collected {
-    /// What was removed; with `dry_run`, what would be.
+    /// The items that were removed; with `dry_run`, that would be.
     pub garbage: Vec<Garbage>,
-    /// Checkpoints that were left alone, each with the reason: their manifest does not read.
+    /// Checkpoints that were skipped because their manifest cannot be read, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
-/// Removes what no checkpoint under a prefix needs and no running save can still want.
+/// Removes what no checkpoint under a prefix needs and no running save can still use.
 ///
-/// Taken are data files that their folder's manifest does not name, temporary manifests, probes, hidden files of
-/// conversions, and unfinished uploads, if the youngest of their save is at least `min_age` old. Files that are not ours
-/// are never touched.
+/// Removes data files that their folder's manifest does not name, temporary manifests, probes, hidden files of
+/// conversions, and unfinished uploads, if the youngest file of their save is at least `min_age` old. Files not
+/// written by Hocket are never touched.
 ///
 /// # Errors
-/// `NotFound` where there is no such prefix, and what the disk or the store says.
+/// `NotFound` if the prefix does not exist, and errors of the disk or the store.
 pub fn gc(
-    place: &Place,
+    location: &Location,
     min_age: Duration,
     dry_run: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<Collected> {
-    let mut uploads = uploads_by_name(place, interrupted)?;
-    let mut names = match folders(place, interrupted) {
+    let mut uploads = uploads_by_name(location, interrupted)?;
+    let mut names = match folders(location, interrupted) {
         Err(CkptError::NotFound { .. }) if !uploads.is_empty() => Vec::new(),
         names => names?,
     };
@@ -91,19 +76,19 @@ pub fn gc(
         now: SystemTime::now(),
         collected: Collected::default(),
     };
-    if let Kind::Local(root) = place.kind() {
+    if let Kind::Local(root) = location.kind() {
         // A conversion to a single file writes it beside the checkpoints.
         let waste = collection.choose(hidden_files(root)?, None);
-        collection.take(place, ".", waste, false, interrupted)?;
+        collection.take(location, ".", waste, false, interrupted)?;
     }
     for name in names {
         let uploads = uploads.remove(&name).unwrap_or_default();
-        collection.visit(&place.child(&name)?, &name, uploads, interrupted)?;
+        collection.visit(&location.child(&name)?, &name, uploads, interrupted)?;
     }
     Ok(collection.collected)
 }
 
-/// A collection under way.
+/// A collection in progress.
 struct Collection {
     min_age: Duration,
     dry_run: bool,
@@ -112,10 +97,10 @@ struct Collection {
 }
 
 impl Collection {
-    /// Looks at one checkpoint, and at unfinished uploads to it.
+    /// Examines one checkpoint, and the unfinished uploads to it.
     fn visit(
         &mut self,
-        child: &Place,
+        child: &Location,
         name: &str,
         uploads: Vec<Found>,
         interrupted: Interrupted<'_>,
@@ -138,15 +123,15 @@ impl Collection {
         };
         let waste = self.choose(found, committed.as_ref());
         let is_partial = committed.is_none();
-        // A manifest that came while we looked says that somebody is at work here: the next collection will see.
+        // A manifest published during the scan shows a running save; the next collection handles the rest.
         if is_partial && !waste.is_empty() && read_head(child, interrupted).is_ok() {
             return Ok(());
         }
         self.take(child, name, waste, is_partial, interrupted)
     }
 
-    /// What may go, each with the age of its save. One young file keeps all of its save's, and so does one that is being
-    /// written, whatever the least age is.
+    /// Selects the items to remove, each with the age of its save. A young file protects all files of its save,
+    /// and so does a file that is being written, whatever the minimum age.
     fn choose(
         &self,
         found: Vec<Found>,
@@ -159,7 +144,7 @@ impl Collection {
             .collect();
         let mut youngest: BTreeMap<String, Duration> = BTreeMap::new();
         for one in &found {
-            // What comes from a clock that is ahead of ours is young.
+            // A time in the future, from a clock ahead of ours, counts as age 0.
             let age = self
                 .now
                 .duration_since(one.changed)
@@ -182,17 +167,17 @@ impl Collection {
         chosen
     }
 
-    /// Removes what was chosen, and remembers it.
+    /// Removes the selected items and records them.
     fn take(
         &mut self,
-        place: &Place,
+        location: &Location,
         name: &str,
         waste: Vec<(Found, Duration)>,
         is_partial: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
         if !self.dry_run && !waste.is_empty() {
-            sweep(place, &waste, is_partial, interrupted)?;
+            sweep(location, &waste, is_partial, interrupted)?;
         }
         let told = waste.into_iter().map(|(one, age)| Garbage {
             name: name.to_owned(),
@@ -207,7 +192,7 @@ impl Collection {
 }
 
 fn sweep(
-    place: &Place,
+    location: &Location,
     waste: &[(Found, Duration)],
     is_partial: bool,
     interrupted: Interrupted<'_>,
@@ -218,15 +203,15 @@ fn sweep(
         .map(|(one, _)| one.path.clone())
         .collect();
     if !files.is_empty() {
-        delete_files(place, &files, interrupted)?;
+        delete_files(location, &files, interrupted)?;
     }
-    match place.kind() {
+    match location.kind() {
         Kind::Local(root) => sweep_folder(root, waste, is_partial),
         Kind::Remote(store) => sweep_prefix(store, waste, interrupted),
     }
 }
 
-/// Removes hidden files, and folders that are then empty; what is not ours stays, and so do they.
+/// Removes hidden files, and folders that are then empty; other files and their folders are kept.
 fn sweep_folder(root: &Path, waste: &[(Found, Duration)], is_partial: bool) -> Result<()> {
     let is_hidden = |waste: Waste| matches!(waste, Waste::Manifest | Waste::Unfinished);
     for (one, _) in waste.iter().filter(|(one, _)| is_hidden(one.waste)) {
@@ -248,7 +233,7 @@ fn sweep_folder(root: &Path, waste: &[(Found, Duration)], is_partial: bool) -> R
     Ok(())
 }
 
-/// Ends uploads and removes probes.
+/// Aborts uploads and removes probes.
 fn sweep_prefix(
     store: &Store,
     waste: &[(Found, Duration)],

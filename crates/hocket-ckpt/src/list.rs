@@ -1,21 +1,22 @@
-//! What stands under a prefix.
+//! Listing of the checkpoints under a prefix.
 
 use std::io;
 
 use crate::error::{CkptError, Result};
+use crate::local_file::found;
+use crate::location::{Kind, Location};
 use crate::manifest::{HEAD_BYTES, Head, MANIFEST_NAME, decode_head};
-use crate::pace::Interrupted;
-use crate::place::{Kind, Place, found};
 use crate::remote;
+use crate::workers::Interrupted;
 
-/// What a child of a prefix is.
+/// The status of a child of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// Its manifest is there and reads.
+    /// A manifest exists and can be read.
     Committed,
-    /// Data files of ours without a manifest.
+    /// Data files of Hocket without a manifest.
     Partial,
-    /// Neither.
+    /// Neither of the two.
     Foreign,
 }
 
@@ -24,30 +25,31 @@ pub enum Status {
 pub struct Listed {
     /// Its name below the prefix.
     pub name: String,
-    /// What it is.
+    /// Its status.
     pub status: Status,
-    /// Its manifest's head, where it is committed.
+    /// The head of its manifest, if it is committed.
     pub head: Option<Head>,
-    /// Why it is foreign, where it has a manifest all the same.
+    /// Why it counts as foreign although it has a manifest.
     pub problem: Option<String>,
 }
 
-/// The children of a prefix: the uncommitted by name, then the committed by step, then created, then name.
+/// Lists the children of a prefix: first the uncommitted by name, then the committed by step, creation time and
+/// name.
 ///
 /// # Errors
-/// `NotFound` where there is no such prefix, and what the disk or the store says.
-pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> {
-    let names = folders(place, interrupted)?;
+/// `NotFound` if the prefix does not exist, and errors of the disk or the store.
+pub fn list(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> {
+    let names = folders(location, interrupted)?;
     let mut listed = Vec::with_capacity(names.len());
-    match place.kind() {
+    match location.kind() {
         Kind::Local(_) => {
             for name in names {
-                listed.push(look(&place.child(&name)?, name, interrupted)?);
+                listed.push(look(&location.child(&name)?, name, interrupted)?);
             }
         }
         Kind::Remote(_) => {
             let looks =
-                |index: usize| look_remote(place.child(&names[index]), names[index].clone());
+                |index: usize| look_remote(location.child(&names[index]), names[index].clone());
             remote::gather(
                 names.len(),
                 looks,
@@ -70,9 +72,10 @@ pub fn list(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Listed>> 
     Ok(listed)
 }
 
-/// Names of the folders under a prefix. A symbolic link is none of them: it is a second name of another's.
-pub(crate) fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-    match place.kind() {
+/// Returns the names of the folders under a prefix. Symbolic links are left out: they are second names of other
+/// folders.
+pub(crate) fn folders(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+    match location.kind() {
         Kind::Local(root) => {
             let look = || -> io::Result<Vec<String>> {
                 let mut names = Vec::new();
@@ -85,37 +88,37 @@ pub(crate) fn folders(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec
                 Ok(names)
             };
             found(look(), root, "list the folder")?
-                .ok_or_else(|| place.not_found("there is no such folder"))
+                .ok_or_else(|| location.not_found("there is no such folder"))
         }
         Kind::Remote(store) => {
             let store = store.clone();
             let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
             if listing.dirs.is_empty() && listing.objects.is_empty() {
-                return Err(place.not_found("nothing stands under this prefix"));
+                return Err(location.not_found("nothing stands under this prefix"));
             }
             Ok(listing.dirs)
         }
     }
 }
 
-fn look(place: &Place, name: String, interrupted: Interrupted<'_>) -> Result<Listed> {
-    let start = place.get_start(MANIFEST_NAME, HEAD_BYTES, interrupted)?;
-    let has_data = start.is_none() && place.has_data(interrupted)?;
-    Ok(judge(place, name, start, has_data))
+fn look(location: &Location, name: String, interrupted: Interrupted<'_>) -> Result<Listed> {
+    let start = location.get_start(MANIFEST_NAME, HEAD_BYTES, interrupted)?;
+    let has_data = start.is_none() && location.has_data(interrupted)?;
+    Ok(judge(location, name, start, has_data))
 }
 
-async fn look_remote(place: Result<Place>, name: String) -> Result<Listed> {
-    let place = place?;
-    let Kind::Remote(store) = place.kind() else {
+async fn look_remote(location: Result<Location>, name: String) -> Result<Listed> {
+    let location = location?;
+    let Kind::Remote(store) = location.kind() else {
         return Err(CkptError::Invalid(format!("`{name}` is no object prefix")));
     };
     let start = remote::get_start(store.clone(), MANIFEST_NAME.to_owned(), HEAD_BYTES).await?;
     let has_data = start.is_none() && remote::has_data(store.clone()).await?;
-    Ok(judge(&place, name, start, has_data))
+    Ok(judge(&location, name, start, has_data))
 }
 
-fn judge(place: &Place, name: String, start: Option<Vec<u8>>, has_data: bool) -> Listed {
-    let (status, head, problem) = match start.map(|bytes| decode_head(&bytes, place.uri())) {
+fn judge(location: &Location, name: String, start: Option<Vec<u8>>, has_data: bool) -> Listed {
+    let (status, head, problem) = match start.map(|bytes| decode_head(&bytes, location.uri())) {
         Some(Ok((head, _, _))) => (Status::Committed, Some(head), None),
         Some(Err(error)) => (Status::Foreign, None, Some(error.to_string())),
         None if has_data => (Status::Partial, None, None),
@@ -129,16 +132,16 @@ fn judge(place: &Place, name: String, start: Option<Vec<u8>>, has_data: bool) ->
     }
 }
 
-/// Bytes of each file as seen from here; none where it is not there.
+/// Returns the size of each file in bytes as visible to this process; none for a missing file.
 ///
 /// # Errors
-/// What the disk or the store says.
+/// Errors of the disk or the store.
 pub fn sizes(
-    place: &Place,
+    location: &Location,
     paths: &[String],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Option<u64>>> {
-    let store = match place.kind() {
+    let store = match location.kind() {
         Kind::Local(root) => {
             let size = |path: &String| {
                 let path = root.join(path);

@@ -1,24 +1,24 @@
-//! Which blocks a set of reads touches, and how they are cut into requests.
+//! The read plan: the blocks that a set of reads touches, divided into requests.
 
 use crate::digest::BLOCK_BYTES;
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
 use crate::safetensors::Memory;
 
-/// Blocks of one span, the unit that a worker takes or one request fetches.
+/// Limit of blocks in one span, the unit of a worker's job or of one request.
 const SPAN_BLOCKS: u64 = 8;
 
-/// A span may pass over so many blocks that nobody asked for.
+/// Number of blocks not asked for that a span may include as a gap.
 const GAP_BLOCKS: u64 = 1;
 
-/// A byte range to read, and where it goes.
+/// A byte range to read, with its destination.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
     /// Index of the file.
     pub file: usize,
     /// Offset in the file's data.
     pub offset: u64,
-    /// Destination; its length is the read's.
+    /// Destination; its length is the length of the read.
     pub memory: Memory,
 }
 
@@ -28,7 +28,7 @@ impl Read {
     }
 }
 
-/// A block that one read touches. Sorted by file and block, they are the plan.
+/// A block that one read touches. Sorted by file and block, these form the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Touch {
     pub(crate) file: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Touch {
     pub(crate) read: usize,
 }
 
-/// Every block that the reads touch, sorted.
+/// Returns every block that the reads touch, sorted.
 pub(crate) fn plan(files: &[DataFile], reads: &[Read]) -> Result<Vec<Touch>> {
     let mut touches = Vec::with_capacity(reads.len());
     for (index, read) in reads.iter().enumerate() {
@@ -73,7 +73,7 @@ pub(crate) fn plan(files: &[DataFile], reads: &[Read]) -> Result<Vec<Touch>> {
     Ok(touches)
 }
 
-/// Cuts the plan into spans of nearby blocks of one file.
+/// Divides the plan into spans of nearby blocks of one file.
 pub(crate) fn spans(touches: &[Touch]) -> Vec<&[Touch]> {
     let mut spans = Vec::new();
     let mut from = 0;

@@ -1,4 +1,4 @@
-//! Reading byte ranges of data files into the caller's memory, every block checked.
+//! Reads of byte ranges of data files into the caller's memory, with verification of every block.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,57 +7,62 @@ use bytes::Bytes;
 use hocket_store::Store;
 
 use crate::block::{Block, Source, Table, check_size, missing, open_data};
+use crate::data_reader::{Caching, DataReader};
 use crate::digest::BLOCK_BYTES;
 use crate::error::Result;
+use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
-use crate::opened::Opened;
-use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, found_remote};
-use crate::plan::{Read, Touch, plan, spans};
+use crate::plan::{Read, Touch, spans};
 use crate::remote;
+use crate::remote::found_remote;
+use crate::workers::{self, Interrupted};
 
 const MAX_WORKERS: usize = 8;
 
-/// Reads ranges of `files`; with `check`, every block that a range touches is hashed first.
-///
-/// # Errors
-/// `Corrupt` with file and offset where a block or a size differs (destinations are then undefined), `NotFound` where a
-/// file is gone, `Invalid` for a range outside its file, and what the disk or the store says.
-pub fn read(
-    place: &Place,
-    files: &[DataFile],
-    reads: &[Read],
-    check: bool,
-    interrupted: Interrupted<'_>,
-) -> Result<()> {
-    let touches = plan(files, reads)?;
-    let job = Job {
-        place,
-        files,
-        reads,
-        spans: spans(&touches),
-        tables: tables(place, files, &touches, check)?,
-        check,
-    };
-    match place.kind() {
-        Kind::Local(root) => read_local(root, &job, &open_all(root, &job)?, interrupted),
-        Kind::Remote(store) => read_remote(store, &job, interrupted),
-    }
-}
+/// How far ahead of its worker a span is requested, in spans.
+const READ_AHEAD_SPANS: usize = 8;
 
-/// A verb's plan and what it needs.
-struct Job<'a> {
-    place: &'a Place,
+/// The plan of a read with its inputs.
+pub(crate) struct Job<'a> {
+    location: &'a Location,
     files: &'a [DataFile],
     reads: &'a [Read],
     spans: Vec<&'a [Touch]>,
-    /// By file; empty where no read touches it.
-    tables: Vec<Table>,
+    /// Block tables by file.
+    tables: &'a [Table],
     check: bool,
 }
 
 impl<'a> Job<'a> {
-    /// The blocks of a span, each with the reads that touch it.
+    pub(crate) fn new(
+        location: &'a Location,
+        files: &'a [DataFile],
+        tables: &'a [Table],
+        reads: &'a [Read],
+        touches: &'a [Touch],
+        check: bool,
+    ) -> Self {
+        Self {
+            location,
+            files,
+            reads,
+            spans: spans(touches),
+            tables,
+            check,
+        }
+    }
+
+    /// Executes the reads; `caching` applies to files on a disk.
+    pub(crate) fn run(&self, caching: Caching, interrupted: Interrupted<'_>) -> Result<()> {
+        match self.location.kind() {
+            Kind::Local(root) => {
+                read_local(root, self, &open_all(root, self, caching)?, interrupted)
+            }
+            Kind::Remote(store) => read_remote(store, self, interrupted),
+        }
+    }
+
+    /// Returns the blocks of a span, each with the reads that touch it.
     fn blocks(&self, index: usize) -> impl Iterator<Item = (Block<'_>, &'a [Touch])> {
         self.spans[index]
             .chunk_by(|a, b| a.block == b.block)
@@ -66,26 +71,31 @@ impl<'a> Job<'a> {
 
     fn block(&self, touch: Touch) -> Block<'_> {
         Block {
-            place: self.place,
+            location: self.location,
             file: &self.files[touch.file],
             table: &self.tables[touch.file],
             number: touch.block,
         }
     }
 
-    /// Whether a block is read whole: to be hashed, or because it is compressed.
+    /// Returns whether a block is read whole, because it is verified or compressed.
     fn is_whole(&self, block: &Block<'_>) -> bool {
         self.check || block.is_compressed()
     }
 
-    /// Indices of the files that the plan touches.
+    /// Returns the indices of the files that the plan touches.
     fn touched(&self) -> Vec<usize> {
         let mut files: Vec<usize> = self.spans.iter().map(|span| span[0].file).collect();
         files.dedup();
         files
     }
 
-    /// Which bytes of its file, as it is stored, a span needs.
+    /// Returns the open file of a span; none beyond the last span.
+    fn handle<'o>(&self, opened: &'o [Option<DataReader>], index: usize) -> Option<&'o DataReader> {
+        opened[self.spans.get(index)?[0].file].as_ref()
+    }
+
+    /// Returns the byte range of the stored file that a span needs.
     fn stored(&self, index: usize) -> Range<u64> {
         let span = self.spans[index];
         let (first, last) = (self.block(span[0]), self.block(span[span.len() - 1]));
@@ -104,19 +114,30 @@ impl<'a> Job<'a> {
 fn read_local(
     root: &Path,
     job: &Job<'_>,
-    opened: &[Option<Opened>],
+    opened: &[Option<DataReader>],
     interrupted: Interrupted<'_>,
 ) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let workers = MAX_WORKERS.min(cores * 2);
-    // Memory for a block is taken where a block needs it: bare ranges go to their places.
+    // The buffer for a block is allocated when first needed; partial reads go straight to their destinations.
     let start = || Ok((Vec::new(), None));
-    pace::run(
+    workers::run(
         workers,
         job.spans.len(),
         interrupted,
         start,
         |(scratch, buffer), index| {
+            // Requests stay ahead of all workers; the first spans have no earlier one to request them.
+            let ahead = index + READ_AHEAD_SPANS;
+            for index in (index < READ_AHEAD_SPANS)
+                .then_some(index)
+                .into_iter()
+                .chain([ahead])
+            {
+                if let Some(handle) = job.handle(opened, index) {
+                    handle.read_ahead(&job.stored(index));
+                }
+            }
             for (block, touches) in job.blocks(index) {
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;
@@ -137,7 +158,7 @@ fn read_local(
     )
 }
 
-/// Reads one block, into its destination where it lies wholly in one, and hashes it.
+/// Reads one block and verifies it; it is read straight into a destination that covers it.
 fn read_whole(
     source: &mut Source<'_>,
     block: &Block<'_>,
@@ -151,7 +172,7 @@ fn read_whole(
         .position(|touch| block.overlap(&job.reads[touch.read]).2 == bytes);
     let content: &[u8] = if let Some(position) = direct {
         let read = &job.reads[touches[position].read];
-        // SAFETY: destinations do not overlap, and this worker alone has this block.
+        // SAFETY: destinations do not overlap, and only this worker handles this block.
         let target = unsafe { read.memory.slice_mut(block.overlap(read).1, bytes) };
         source.read_block(block, target)?;
         target
@@ -171,7 +192,7 @@ fn read_whole(
     Ok(())
 }
 
-/// Reads just what is asked for.
+/// Reads only the requested bytes, without verification.
 fn read_bare(
     source: &mut Source<'_>,
     block: &Block<'_>,
@@ -181,20 +202,20 @@ fn read_bare(
     for touch in touches {
         let read = &reads[touch.read];
         let (in_block, in_read, length) = block.overlap(read);
-        // SAFETY: destinations do not overlap, and this worker alone has this block.
+        // SAFETY: destinations do not overlap, and only this worker handles this block.
         let target = unsafe { read.memory.slice_mut(in_read, length) };
         source.read_at(block, in_block, target)?;
     }
     Ok(())
 }
 
-/// Fetches the spans by ranged requests; what arrives is hashed and scattered on the calling thread.
+/// Fetches the spans by ranged requests; the calling thread verifies and scatters the results.
 fn read_remote(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
     check_sizes(store, job, interrupted)?;
     let fetch = |index: usize| {
         let (store, file) = (store.clone(), &job.files[job.spans[index][0].file]);
         let (key, range) = (file.path.clone(), job.stored(index));
-        let gone = missing(job.place, file);
+        let gone = missing(job.location, file);
         async move { found_remote(store.get_range(&key, range).await)?.ok_or(gone) }
     };
     let mut scratch = vec![0_u8; BLOCK_BYTES as usize];
@@ -228,19 +249,21 @@ fn read_remote(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
     )
 }
 
-/// Copies what the reads want out of bytes that begin at `from` of the file and hold no more than is asked for.
+/// Copies the reads' parts out of bytes that start at `from` in the file and contain no more than was
+/// requested.
 fn take_bare(block: &Block<'_>, touches: &[Touch], reads: &[Read], bytes: &[u8], from: u64) {
     for touch in touches {
         let read = &reads[touch.read];
         let (in_block, in_read, length) = block.overlap(read);
         let at = (block.stored().start + in_block as u64 - from) as usize;
-        // SAFETY: destinations do not overlap, and this thread alone writes them.
+        // SAFETY: destinations do not overlap, and only this thread writes them.
         let target = unsafe { read.memory.slice_mut(in_read, length) };
         target.copy_from_slice(&bytes[at..at + length]);
     }
 }
 
-/// Compares the sizes of the files that the plan touches: a file that was cut or added to is told before it is read.
+/// Checks the sizes of the files that the plan touches, so that a truncated or extended file is reported before
+/// it is read.
 fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Result<()> {
     let touched = job.touched();
     let sizes = |index: usize| remote::size(store.clone(), job.files[touched[index]].path.clone());
@@ -250,9 +273,9 @@ fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
         |index, size: Option<u64>| {
             let file = &job.files[touched[index]];
             check_size(
-                job.place,
+                job.location,
                 file,
-                size.ok_or_else(|| missing(job.place, file))?,
+                size.ok_or_else(|| missing(job.location, file))?,
             )
         },
         interrupted,
@@ -260,24 +283,15 @@ fn check_sizes(store: &Store, job: &Job<'_>, interrupted: Interrupted<'_>) -> Re
 }
 
 /// Opens the files that the plan touches.
-fn open_all(root: &Path, job: &Job<'_>) -> Result<Vec<Option<Opened>>> {
-    let mut opened: Vec<Option<Opened>> = job.files.iter().map(|_| None).collect();
+fn open_all(root: &Path, job: &Job<'_>, caching: Caching) -> Result<Vec<Option<DataReader>>> {
+    let mut opened: Vec<Option<DataReader>> = job.files.iter().map(|_| None).collect();
     let mut wanted = vec![0; job.files.len()];
     for read in job.reads {
         wanted[read.file] += read.memory.bytes() as u64;
     }
     for index in job.touched() {
         let file = &job.files[index];
-        opened[index] = Some(open_data(root, job.place, file, wanted[index])?);
+        opened[index] = Some(open_data(root, job.location, file, wanted[index], caching)?);
     }
     Ok(opened)
-}
-
-/// What the manifest says of the blocks of the files that the plan touches.
-fn tables(place: &Place, files: &[DataFile], touches: &[Touch], check: bool) -> Result<Vec<Table>> {
-    let mut tables: Vec<Table> = files.iter().map(|_| Table::default()).collect();
-    for group in touches.chunk_by(|a, b| a.file == b.file) {
-        tables[group[0].file] = Table::of(place, &files[group[0].file], check)?;
-    }
-    Ok(tables)
 }

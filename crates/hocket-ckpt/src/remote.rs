@@ -1,7 +1,7 @@
-//! Object stores: what the verbs do where there are no files.
+//! Operations on object stores.
 //!
-//! Only the calling thread touches the caller's memory; the I/O threads move bytes of their own.
-//! An interrupt can therefore abandon requests at once.
+//! Only the calling thread accesses the caller's memory; the I/O threads use their own buffers. An interrupt
+//! can therefore abandon requests at once.
 
 use std::future::Future;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use hocket_store::{Store, StoreError, Upload, runtime};
 
 use crate::digest::{BLOCK_BYTES, xxh3_128};
-use crate::error::{CkptError, Result};
-use crate::pace::{Interrupted, TICK};
-use crate::place::{found_remote, is_ours};
+use crate::error::{CkptError, NEVER_REPLACED, Result};
+use crate::file_names::is_ours;
 use crate::safetensors::Layout;
+use crate::workers::{Interrupted, TICK};
 
-/// Requests of one verb in flight at once.
+/// Limit of concurrent requests of one operation.
 const WINDOW: usize = 16;
 
 /// Runs a future on the I/O threads and waits for it.
@@ -27,8 +27,8 @@ where
     runtime::wait(future, interrupted)?
 }
 
-/// Runs `count` futures on the I/O threads, a window of them at a time, and hands each result to `take` on the calling
-/// thread, in the order in which they end. An error or an interrupt abandons the rest.
+/// Runs `count` futures on the I/O threads, with a limited number in flight, and passes each result to `take`
+/// on the calling thread in the order of completion. An error or an interrupt cancels the rest.
 pub(crate) fn gather<T, F>(
     count: usize,
     mut make: impl FnMut(usize) -> F,
@@ -78,7 +78,8 @@ where
     Ok(())
 }
 
-/// A task's answer. One that is dropped ungiven (the task panicked) says so, lest somebody wait for it for ever.
+/// The result slot of a task. If it is dropped unset because the task panicked, it reports that, so that the
+/// receiver does not wait forever.
 struct Answer<T> {
     index: usize,
     sender: mpsc::Sender<(usize, Result<T>)>,
@@ -88,7 +89,7 @@ struct Answer<T> {
 impl<T> Answer<T> {
     fn give(mut self, result: Result<T>) {
         self.is_given = true;
-        // The receiver is gone only when the verb has given up.
+        // The receiver is gone only if the operation has stopped.
         let _ = self.sender.send((self.index, result));
     }
 }
@@ -104,7 +105,7 @@ impl<T> Drop for Answer<T> {
     }
 }
 
-/// Tasks that end with the verb that began them.
+/// Tasks that are aborted when the operation that started them ends.
 struct Running(Vec<tokio::task::JoinHandle<()>>);
 
 impl Drop for Running {
@@ -115,7 +116,7 @@ impl Drop for Running {
     }
 }
 
-/// Begins the upload of a data file that must not be there yet.
+/// Starts the upload of a data file that must not exist yet.
 pub(crate) fn begin_upload(
     store: &Store,
     key: &str,
@@ -127,7 +128,7 @@ pub(crate) fn begin_upload(
         if found_remote(handle.head(&name).await)?.is_some() {
             return Err(CkptError::Exists {
                 uri: handle.object_uri(&name),
-                reason: crate::write::NEVER_REPLACED.to_owned(),
+                reason: NEVER_REPLACED.to_owned(),
             });
         }
         Ok(handle.upload(&name, Some(size)).await?)
@@ -135,8 +136,8 @@ pub(crate) fn begin_upload(
     wait(start, interrupted)
 }
 
-/// Hands a piece to an upload. Parts go out on the I/O threads while the caller makes the next piece. An upload that is
-/// dropped, by an error or an interrupt, is aborted.
+/// Appends a piece to an upload. Parts are sent on the I/O threads while the caller produces the next piece. An
+/// upload that is dropped after an error or an interrupt is aborted.
 pub(crate) fn send(
     mut upload: Upload,
     bytes: Bytes,
@@ -164,7 +165,7 @@ pub(crate) fn write(
     upload = send(upload, Bytes::copy_from_slice(&layout.header), interrupted)?;
     let mut offset = 0;
     while offset < layout.data_bytes {
-        // Block by block: a part in flight keeps little memory beyond its own bytes.
+        // Block by block: a part in flight then holds little memory beyond its own bytes.
         let length = (layout.data_bytes - offset).min(BLOCK_BYTES);
         let mut piece = Vec::with_capacity(length as usize);
         layout.append(offset, length as usize, &mut piece);
@@ -176,9 +177,10 @@ pub(crate) fn write(
     Ok(digests)
 }
 
-/// The first `limit` bytes of an object, or all of a smaller one; none where it is not there.
+/// Reads the first `limit` bytes of an object, or all of a smaller one; returns none if it does not exist.
 ///
-/// One that is replaced between the look at its size and the read is read again, lest half of it be taken for all.
+/// An object replaced between the size query and the read is read again, so that a prefix is not taken for the
+/// whole.
 pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<Option<Vec<u8>>> {
     let mut last = None;
     loop {
@@ -197,21 +199,30 @@ pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<O
     }
 }
 
-/// Whether data files of ours are there.
+/// Returns whether data files of Hocket exist.
 pub(crate) async fn has_data(store: Store) -> Result<bool> {
     let listing = store.list_dirs("data").await?;
     Ok(listing.objects.iter().any(|object| is_ours(&object.key)))
 }
 
-/// Bytes of an object; none where it is not there.
+/// Returns the size of an object in bytes; none if it does not exist.
 pub(crate) async fn size(store: Store, key: String) -> Result<Option<u64>> {
     Ok(found_remote(store.head(&key).await)?.map(|meta| meta.size))
 }
 
-/// Whether an answer leaves open who wrote: the object has to be read back.
+/// Returns whether an error leaves open which writer succeeded; the object must then be read back.
 pub(crate) fn is_unsettled(error: &StoreError) -> bool {
     matches!(
         error,
         StoreError::Exists { .. } | StoreError::Changed { .. } | StoreError::Transient { .. }
     )
+}
+
+/// Maps a missing object to none.
+pub(crate) fn found_remote<T>(result: hocket_store::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }

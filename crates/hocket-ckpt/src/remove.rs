@@ -1,4 +1,4 @@
-//! Removing checkpoints, and single files of them.
+//! Removal of checkpoints, and of single files in them.
 
 use std::collections::HashSet;
 use std::io;
@@ -8,22 +8,24 @@ use hocket_store::Store;
 
 use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
-use crate::leftover;
+use crate::file_names::{is_data_path, is_ours, is_plain_name};
+use crate::local_file::list_folder;
+use crate::location::{Kind, Location};
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document};
-use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, found, is_data_path, is_ours, is_plain_name};
 use crate::remote;
 use crate::replace::{Lock, save_of_probe};
+use crate::temp_file;
+use crate::workers::{self, Interrupted};
 
-/// Removes a checkpoint: its manifest first, so that no instant shows a broken one, then its data: the files that the
-/// manifest names, and those that have a data file's name. Whatever else stands there stays. With `dry_run` it only says
-/// whether it would.
+/// Removes a checkpoint. The manifest goes first, so that the checkpoint never appears broken, followed by its
+/// data: the files that the manifest names, and files with the name of a data file. Other files are kept. With
+/// `dry_run`, only checks that the removal is possible.
 ///
 /// # Errors
-/// `NotFound` where there is nothing of ours, `Invalid` where `name` is not one plain name, or it or a folder of its data
-/// files is a symbolic link, and what the disk or the store says.
+/// `NotFound` if nothing of Hocket is there; `Invalid` if `name` is not one plain name, or if it or a folder of
+/// its data files is a symbolic link; and errors of the disk or the store.
 pub fn delete(
-    place: &Place,
+    location: &Location,
     name: &str,
     dry_run: bool,
     interrupted: Interrupted<'_>,
@@ -31,10 +33,10 @@ pub fn delete(
     if !is_plain_name(name) {
         return Err(CkptError::Invalid(format!(
             "`{name}`: expected one plain name below `{}`",
-            place.uri()
+            location.uri()
         )));
     }
-    let child = place.child(name)?;
+    let child = location.child(name)?;
     if let Kind::Local(root) = child.kind()
         && root.is_symlink()
     {
@@ -49,7 +51,7 @@ pub fn delete(
     }
     let named = match read_document(&child, interrupted) {
         Ok(document) => data_paths(&document, child.uri())?,
-        // Without a manifest that reads, the files' own names have to do.
+        // Without a readable manifest, data files are recognized by name only.
         Err(
             CkptError::Partial { .. }
             | CkptError::NotFound { .. }
@@ -68,7 +70,7 @@ pub fn delete(
     match child.kind() {
         Kind::Local(root) => {
             let root = root.to_owned();
-            pace::detached(interrupted, move || {
+            workers::detached(interrupted, move || {
                 delete_local(&root, has_manifest, &named)
             })
         }
@@ -85,7 +87,7 @@ fn delete_remote(
     let begin = async move {
         handle.delete(MANIFEST_NAME).await?;
         let mut objects = handle.list("data").await?;
-        // Probes of commits that were cut short.
+        // Probes of interrupted commits.
         let beside = handle.list_dirs("").await?.objects.into_iter();
         objects.extend(beside.filter(|object| save_of_probe(&object.key).is_some()));
         Ok(objects)
@@ -103,7 +105,7 @@ fn delete_remote(
 }
 
 fn delete_local(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Result<()> {
-    // Nobody replaces the manifest meanwhile.
+    // The lock prevents a concurrent replacement of the manifest.
     let _lock = if has_manifest {
         Some(Lock::take(root)?)
     } else {
@@ -113,14 +115,14 @@ fn delete_local(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Res
     sync_folder(root)?;
     named.iter().try_for_each(|path| remove(&root.join(path)))?;
     let data = root.join("data");
-    for entry in folder(&data)?.unwrap_or_default() {
+    for entry in list_folder(&data)?.unwrap_or_default() {
         let name = entry.file_name().unwrap_or_default().to_string_lossy();
         if is_ours(&format!("data/{name}")) {
             remove(&entry)?;
         }
     }
-    // Manifests of commits that were cut short.
-    for entry in folder(root)?.unwrap_or_default() {
+    // Temporary manifests of interrupted commits.
+    for entry in list_folder(root)?.unwrap_or_default() {
         let name = entry
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
@@ -129,13 +131,13 @@ fn delete_local(root: &Path, has_manifest: bool, named: &HashSet<String>) -> Res
             remove(&entry)?;
         }
     }
-    // What is not ours stays, and so does its folder.
+    // Fails if files of others remain, and so keeps their folder.
     let _ = std::fs::remove_dir(&data);
     let _ = std::fs::remove_dir(root);
     Ok(())
 }
 
-/// Whatever stands beyond a symbolic link is somebody else's: perhaps another checkpoint's data.
+/// Rejects symbolic links: their target may belong to something else, such as another checkpoint's data.
 fn refuse_links(root: &Path, path: &str) -> Result<()> {
     let folders = Path::new(path).ancestors().skip(1);
     let mut folders = folders.filter(|folder| !folder.as_os_str().is_empty());
@@ -158,50 +160,45 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// The files of a folder; none where there is no such folder.
-pub(crate) fn folder(path: &Path) -> Result<Option<Vec<std::path::PathBuf>>> {
-    let read = || -> io::Result<Vec<_>> {
-        std::fs::read_dir(path)?
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect()
-    };
-    // A file in its place is somebody else's.
-    found(read(), path, "list the folder")
-}
-
-/// Removes a data file that its writer did not finish: it was killed.
+/// Removes a data file whose writer was killed.
 ///
 /// # Errors
-/// `Exists` where somebody is writing it, `Invalid` where `path` is no data file's, and what the disk or the store says.
-pub fn discard_file(place: &Place, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
-    // An object appears when it is whole: nobody is writing one that is there.
-    if let Kind::Local(root) = place.kind()
-        && leftover::has_writer(&root.join(path)) == Some(true)
+/// `Exists` if it has a live writer, `Invalid` if `path` is not the name of a data file, and errors of the disk
+/// or the store.
+pub fn discard_file(location: &Location, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
+    // An object appears only when complete, so an existing object has no writer.
+    if let Kind::Local(root) = location.kind()
+        && temp_file::has_writer(&root.join(path)) == Some(true)
     {
         return Err(CkptError::Exists {
-            uri: format!("{}/{path}", place.uri().trim_end_matches('/')),
+            uri: format!("{}/{path}", location.uri().trim_end_matches('/')),
             reason: "another run is writing it. Wait for that one, or stop it first".to_owned(),
         });
     }
-    delete_files(place, &[path.to_owned()], interrupted)
+    delete_files(location, &[path.to_owned()], interrupted)
 }
 
-/// Removes data files of a checkpoint that no manifest names any more, and their folders where nothing else is in
-/// them; those that are gone already are no error.
+/// Removes data files of a checkpoint that no manifest names any more, and their folders if these are then
+/// empty. Missing files are not an error.
 ///
 /// # Errors
-/// `Invalid` where a path is no data file's or leads through a symbolic link, and what the disk or the store says.
-pub fn delete_files(place: &Place, paths: &[String], interrupted: Interrupted<'_>) -> Result<()> {
+/// `Invalid` if a path is not the name of a data file or leads through a symbolic link, and errors of the disk
+/// or the store.
+pub fn delete_files(
+    location: &Location,
+    paths: &[String],
+    interrupted: Interrupted<'_>,
+) -> Result<()> {
     if let Some(bad) = paths.iter().find(|path| !is_data_path(path)) {
         return Err(CkptError::Invalid(format!(
             "`{bad}`: expected a plain path below `data/`"
         )));
     }
-    match place.kind() {
+    match location.kind() {
         Kind::Local(root) => {
             paths.iter().try_for_each(|path| refuse_links(root, path))?;
             paths.iter().try_for_each(|path| remove(&root.join(path)))?;
-            // Each refuses as long as something is in it.
+            // Each removal fails if the folder is not empty.
             let _ = std::fs::remove_dir(root.join("data")).and_then(|()| std::fs::remove_dir(root));
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! Writing the manifest under a condition: on a disk under a lock, on an object store by the store's own.
+//! Conditional writes of the manifest: under a lock on a disk, by the store's conditions on an object store.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -10,18 +10,21 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use hocket_store::{PutMode, Store};
 
-use crate::commit::{compare, publish};
 use crate::error::{CkptError, Result};
+use crate::local_file::{found, open_file};
+use crate::location::Location;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode_head};
-use crate::pace::Interrupted;
-use crate::place::{Place, found, found_remote, open_file};
+use crate::publish::{compare, publish};
 use crate::remote;
+use crate::remote::found_remote;
+use crate::workers::Interrupted;
 
-/// Whoever holds it alone replaces or removes a folder's manifest. Creating one needs no lock: a link is atomic.
+/// The lock for replacing or removing a folder's manifest. Creating one needs no lock, because a link is
+/// atomic.
 pub(crate) struct Lock(#[allow(dead_code, reason = "dropped, it unlocks")] File);
 
 impl Lock {
-    /// Waits for the lock; on a thread that may wait.
+    /// Waits for the lock; call it on a thread that may block.
     pub(crate) fn take(root: &Path) -> Result<Self> {
         let path = root.join(format!(".{MANIFEST_NAME}.lock"));
         let file = OpenOptions::new()
@@ -37,9 +40,10 @@ impl Lock {
     }
 }
 
-/// Gives the file the manifest's name if the save that has it is `old`, or if nobody has it; false where another does.
+/// Renames the file to the manifest if the current manifest belongs to the save `old` or does not exist;
+/// returns false if it belongs to another save.
 pub(crate) fn replace(
-    place: &Place,
+    location: &Location,
     temporary: &Path,
     name: &Path,
     old: &str,
@@ -51,7 +55,7 @@ pub(crate) fn replace(
     if found(read(), name, "read the manifest")?.is_none() {
         return publish(temporary, name, unfenced);
     }
-    if compare(place, &start, old).is_err() {
+    if compare(location, &start, old).is_err() {
         return Ok(false);
     }
     std::fs::rename(temporary, name)
@@ -59,9 +63,9 @@ pub(crate) fn replace(
         .map_err(|error| CkptError::io(name, "replace the manifest", &error))
 }
 
-/// A manifest on its way to an object store.
+/// A manifest to be written to an object store.
 pub(crate) struct Put<'a> {
-    pub(crate) place: &'a Place,
+    pub(crate) location: &'a Location,
     pub(crate) store: &'a Store,
     pub(crate) manifest: Bytes,
     pub(crate) save_id: &'a str,
@@ -69,28 +73,28 @@ pub(crate) struct Put<'a> {
 }
 
 impl Put<'_> {
-    /// Writes it if there is none.
+    /// Writes the manifest if there is none.
     pub(crate) fn create(&self) -> Result<()> {
         self.put(PutMode::Create)
     }
 
-    /// Writes it if the one that is there is that of `old`, or if there is none.
+    /// Writes the manifest if the current one belongs to `old` or does not exist.
     pub(crate) fn replace(&self, old: &str) -> Result<()> {
         let store = self.store.clone();
-        // The tag first: a manifest that changes before it is read below does not have it any more.
+        // The ETag is read first: if the manifest changes before it is read below, the ETag no longer matches.
         let look = async move { found_remote(store.head(MANIFEST_NAME).await) };
         let Some(meta) = remote::wait(look, self.interrupted)? else {
             return self.create();
         };
         match self.read_back()? {
             None => self.create(),
-            Some(there) if is_of(self.place, &there, old) => match meta.etag {
+            Some(there) if is_of(self.location, &there, old) => match meta.etag {
                 Some(etag) => self.put(PutMode::Match(etag)),
                 None => Err(CkptError::Unfenced {
-                    uri: self.place.uri().to_owned(),
+                    uri: self.location.uri().to_owned(),
                 }),
             },
-            Some(there) => compare(self.place, &there, self.save_id),
+            Some(there) => compare(self.location, &there, self.save_id),
         }
     }
 
@@ -100,8 +104,8 @@ impl Put<'_> {
         match remote::wait(put, self.interrupted)? {
             Ok(_) => Ok(()),
             Err(error) if remote::is_unsettled(&error) => match self.read_back()? {
-                // Whose write it was, only the object itself tells.
-                Some(there) => compare(self.place, &there, self.save_id),
+                // Only the object itself shows which save wrote it.
+                Some(there) => compare(self.location, &there, self.save_id),
                 None => Err(error.into()),
             },
             Err(error) => Err(error.into()),
@@ -109,40 +113,41 @@ impl Put<'_> {
     }
 
     fn read_back(&self) -> Result<Option<Vec<u8>>> {
-        self.place
+        self.location
             .get_start(MANIFEST_NAME, HEAD_BYTES, self.interrupted)
     }
 }
 
-fn is_of(place: &Place, manifest: &[u8], save_id: &str) -> bool {
-    decode_head(manifest, place.uri()).is_ok_and(|(head, _, _)| head.save_id == save_id)
+fn is_of(location: &Location, manifest: &[u8], save_id: &str) -> bool {
+    decode_head(manifest, location.uri()).is_ok_and(|(head, _, _)| head.save_id == save_id)
 }
 
-/// Endpoints and buckets that were seen to honour conditions, by this process or by the one it was forked from.
+/// Endpoints and buckets known to honour conditions, from this process or the one it was forked from.
 static FENCED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// What the key begins with on which a store is tried, below the checkpoint; the save's id follows.
+/// Prefix of the probe key below the checkpoint; the save's id follows.
 const PROBE_PREFIX: &str = ".hocket-probe-";
 
-/// The first digits of the id of the save that left a probe with this key, if it is one.
+/// Returns the first digits of the id of the save that wrote a probe with this key, if it is a probe.
 pub(crate) fn save_of_probe(key: &str) -> Option<&str> {
     let (id, pid) = key.strip_prefix(PROBE_PREFIX)?.split_once('-')?;
     let is_hex = |digit: u8| digit.is_ascii_hexdigit();
     (id.len() == 32 && id.bytes().all(is_hex) && pid.parse::<u32>().is_ok()).then(|| id.get(..8))?
 }
 
-/// An entity tag that no object has.
+/// An ETag that no object has.
 const NO_TAG: &str = "\"00000000000000000000000000000000\"";
 
-/// Tries on a key of its own whether the store honours the condition: one that lets two writes through fences nobody.
+/// Tests on a separate key whether the store honours the condition; without it, concurrent commits would
+/// overwrite each other.
 ///
 /// # Errors
-/// `Unfenced` where it does not, and what the store says.
+/// `Unfenced` if the store ignores the condition, and errors of the store.
 pub(crate) fn probe(write: &Put<'_>, replaces: bool) -> Result<()> {
     let bucket: Vec<&str> = write.store.uri().splitn(4, '/').take(3).collect();
     let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
     let tried = format!("{endpoint} {} {replaces}", bucket.join("/"));
-    // A lock that is held (or was, when this process was forked) costs a probe too many, never a wait.
+    // If the lock is taken (or was taken at the fork), the cost is one extra probe, never a wait.
     if FENCED
         .try_lock()
         .is_ok_and(|fenced| fenced.contains(&tried))
@@ -167,14 +172,15 @@ pub(crate) fn probe(write: &Put<'_>, replaces: bool) -> Result<()> {
         match (first, second) {
             (Err(error), None) => Err(error.into()),
             (_, Some(Ok(_)) | None) => Ok(false),
-            // A lost answer followed by a broken condition is told as `Transient`: fenced, too.
+            // A lost response followed by a violated condition is reported as `Transient`; the store honours
+            // conditions in this case, too.
             (_, Some(Err(error))) if remote::is_unsettled(&error) => Ok(true),
             (_, Some(Err(error))) => Err(error.into()),
         }
     };
     if !remote::wait(attempt, write.interrupted)? {
         return Err(CkptError::Unfenced {
-            uri: write.place.uri().to_owned(),
+            uri: write.location.uri().to_owned(),
         });
     }
     if let Ok(mut fenced) = FENCED.try_lock() {

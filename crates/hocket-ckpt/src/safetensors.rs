@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{CkptError, Result};
 
-/// What the data of our files is aligned to: a page, and what `O_DIRECT` asks for.
+/// Alignment of the data in our files: one page, as `O_DIRECT` requires.
 pub(crate) const ALIGNMENT: u64 = 4096;
 
-/// The safetensors package refuses longer headers.
+/// The safetensors package rejects longer headers.
 pub(crate) const HEADER_LIMIT: usize = 100_000_000;
 
-/// A dtype by safetensors' name.
+/// A dtype, by its safetensors name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     name: &'static str,
@@ -99,22 +99,22 @@ const DTYPES: [Dtype; 19] = [
 ];
 
 impl Dtype {
-    /// The dtype of this name, if there is one.
+    /// Returns the dtype of this name, if it exists.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         DTYPES.into_iter().find(|dtype| dtype.name == name)
     }
 
-    /// safetensors' name of it.
+    /// Returns the safetensors name.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// Bytes of a tensor of this shape; none where it does not fit 64 bits.
+    /// Returns the size in bytes of a tensor of this shape; none if it does not fit in 64 bits.
     #[must_use]
     pub fn num_bytes(self, shape: &[u64]) -> Option<u64> {
-        // A zero anywhere makes the tensor empty, however large the rest.
+        // A dim of size 0 makes the tensor empty, whatever the other dims.
         if shape.contains(&0) {
             return Some(0);
         }
@@ -124,7 +124,7 @@ impl Dtype {
     }
 }
 
-/// Memory of the caller: an address that stays valid while a verb runs.
+/// Memory of the caller: an address that stays valid during an operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
     address: usize,
@@ -132,23 +132,23 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Names the caller's memory.
+    /// Wraps the caller's memory.
     ///
     /// # Safety
-    /// `address..address + bytes` is readable (and writable, where it is a destination), and nobody
-    /// else writes it, until the verb that takes this returns.
+    /// `address..address + bytes` must be readable (and writable, if it is a destination), and nothing else may
+    /// write it, until the operation that takes it returns.
     #[must_use]
     pub unsafe fn new(address: usize, bytes: usize) -> Self {
         Self { address, bytes }
     }
 
-    /// All of it, to be read.
+    /// Returns all of the memory for reading.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         if self.bytes == 0 {
             return &[];
         }
-        // SAFETY: the caller's memory, readable and written by nobody else, by the promise made to `new`.
+        // SAFETY: the caller's memory, readable and not written by others, as guaranteed to `new`.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
@@ -156,10 +156,10 @@ impl Memory {
         self.bytes
     }
 
-    /// A part of this memory, to be read into.
+    /// Returns a part of the memory for writing.
     ///
     /// # Safety
-    /// The caller makes no two slices that overlap at the same time.
+    /// The caller must not hold two overlapping slices at the same time.
     #[allow(
         clippy::mut_from_ref,
         reason = "the memory is not ours; `new` says who may touch it"
@@ -170,8 +170,8 @@ impl Memory {
                 .checked_add(bytes)
                 .is_some_and(|end| end <= self.bytes)
         );
-        // SAFETY: inside the caller's memory, by the assertion and the promise made to `new`; alone there, by this
-        // function's own.
+        // SAFETY: inside the caller's memory, by the assertion and the guarantee given to `new`; exclusive, by
+        // this function's own contract.
         unsafe { std::slice::from_raw_parts_mut((self.address + offset) as *mut u8, bytes) }
     }
 }
@@ -189,14 +189,14 @@ pub struct Entry {
     pub memory: Memory,
 }
 
-/// A file before it is written: its header, and its entries in order with where each begins.
+/// The layout of a file to be written: its header, and its entries in order with their offsets.
 pub(crate) struct Layout {
     pub(crate) header: Vec<u8>,
     pub(crate) entries: Vec<(u64, Entry)>,
     pub(crate) data_bytes: u64,
 }
 
-/// Orders the entries (descending item size, then name) and makes the padded header.
+/// Orders the entries (by descending item size, then name) and builds the padded header.
 pub(crate) fn lay_out(
     mut entries: Vec<Entry>,
     metadata: &BTreeMap<String, String>,
@@ -262,7 +262,7 @@ fn check_entry(entry: &Entry) -> Result<()> {
     Ok(())
 }
 
-/// Length, JSON, and spaces up to a multiple of `ALIGNMENT`.
+/// Returns the header: length, JSON, and spaces up to a multiple of `ALIGNMENT`.
 fn pad(header: &Value) -> Result<Vec<u8>> {
     let json = header.to_string().into_bytes();
     let total = (json.len() + 8).next_multiple_of(ALIGNMENT as usize);
@@ -279,7 +279,7 @@ fn pad(header: &Value) -> Result<Vec<u8>> {
 }
 
 impl Layout {
-    /// Fills `buffer` with the data that begins at `offset`.
+    /// Fills `buffer` with the data at `offset`.
     pub(crate) fn fill(&self, offset: u64, buffer: &mut [u8]) {
         let mut rest = buffer;
         for piece in self.pieces(offset, rest.len()) {
@@ -289,14 +289,14 @@ impl Layout {
         }
     }
 
-    /// Appends `length` bytes of the data that begins at `offset`.
+    /// Appends `length` bytes of the data at `offset`.
     pub(crate) fn append(&self, offset: u64, length: usize, target: &mut Vec<u8>) {
         for piece in self.pieces(offset, length) {
             target.extend_from_slice(piece);
         }
     }
 
-    /// `length` bytes of the data that begins at `offset`, from entry to entry.
+    /// Returns `length` bytes of the data at `offset`, as one slice per entry.
     fn pieces(&self, offset: u64, length: usize) -> impl Iterator<Item = &[u8]> {
         let end = offset + length as u64;
         let first = self
@@ -312,7 +312,7 @@ impl Layout {
         })
     }
 
-    /// The data that begins at `offset`, where the caller's memory has it in one run.
+    /// Returns the data at `offset` if it is contiguous in the caller's memory.
     pub(crate) fn run(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let first = self
             .entries
@@ -324,14 +324,14 @@ impl Layout {
         let mut found = entry.memory.bytes() - inside;
         while found < length {
             let (_, entry) = entries.next()?;
-            // An entry without bytes lies anywhere.
+            // The address of an entry without bytes is irrelevant.
             if entry.memory.bytes() > 0 && entry.memory.address != address + found {
                 return None;
             }
             found += entry.memory.bytes();
         }
-        // SAFETY: entries that follow each other without a gap, each readable and written by nobody, by the promise
-        // made to `Memory::new`.
+        // SAFETY: consecutive entries without a gap, each readable and not written by others, as guaranteed to
+        // `Memory::new`.
         Some(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
     }
 }

@@ -1,4 +1,4 @@
-//! Hashing a whole data file.
+//! Verification of a whole data file.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -6,44 +6,47 @@ use std::sync::Mutex;
 use hocket_store::Store;
 
 use crate::block::{Block, Source, Table, check_size, missing, open_data};
+use crate::data_reader::{Caching, DataReader};
 use crate::digest::{BLOCK_BYTES, Digest, num_blocks, xxh3_128};
 use crate::error::{CkptError, Result};
+use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
-use crate::opened::Opened;
-use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, found_remote};
 use crate::remote;
+use crate::remote::found_remote;
+use crate::workers::{self, Interrupted};
 
 const MAX_WORKERS: usize = 4;
 
-/// Blocks that one request fetches.
+/// Number of blocks that one request fetches.
 const REQUEST_BLOCKS: u64 = 8;
 
-/// A bad block: its number and where it begins in the data.
+/// A bad block: its number and its offset in the data.
 type Bad = (i64, i64);
 
-/// Every bad block of a file as (block, offset in the data); (-1, -`data_start`) is a header that differs.
+/// Returns every bad block of a file as (block, offset in the data); (-1, -`data_start`) is a header that
+/// differs.
 ///
 /// # Errors
-/// `NotFound` where the file is gone, `Corrupt` where its size differs, and what the disk or the store says.
+/// `NotFound` if the file is gone, `Corrupt` if its size differs, and errors of the disk or the store.
 pub fn verify_file(
-    place: &Place,
+    location: &Location,
     file: &DataFile,
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Bad>> {
     let header = file.header_digest().ok_or_else(|| {
         let reason = format!("file `{}`: `header` is no digest", file.path);
-        CkptError::bad_manifest(place.uri(), reason)
+        CkptError::bad_manifest(location.uri(), reason)
     })?;
     let task = Task {
-        place,
+        location,
         file,
-        table: Table::of(place, file, true)?,
+        table: Table::of(location, file, true)?,
         header,
     };
-    let mut bad = match place.kind() {
+    let mut bad = match location.kind() {
         Kind::Local(root) => {
-            let handle = open_data(root, place, file, file.stored_bytes())?;
+            // A whole checkpoint is verified file by file, however large it is.
+            let handle = open_data(root, location, file, file.stored_bytes(), Caching::Bypass)?;
             task.run_local(root, &handle, interrupted)?
         }
         Kind::Remote(store) => task.run_remote(store, interrupted)?,
@@ -53,18 +56,18 @@ pub fn verify_file(
 }
 
 struct Task<'a> {
-    place: &'a Place,
+    location: &'a Location,
     file: &'a DataFile,
     table: Table,
     header: Digest,
 }
 
 impl Task<'_> {
-    /// Judges the bytes of the file that stand before its first block: the header, or its frame.
+    /// Verifies the stored bytes before the first block: the header, or its frame.
     fn judge_header(&self, stored: &[u8]) -> Option<Bad> {
         let start = self.file.data_start;
         let digest = if self.file.frames.is_some() {
-            // A frame that does not decompress has no digest either.
+            // A frame that does not decompress yields empty content, whose digest does not match.
             xxh3_128(&zstd::bulk::decompress(stored, start as usize).unwrap_or_default())
         } else {
             xxh3_128(stored)
@@ -74,14 +77,14 @@ impl Task<'_> {
 
     fn block(&self, number: u64) -> Block<'_> {
         Block {
-            place: self.place,
+            location: self.location,
             file: self.file,
             table: &self.table,
             number,
         }
     }
 
-    /// Judges a block by what reading it came to; a failure of the disk or the store is passed on.
+    /// Verifies a block after its read; passes on a failure of the disk or the store.
     fn judge(block: &Block<'_>, read: Result<()>, content: &[u8]) -> Result<Option<Bad>> {
         match read.and_then(|()| block.check(content)) {
             Ok(()) => Ok(None),
@@ -93,7 +96,7 @@ impl Task<'_> {
     fn run_local(
         &self,
         root: &Path,
-        handle: &Opened,
+        handle: &DataReader,
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Bad>> {
         let mut start = vec![0_u8; self.block(0).stored().start as usize];
@@ -118,7 +121,7 @@ impl Task<'_> {
             }
             Ok(())
         };
-        pace::run(MAX_WORKERS, count, interrupted, start, judge)?;
+        workers::run(MAX_WORKERS, count, interrupted, start, judge)?;
         bad.into_inner()
             .map_err(|_| CkptError::process("a worker panicked; this is a defect of Hocket"))
     }
@@ -127,12 +130,12 @@ impl Task<'_> {
         let file = self.file;
         let size = remote::wait(remote::size(store.clone(), file.path.clone()), interrupted)?;
         check_size(
-            self.place,
+            self.location,
             file,
-            size.ok_or_else(|| missing(self.place, file))?,
+            size.ok_or_else(|| missing(self.location, file))?,
         )?;
         let blocks = num_blocks(file.data_bytes());
-        // Request 0 is the header's.
+        // Request 0 fetches the header.
         let of_request = |index: usize| {
             let first = (index as u64 - 1) * REQUEST_BLOCKS;
             first..(first + REQUEST_BLOCKS).min(blocks)
@@ -146,7 +149,7 @@ impl Task<'_> {
         };
         let fetch = |index: usize| {
             let (store, key, range) = (store.clone(), file.path.clone(), range(index));
-            let gone = missing(self.place, file);
+            let gone = missing(self.location, file);
             async move { found_remote(store.get_range(&key, range).await)?.ok_or(gone) }
         };
         let mut bad = Vec::new();

@@ -1,4 +1,4 @@
-//! Writing a data file straight from the caller's memory.
+//! Writes of data files straight from the caller's memory.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -10,51 +10,49 @@ use std::sync::Mutex;
 use hocket_store::direct::Direct;
 
 use crate::aligned::{BUFFER_BYTES, Buffer};
+use crate::compress::{self, Compressed};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
+use crate::durable::create_folder;
 use crate::durable::sync_parent;
-use crate::error::{CkptError, Result};
-use crate::leftover;
+use crate::error::{CkptError, NEVER_REPLACED, Result};
+use crate::file_names::{BLOCKS_SUFFIX, is_data_path};
+use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
-use crate::pace::{self, Interrupted};
-use crate::place::{BLOCKS_SUFFIX, Kind, Place, is_data_path};
 use crate::remote;
 use crate::safetensors::{Entry, Layout, lay_out};
-use crate::squeeze::{self, Squeezed};
+use crate::temp_file;
+use crate::workers::{self, Interrupted};
 
-/// Buffers in flight at once, one a thread: 32 MiB.
+/// Limit of worker threads, each with one buffer: 32 MiB in total.
 const MAX_WORKERS: usize = 8;
 
-/// What to do about a data file that is there already.
-pub(crate) const NEVER_REPLACED: &str =
-    "data files are never replaced. Save under another name, or delete the old one first";
-
-/// A file that was written: the manifest's record, and where each entry lies in the data.
+/// A file that was written: its manifest record, and the location of each entry in the data.
 #[derive(Debug, Clone)]
 pub struct Written {
-    /// The manifest's record.
+    /// The manifest record.
     pub file: DataFile,
     /// Name, offset in the data, bytes.
     pub entries: Vec<(String, u64, u64)>,
 }
 
-/// How a data file is written.
+/// Options for writing a data file.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteOptions {
-    /// Flush file and folder before returning.
+    /// Whether to flush file and folder before returning.
     pub sync: bool,
-    /// zstd's level, for a `.blocks` file; none for a plain safetensors file.
+    /// zstd level for a `.blocks` file; `None` for a plain safetensors file.
     pub level: Option<i32>,
-    /// Leave the processor to others where they want it. For local files.
+    /// Whether to run at a lower CPU priority. For local files.
     pub background: bool,
 }
 
-/// Writes one data file of a checkpoint, hashing on the way.
+/// Writes one data file of a checkpoint and computes its digests.
 ///
 /// # Errors
-/// `Exists` where `path` is there already, `Invalid` for a bad entry, path or level, and what the disk or the store
-/// says. Whatever fails, no file of ours is left.
+/// `Exists` if `path` exists already, `Invalid` for a bad entry, path or level, and errors of the disk or the
+/// store. After an error no file remains.
 pub fn write_file(
-    place: &Place,
+    location: &Location,
     path: &str,
     entries: Vec<Entry>,
     metadata: &BTreeMap<String, String>,
@@ -63,19 +61,19 @@ pub fn write_file(
 ) -> Result<Written> {
     check_arguments(path, options.level)?;
     let layout = lay_out(entries, metadata)?;
-    let content = match (place.kind(), options.level) {
+    let content = match (location.kind(), options.level) {
         (Kind::Local(root), _) => write_local(&root.join(path), &layout, options, interrupted)?,
         (Kind::Remote(store), None) => {
             Content::plain(remote::write(store, path, &layout, interrupted)?)
         }
         (Kind::Remote(store), Some(level)) => {
-            squeeze::write_remote(store, path, &layout, level, interrupted)?.into()
+            compress::write_remote(store, path, &layout, level, interrupted)?.into()
         }
     };
     Ok(written(path, layout, content))
 }
 
-/// What `write_file` would say of a file with these entries, without writing it.
+/// Returns the record that `write_file` would produce for these entries, without writing a file.
 ///
 /// # Errors
 /// `Invalid` for a bad entry, path or level.
@@ -89,7 +87,7 @@ pub fn describe_file(
     check_arguments(path, level)?;
     let layout = lay_out(entries, metadata)?;
     if let Some(level) = level {
-        let content = squeeze::describe(&layout, level, interrupted)?.into();
+        let content = compress::describe(&layout, level, interrupted)?.into();
         return Ok(written(path, layout, content));
     }
     let mut digests = Vec::new();
@@ -144,7 +142,7 @@ fn check_arguments(path: &str, level: Option<i32>) -> Result<()> {
     }
 }
 
-/// What the manifest says of a file's bytes.
+/// The manifest's data about a file's bytes.
 struct Content {
     digests: Vec<u8>,
     frames: Option<String>,
@@ -159,34 +157,36 @@ impl Content {
     }
 }
 
-impl From<Squeezed> for Content {
-    fn from(squeezed: Squeezed) -> Self {
-        let frames: Vec<u8> = squeezed
+impl From<Compressed> for Content {
+    fn from(compressed: Compressed) -> Self {
+        let frames: Vec<u8> = compressed
             .frames
             .iter()
             .flat_map(|length| length.to_le_bytes())
             .collect();
         Self {
-            digests: squeezed.digests,
+            digests: compressed.digests,
             frames: Some(to_base64(&frames)),
         }
     }
 }
 
-/// Creates the file, fills it, and removes it again if anything fails.
+/// Creates the file and fills it; removes it if anything fails.
 fn write_local(
     path: &Path,
     layout: &Layout,
     options: WriteOptions,
     interrupted: Interrupted<'_>,
 ) -> Result<Content> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    create_folder(folder)?;
     let create = || -> io::Result<File> {
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+        std::fs::create_dir_all(folder)?;
         OpenOptions::new().write(true).create_new(true).open(path)
     };
     let file = create()
         .or_else(|error| match error.kind() {
-            // A failed save may just have taken its empty folder away.
+            // A failed save may just have removed its empty folder.
             io::ErrorKind::NotFound => create(),
             _ => Err(error),
         })
@@ -197,7 +197,7 @@ fn write_local(
             },
             _ => CkptError::io(path, "create the file", &error),
         })?;
-    leftover::mark_alive(&file);
+    temp_file::mark_alive(&file);
     let outcome = fill(path, &file, layout, options, interrupted).and_then(|content| {
         if options.sync {
             flush(path.to_owned(), file, interrupted)?;
@@ -205,7 +205,7 @@ fn write_local(
         Ok(content)
     });
     if outcome.is_err() {
-        // The first error is the one to tell; what is left behind shows as an orphan.
+        // The first error is reported; a file that remains is found as an orphan.
         let _ = std::fs::remove_file(path);
     }
     outcome
@@ -220,7 +220,7 @@ fn fill(
 ) -> Result<Content> {
     match options.level {
         Some(level) => {
-            squeeze::write_local(path, file, layout, level, options.background, interrupted)
+            compress::write_local(path, file, layout, level, options.background, interrupted)
                 .map(Content::from)
         }
         None => fill_plain(path, file, layout, options.background, interrupted).map(Content::plain),
@@ -248,13 +248,13 @@ fn fill_plain(
     ]);
     let pieces = layout.data_bytes.div_ceil(BUFFER_BYTES as u64) as usize;
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    pace::run(
+    workers::run(
         MAX_WORKERS.min(cores * 2),
         pieces,
         interrupted,
         || {
             if background {
-                pace::give_way();
+                workers::give_way();
             }
             Ok(None)
         },
@@ -293,7 +293,7 @@ fn fill_plain(
                 .map_err(failed)
         },
     )?;
-    // A direct write of the tail is a whole number of pages.
+    // A direct write of the tail writes whole pages.
     file.set_len(size)
         .map_err(|error| CkptError::io(path, "set the length", &error))?;
     digests
@@ -301,20 +301,20 @@ fn fill_plain(
         .map_err(|_| CkptError::Invalid("a writer panicked".to_owned()))
 }
 
-/// Flushes file and folder; an interrupt leaves the flush to the system.
+/// Flushes file and folder; after an interrupt the flush finishes in the background.
 fn flush(path: PathBuf, file: File, interrupted: Interrupted<'_>) -> Result<()> {
-    pace::detached(interrupted, move || {
+    workers::detached(interrupted, move || {
         file.sync_all()
             .map_err(|error| CkptError::io(&path, "flush the file", &error))?;
         sync_parent(&path)
     })
 }
 
-/// Reserves the whole file, so that a full disk is told before anything is written.
+/// Reserves space for the whole file, so that a full disk is reported before anything is written.
 fn preallocate(file: &File, size: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
         Ok(()) => Ok(()),
-        // Not every file system can; the writes will tell.
+        // Some file systems do not support this; the writes report a full disk instead.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
             Ok(())
         }

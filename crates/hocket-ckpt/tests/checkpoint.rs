@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hocket_ckpt::{
-    CkptError, CommitOptions, DataFile, Dtype, Entry, Memory, Place, Read, Status, WriteOptions,
-    Written,
+    CkptError, CommitOptions, DataFile, DataFiles, Dtype, Entry, Location, Memory, Read, Status,
+    WriteOptions, Written,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -57,9 +57,9 @@ fn memory(bytes: &[u8]) -> Memory {
     unsafe { Memory::new(bytes.as_ptr() as usize, bytes.len()) }
 }
 
-fn write(place: &Place, path: &str, entries: Vec<Entry>) -> Written {
+fn write(location: &Location, path: &str, entries: Vec<Entry>) -> Written {
     let metadata = BTreeMap::from([("format".to_owned(), "hocket-ckpt/1".to_owned())]);
-    hocket_ckpt::write_file(place, path, entries, &metadata, DURABLE, &never).unwrap()
+    hocket_ckpt::write_file(location, path, entries, &metadata, DURABLE, &never).unwrap()
 }
 
 /// A document of one-dimensional byte tensors.
@@ -83,9 +83,29 @@ fn encoded(document: &serde_json::Value) -> Vec<u8> {
     hocket_ckpt::encode(document.to_string().as_bytes()).unwrap()
 }
 
-fn commit(place: &Place, save_id: &str, step: u64, written: &Written) -> hocket_ckpt::Result<()> {
+fn read(
+    location: &Location,
+    written: &Written,
+    reads: &[Read],
+    check: bool,
+) -> hocket_ckpt::Result<()> {
+    DataFiles::new(location.clone(), vec![written.file.clone()], check)?.read(reads, &never)
+}
+
+fn commit(
+    location: &Location,
+    save_id: &str,
+    step: u64,
+    written: &Written,
+) -> hocket_ckpt::Result<()> {
     let manifest = encoded(&document(save_id, step, written));
-    hocket_ckpt::commit(place, manifest, save_id, &CommitOptions::default(), &never)
+    hocket_ckpt::commit(
+        location,
+        manifest,
+        save_id,
+        &CommitOptions::default(),
+        &never,
+    )
 }
 
 fn id(digit: char) -> String {
@@ -95,10 +115,10 @@ fn id(digit: char) -> String {
 #[test]
 fn what_is_written_is_read_back() {
     with_places(|root| {
-        let place = Place::open(&format!("{root}/one")).unwrap();
+        let location = Location::open(&format!("{root}/one")).unwrap();
         let (large, small) = (noise(5 * MIB + 77, 1), noise(3, 2));
         let written = write(
-            &place,
+            &location,
             "data/a.safetensors",
             vec![entry("small", &small), entry("large", &large)],
         );
@@ -127,18 +147,11 @@ fn what_is_written_is_read_back() {
                     memory: memory_mut(&mut tail),
                 },
             ];
-            hocket_ckpt::read(
-                &place,
-                std::slice::from_ref(&written.file),
-                &reads,
-                check,
-                &never,
-            )
-            .unwrap();
+            read(&location, &written, &reads, check).unwrap();
             assert!(whole == large && middle == large[1000..1000 + 2 * MIB] && tail == small);
         }
         assert!(
-            hocket_ckpt::verify_file(&place, &written.file, &never)
+            hocket_ckpt::verify_file(&location, &written.file, &never)
                 .unwrap()
                 .is_empty()
         );
@@ -180,8 +193,8 @@ fn where_the_memory_lies_makes_no_difference() {
                     )
                 });
             let root = folder.path().join(format!("{start}-{is_own}"));
-            let place = Place::open(root.to_str().unwrap()).unwrap();
-            let written = write(&place, "data/a.safetensors", entries.collect());
+            let location = Location::open(root.to_str().unwrap()).unwrap();
+            let written = write(&location, "data/a.safetensors", entries.collect());
             let bytes = std::fs::read(root.join("data/a.safetensors")).unwrap();
             assert!(bytes[written.file.data_start as usize..] == all);
             files.push((bytes, written.file.digests));
@@ -198,11 +211,11 @@ fn memory_mut(bytes: &mut [u8]) -> Memory {
 #[test]
 fn a_data_file_is_never_replaced() {
     with_places(|root| {
-        let place = Place::open(&format!("{root}/one")).unwrap();
+        let location = Location::open(&format!("{root}/one")).unwrap();
         let bytes = noise(10, 3);
-        write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+        write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
         let again = hocket_ckpt::write_file(
-            &place,
+            &location,
             "data/a.safetensors",
             vec![entry("t", &bytes)],
             &BTreeMap::new(),
@@ -216,15 +229,15 @@ fn a_data_file_is_never_replaced() {
 #[test]
 fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
     with_places(|root| {
-        let place = Place::open(&format!("{root}/one")).unwrap();
+        let location = Location::open(&format!("{root}/one")).unwrap();
         let bytes = noise(10, 4);
-        let ours = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
-        let theirs = write(&place, "data/b.safetensors", vec![entry("t", &bytes)]);
-        commit(&place, &id('a'), 1, &ours).unwrap();
-        commit(&place, &id('a'), 1, &ours).unwrap();
-        let lost = commit(&place, &id('b'), 1, &theirs);
+        let ours = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
+        let theirs = write(&location, "data/b.safetensors", vec![entry("t", &bytes)]);
+        commit(&location, &id('a'), 1, &ours).unwrap();
+        commit(&location, &id('a'), 1, &ours).unwrap();
+        let lost = commit(&location, &id('b'), 1, &theirs);
         assert!(matches!(lost, Err(CkptError::Exists { .. })), "{lost:?}");
-        let document = hocket_ckpt::read_document(&place, &never).unwrap();
+        let document = hocket_ckpt::read_document(&location, &never).unwrap();
         assert!(String::from_utf8(document).unwrap().contains(&id('a')));
     });
 }
@@ -232,19 +245,19 @@ fn one_of_two_commits_wins_and_a_second_try_of_the_winner_is_success() {
 #[test]
 fn a_listing_tells_committed_partial_and_foreign() {
     with_places(|root| {
-        let (prefix, bytes) = (Place::open(root).unwrap(), noise(10, 5));
+        let (prefix, bytes) = (Location::open(root).unwrap(), noise(10, 5));
         for (name, step) in [("late", 20), ("early", 3)] {
-            let place = Place::open(&format!("{root}/{name}")).unwrap();
-            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
-            commit(&place, &id('c'), step, &written).unwrap();
+            let location = Location::open(&format!("{root}/{name}")).unwrap();
+            let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
+            commit(&location, &id('c'), step, &written).unwrap();
         }
-        let partial = Place::open(&format!("{root}/partial")).unwrap();
+        let partial = Location::open(&format!("{root}/partial")).unwrap();
         write(
             &partial,
             "data/0badc0de-r00000-000.safetensors",
             vec![entry("t", &bytes)],
         );
-        let foreign = Place::open(&format!("{root}/zoo/data/x")).unwrap();
+        let foreign = Location::open(&format!("{root}/zoo/data/x")).unwrap();
         write(&foreign, "data/a.safetensors", vec![entry("t", &bytes)]);
 
         let listed = hocket_ckpt::list(&prefix, &never).unwrap();
@@ -277,9 +290,9 @@ fn a_listing_tells_committed_partial_and_foreign() {
 #[test]
 fn sizes_are_those_of_what_is_there() {
     with_places(|root| {
-        let place = Place::open(&format!("{root}/one")).unwrap();
+        let location = Location::open(&format!("{root}/one")).unwrap();
         let written = write(
-            &place,
+            &location,
             "data/a.safetensors",
             vec![entry("t", b"1234567890")],
         );
@@ -287,7 +300,7 @@ fn sizes_are_those_of_what_is_there() {
             "data/a.safetensors".to_owned(),
             "data/b.safetensors".to_owned(),
         ];
-        let sizes = hocket_ckpt::sizes(&place, &paths, &never).unwrap();
+        let sizes = hocket_ckpt::sizes(&location, &paths, &never).unwrap();
         assert_eq!(sizes, [Some(written.file.size), None]);
     });
 }
@@ -295,9 +308,9 @@ fn sizes_are_those_of_what_is_there() {
 #[test]
 fn a_spoiled_block_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::open(folder.path().to_str().unwrap()).unwrap();
+    let location = Location::open(folder.path().to_str().unwrap()).unwrap();
     let bytes = noise(3 * MIB, 6);
-    let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+    let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
     let path = folder.path().join("data/a.safetensors");
     let mut stored = std::fs::read(&path).unwrap();
     stored[written.file.data_start as usize + MIB + 5] ^= 1;
@@ -308,14 +321,7 @@ fn a_spoiled_block_is_named() {
         offset: 0,
         memory: memory_mut(&mut target),
     }];
-    let error = hocket_ckpt::read(
-        &place,
-        std::slice::from_ref(&written.file),
-        &reads,
-        true,
-        &never,
-    )
-    .unwrap_err();
+    let error = read(&location, &written, &reads, true).unwrap_err();
     let CkptError::Corrupt { file, offset, .. } = error else {
         panic!("{error}")
     };
@@ -324,7 +330,7 @@ fn a_spoiled_block_is_named() {
         (Some("data/a.safetensors"), Some(MIB as u64))
     );
     assert_eq!(
-        hocket_ckpt::verify_file(&place, &written.file, &never).unwrap(),
+        hocket_ckpt::verify_file(&location, &written.file, &never).unwrap(),
         [(1, MIB as i64)]
     );
 }
@@ -332,10 +338,10 @@ fn a_spoiled_block_is_named() {
 #[test]
 fn an_interrupt_ends_a_write_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let place = Place::open(folder.path().to_str().unwrap()).unwrap();
+    let location = Location::open(folder.path().to_str().unwrap()).unwrap();
     let bytes = noise(64 * MIB, 7);
     let outcome = hocket_ckpt::write_file(
-        &place,
+        &location,
         "data/a.safetensors",
         vec![entry("t", &bytes)],
         &BTreeMap::new(),
@@ -512,8 +518,8 @@ proptest! {
     ) {
         let bytes = noise(length, 8);
         with_places(|root| {
-            let place = Place::open(root).unwrap();
-            let written = write(&place, "data/a.safetensors", vec![entry("t", &bytes)]);
+            let location = Location::open(root).unwrap();
+            let written = write(&location, "data/a.safetensors", vec![entry("t", &bytes)]);
             let spans: Vec<_> = ranges
                 .iter()
                 .map(|(from, size)| {
@@ -527,7 +533,7 @@ proptest! {
                 .zip(&mut targets)
                 .map(|(span, target)| Read { file: 0, offset: span.start as u64, memory: memory_mut(target) })
                 .collect();
-            hocket_ckpt::read(&place, std::slice::from_ref(&written.file), &reads, check, &never).unwrap();
+            read(&location, &written, &reads, check).unwrap();
             for (span, target) in spans.into_iter().zip(targets) {
                 assert!(target == bytes[span]);
             }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use hocket_ckpt::{CommitOptions, DataFile, Dtype, Entry, Memory, Place, WriteOptions};
+use hocket_ckpt::{CommitOptions, DataFile, Dtype, Entry, Location, Memory, WriteOptions};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -74,7 +74,7 @@ fn age(path: &Path, hours: u8) {
         .unwrap();
 }
 
-fn write(place: &Place, root: &Path, number: usize, hours: &[u8]) -> Save {
+fn write(location: &Location, root: &Path, number: usize, hours: &[u8]) -> Save {
     let id = format!("{number:08x}").repeat(4);
     let mut files = Vec::new();
     let mut tensors = serde_json::Map::new();
@@ -102,9 +102,15 @@ fn write(place: &Place, root: &Path, number: usize, hours: &[u8]) -> Save {
             level,
             background: false,
         };
-        let written =
-            hocket_ckpt::write_file(place, &path, vec![entry], &BTreeMap::new(), options, &never)
-                .unwrap();
+        let written = hocket_ckpt::write_file(
+            location,
+            &path,
+            vec![entry],
+            &BTreeMap::new(),
+            options,
+            &never,
+        )
+        .unwrap();
         let chunks = json!({"file": [rank], "offset": [0], "length": shape, "start": [[0]], "size": [shape]});
         tensors.insert(
             name.clone(),
@@ -126,13 +132,13 @@ fn write(place: &Place, root: &Path, number: usize, hours: &[u8]) -> Save {
     }
 }
 
-fn commit(place: &Place, save: &Save, replaces: Option<&Save>) {
+fn commit(location: &Location, save: &Save, replaces: Option<&Save>) {
     let manifest = hocket_ckpt::encode(save.documents.to_string().as_bytes()).unwrap();
     let options = CommitOptions {
         unfenced: false,
         replaces: replaces.map(|old| old.id.clone()),
     };
-    hocket_ckpt::commit(place, manifest, &save.id, &options, &never).unwrap();
+    hocket_ckpt::commit(location, manifest, &save.id, &options, &never).unwrap();
 }
 
 /// All files below a folder but locks.
@@ -182,18 +188,18 @@ proptest! {
     #[test]
     fn takes_what_is_old_and_nobodys_and_nothing_else(steps in steps()) {
         let folder = tempfile::tempdir().unwrap();
-        let prefix = Place::open(folder.path().to_str().unwrap()).unwrap();
+        let prefix = Location::open(folder.path().to_str().unwrap()).unwrap();
         std::fs::write(folder.path().join("notes.txt"), "not ours").unwrap();
         let mut models: Vec<Model> = NAMES.iter().map(|_| Model::default()).collect();
         for (number, step) in steps.iter().chain([&Step::Gc]).enumerate() {
             let at = |name: usize| {
                 let root = folder.path().join(NAMES[name]);
-                (Place::open(root.to_str().unwrap()).unwrap(), root)
+                (Location::open(root.to_str().unwrap()).unwrap(), root)
             };
             match step {
                 Step::Write(name, hours) => {
-                    let (place, root) = at(*name);
-                    models[*name].written.push(write(&place, &root, number + 1, hours));
+                    let (location, root) = at(*name);
+                    models[*name].written.push(write(&location, &root, number + 1, hours));
                 }
                 Step::Commit(name) => {
                     if let Some(save) = models[*name].written.pop() {
@@ -237,9 +243,9 @@ proptest! {
                         let root = folder.path().join(name);
                         expected.extend(model.survivors(&root).into_iter().filter(|path| before.contains(path)));
                         if let Some(committed) = &model.committed {
-                            let place = Place::open(root.to_str().unwrap()).unwrap();
+                            let location = Location::open(root.to_str().unwrap()).unwrap();
                             for file in &committed.files {
-                                prop_assert_eq!(hocket_ckpt::verify_file(&place, file, &never).unwrap(), vec![]);
+                                prop_assert_eq!(hocket_ckpt::verify_file(&location, file, &never).unwrap(), vec![]);
                             }
                         }
                         model.written.retain(|save| save.hours.iter().any(|&hours| hours < 24));

@@ -1,4 +1,4 @@
-//! hocket-ckpt as Python sees it.
+//! Python bindings of hocket-ckpt.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use crate::errors::ckpt_error;
 use crate::wait::look;
 use hocket_ckpt::{
-    CkptError, CommitOptions, DataFile, Dtype, Entry, Interrupted, Listed, Memory, Place, Read,
-    Status, WriteOptions, Written,
+    CkptError, CommitOptions, DataFile, DataFiles, Dtype, Entry, Interrupted, Listed, Location,
+    Memory, Read, Status, WriteOptions, Written,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
 use pyo3::prelude::*;
@@ -24,7 +24,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ckpt_manifest_read, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_manifest_head, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_commit, module)?)?;
-    module.add_function(wrap_pyfunction!(ckpt_read, module)?)?;
+    module.add_class::<CkptFiles>()?;
     module.add_function(wrap_pyfunction!(ckpt_verify_file, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_list, module)?)?;
     module.add_function(wrap_pyfunction!(ckpt_sizes, module)?)?;
@@ -32,7 +32,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Runs a verb without the interpreter lock; a signal's exception is raised as it is.
+/// Runs an operation without the interpreter lock; re-raises the exception of a signal handler.
 pub(crate) fn call<T: Send>(
     py: Python<'_>,
     verb: impl FnOnce(Interrupted<'_>) -> hocket_ckpt::Result<T> + Send,
@@ -103,7 +103,7 @@ fn entry(item: EntryItem) -> PyResult<Entry> {
             "entry `{name}`: `{dtype}` is no dtype of safetensors; expected a name such as `F32` or `BF16`"
         )));
     };
-    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
     let memory = unsafe { Memory::new(address, bytes) };
     Ok(Entry {
         name,
@@ -133,7 +133,7 @@ fn ckpt_write_file<'py>(
     let metadata: BTreeMap<_, _> = metadata.into_iter().collect();
     let written = call(py, |interrupted| {
         hocket_ckpt::write_file(
-            &Place::open(uri)?,
+            &Location::open(uri)?,
             path,
             entries,
             &metadata,
@@ -177,7 +177,7 @@ fn written_to_dict(py: Python<'_>, written: Written) -> PyResult<Bound<'_, PyDic
     Ok(dict)
 }
 
-/// A data file as a mapping: what [`FileItem`] takes.
+/// Converts a data file to a mapping, the form that [`FileItem`] accepts.
 pub(crate) fn file_to_dict(py: Python<'_>, file: DataFile) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("path", file.path)?;
@@ -211,7 +211,7 @@ fn ckpt_manifest_decode<'py>(
 #[pyfunction]
 fn ckpt_manifest_read<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
     let document = call(py, |interrupted| {
-        hocket_ckpt::read_document(&Place::open(uri)?, interrupted)
+        hocket_ckpt::read_document(&Location::open(uri)?, interrupted)
     })?;
     Ok(PyBytes::new(py, &document))
 }
@@ -219,7 +219,7 @@ fn ckpt_manifest_read<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, Py
 #[pyfunction]
 fn ckpt_manifest_head<'py>(py: Python<'py>, uri: &str) -> PyResult<Bound<'py, PyBytes>> {
     let head = call(py, |interrupted| {
-        hocket_ckpt::read_head(&Place::open(uri)?, interrupted)
+        hocket_ckpt::read_head(&Location::open(uri)?, interrupted)
     })?;
     Ok(PyBytes::new(py, &head))
 }
@@ -237,7 +237,7 @@ fn ckpt_commit(
     let options = CommitOptions { unfenced, replaces };
     call(py, |interrupted| {
         hocket_ckpt::commit(
-            &Place::open(uri)?,
+            &Location::open(uri)?,
             manifest.to_vec(),
             save_id,
             &options,
@@ -246,45 +246,49 @@ fn ckpt_commit(
     })
 }
 
-#[pyfunction]
-#[pyo3(signature = (uri, files, reads, *, check = true))]
-fn ckpt_read(
-    py: Python<'_>,
-    uri: &str,
-    files: Vec<FileItem>,
-    reads: Vec<(usize, u64, usize, usize)>,
-    check: bool,
-) -> PyResult<()> {
-    let files: Vec<DataFile> = files.into_iter().map(DataFile::from).collect();
-    let reads: Vec<Read> = reads
-        .into_iter()
-        .map(|(file, offset, bytes, address)| {
-            // SAFETY: the caller keeps the memory alive and to itself during the call, as the stub asks.
-            let memory = unsafe { Memory::new(address, bytes) };
-            Read {
-                file,
-                offset,
-                memory,
-            }
-        })
-        .collect();
-    call(py, |interrupted| {
-        hocket_ckpt::read(&Place::open(uri)?, &files, &reads, check, interrupted)
-    })
+/// The data files of a checkpoint, with their digests decoded once.
+#[pyclass(module = "hocket.native._native", frozen)]
+pub struct CkptFiles(DataFiles);
+
+#[pymethods]
+impl CkptFiles {
+    #[new]
+    #[pyo3(signature = (uri, files, *, check = true))]
+    fn new(py: Python<'_>, uri: &str, files: Vec<FileItem>, check: bool) -> PyResult<Self> {
+        let files = files.into_iter().map(DataFile::from).collect();
+        let opened = call(py, |_| DataFiles::new(Location::open(uri)?, files, check))?;
+        Ok(Self(opened))
+    }
+
+    fn read(&self, py: Python<'_>, reads: Vec<(usize, u64, usize, usize)>) -> PyResult<()> {
+        let reads: Vec<Read> = reads
+            .into_iter()
+            .map(|(file, offset, bytes, address)| {
+                // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub requires.
+                let memory = unsafe { Memory::new(address, bytes) };
+                Read {
+                    file,
+                    offset,
+                    memory,
+                }
+            })
+            .collect();
+        call(py, |interrupted| self.0.read(&reads, interrupted))
+    }
 }
 
 #[pyfunction]
 fn ckpt_verify_file(py: Python<'_>, uri: &str, file: FileItem) -> PyResult<Vec<(i64, i64)>> {
     let file = DataFile::from(file);
     call(py, |interrupted| {
-        hocket_ckpt::verify_file(&Place::open(uri)?, &file, interrupted)
+        hocket_ckpt::verify_file(&Location::open(uri)?, &file, interrupted)
     })
 }
 
 #[pyfunction]
 fn ckpt_list<'py>(py: Python<'py>, uri: &str) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let listed = call(py, |interrupted| {
-        hocket_ckpt::list(&Place::open(uri)?, interrupted)
+        hocket_ckpt::list(&Location::open(uri)?, interrupted)
     })?;
     listed
         .into_iter()
@@ -317,7 +321,7 @@ fn listed_to_dict(py: Python<'_>, listed: Listed) -> PyResult<Bound<'_, PyDict>>
 #[pyfunction]
 fn ckpt_sizes(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<Vec<Option<u64>>> {
     call(py, |interrupted| {
-        hocket_ckpt::sizes(&Place::open(uri)?, &paths, interrupted)
+        hocket_ckpt::sizes(&Location::open(uri)?, &paths, interrupted)
     })
 }
 

@@ -1,8 +1,8 @@
-//! Checkpoints and what saves left behind, removed.
+//! Python bindings for the removal of checkpoints and of the garbage of unfinished saves.
 
 use std::time::Duration;
 
-use hocket_ckpt::{Garbage, Place, Waste};
+use hocket_ckpt::{Garbage, Location, Waste};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -22,21 +22,21 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyo3(signature = (uri, name, *, dry_run = false))]
 fn ckpt_delete(py: Python<'_>, uri: &str, name: &str, dry_run: bool) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete(&Place::open(uri)?, name, dry_run, interrupted)
+        hocket_ckpt::delete(&Location::open(uri)?, name, dry_run, interrupted)
     })
 }
 
 #[pyfunction]
 fn ckpt_delete_files(py: Python<'_>, uri: &str, paths: Vec<String>) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::delete_files(&Place::open(uri)?, &paths, interrupted)
+        hocket_ckpt::delete_files(&Location::open(uri)?, &paths, interrupted)
     })
 }
 
 #[pyfunction]
 fn ckpt_discard_file(py: Python<'_>, uri: &str, path: &str) -> PyResult<()> {
     call(py, |interrupted| {
-        hocket_ckpt::discard_file(&Place::open(uri)?, path, interrupted)
+        hocket_ckpt::discard_file(&Location::open(uri)?, path, interrupted)
     })
 }
 
@@ -54,7 +54,7 @@ fn ckpt_gc<'py>(
         )));
     };
     let collected = call(py, |interrupted| {
-        hocket_ckpt::gc(&Place::open(uri)?, min_age, dry_run, interrupted)
+        hocket_ckpt::gc(&Location::open(uri)?, min_age, dry_run, interrupted)
     })?;
     let garbage = collected
         .garbage

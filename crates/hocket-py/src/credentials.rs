@@ -1,7 +1,7 @@
-//! Credentials that Python finds for the stores: requests want them, a Python thread that waits sees it.
+//! Python bindings for credentials: stores request keys, and a Python thread looks them up.
 
 use crate::errors::store_error;
-use hocket_store::credentials::{self, Keys};
+use hocket_store::credentials::{self, Keys, Missing};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(credentials_fail, module)?)
 }
 
-/// Sets `hocket.native.credentials` to work for profiles that requests wait for. Quick when there are none.
+/// Starts a lookup in `hocket.native.credentials` for profiles that requests wait for. Cheap if there are none.
 pub fn attend(py: Python<'_>) -> PyResult<()> {
     for profile in credentials::wanted() {
         py.import("hocket.native.credentials")?
@@ -79,6 +79,11 @@ fn credentials_provide(
 }
 
 #[pyfunction]
-fn credentials_fail(profile: &str, reason: String) {
-    credentials::fail(profile, reason);
+#[pyo3(signature = (profile, reason, *, is_provider_missing = false))]
+fn credentials_fail(profile: &str, reason: String, is_provider_missing: bool) {
+    let missing = Missing {
+        reason,
+        is_provider_missing,
+    };
+    credentials::fail(profile, missing);
 }

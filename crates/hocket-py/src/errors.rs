@@ -1,7 +1,8 @@
-//! From each crate's errors to Python's: one function per crate, one class per variant.
+//! Conversion of the crates' errors to Python exceptions: one function per crate, one class per variant.
 //!
-//! The classes are Python's own, looked up by module and name when an error is raised: the extension imports
-//! nothing before it must, and `except hocket.native.errors.StoreError` means the class in that module.
+//! The classes are defined in Python and looked up by module and name when an error is raised. The extension
+//! therefore imports nothing in advance, and `except hocket.native.errors.StoreError` refers to the class in
+//! that module.
 
 use hocket_ckpt::CkptError;
 use hocket_store::StoreError;
@@ -9,7 +10,7 @@ use hocket_stream::StreamError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// `module.class(message)` as an exception.
+/// Returns `module.class(message)` as an exception.
 fn instance(py: Python<'_>, module: &str, class: &str, message: &str) -> PyErr {
     match py
         .import(module)
@@ -23,7 +24,7 @@ fn instance(py: Python<'_>, module: &str, class: &str, message: &str) -> PyErr {
 
 // --- store ------------------------------------------------------------------------------------
 
-/// The class in `hocket.native.errors` for a failure of the store.
+/// Converts an error of a store to its class in `hocket.native.errors`.
 pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
     let class = match error {
         StoreError::NotFound { .. } => "StoreNotFoundError",
@@ -40,7 +41,7 @@ pub fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
 
 // --- stream -----------------------------------------------------------------------------------
 
-/// The class in `hocket.stream.errors` for a failure of a data set; a store's failure stays what it is.
+/// Converts an error of a data set to its class in `hocket.stream.errors`; a store's error keeps its own class.
 pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
     let class = match error {
         StreamError::Store(error) => return store_error(py, error),
@@ -51,7 +52,7 @@ pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
         StreamError::SampleCorrupt { .. } => "SampleCorruptError",
         StreamError::Config { .. } => "ConfigError",
         StreamError::Exists { .. } => "DatasetExistsError",
-        StreamError::Io { .. } => "StreamIOError",
+        StreamError::Io { .. } | StreamError::Removed { .. } => "StreamIOError",
         _ => "StreamError",
     };
     instance(py, "hocket.stream.errors", class, &error.to_string())
@@ -59,7 +60,8 @@ pub fn stream_error(py: Python<'_>, error: &StreamError) -> PyErr {
 
 // --- ckpt -------------------------------------------------------------------------------------
 
-/// The class in `hocket.ckpt.errors` for an error of a checkpoint. A corrupt block says where it is, too.
+/// Converts an error of a checkpoint to its class in `hocket.ckpt.errors`. For a corrupt block, the exception
+/// also has its location.
 pub fn ckpt_error(py: Python<'_>, error: &CkptError) -> PyErr {
     let class = match error {
         CkptError::Store(error) => return store_error(py, error),

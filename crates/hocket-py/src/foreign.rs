@@ -1,10 +1,10 @@
-//! Checkpoints that others wrote, and files written in pieces, as Python sees them.
+//! Python bindings for foreign checkpoints and for files written in pieces.
 
 use std::sync::Mutex;
 
 use hocket_ckpt::foreign::Unpacker;
 use hocket_ckpt::foreign::{self, Located, TensorItem};
-use hocket_ckpt::{CkptError, Memory, Place, Sink, SinkOptions};
+use hocket_ckpt::{CkptError, Location, Memory, StreamOptions, StreamWriter};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -52,11 +52,11 @@ fn foreign_locate(
 ) -> PyResult<Vec<Located>> {
     let items: Vec<TensorItem> = items.into_iter().map(tensor_item).collect();
     call(py, |interrupted| {
-        foreign::locate(&Place::open(root)?, path, &items, interrupted)
+        foreign::locate(&Location::open(root)?, path, &items, interrupted)
     })
 }
 
-/// A compressed item, unpacked front to back.
+/// A sequential reader of a compressed item.
 #[pyclass(module = "hocket.native._native", frozen)]
 pub struct ForeignUnpacker {
     unpacker: Mutex<Unpacker>,
@@ -78,7 +78,7 @@ impl ForeignUnpacker {
     fn new(py: Python<'_>, root: &str, path: &str, item: Item) -> PyResult<Self> {
         let wanted = tensor_item(item);
         let unpacker = call(py, |interrupted| {
-            Unpacker::open(&Place::open(root)?, path, &wanted, interrupted)
+            Unpacker::open(&Location::open(root)?, path, &wanted, interrupted)
         })?;
         Ok(Self {
             unpacker: Mutex::new(unpacker),
@@ -99,7 +99,8 @@ impl ForeignUnpacker {
         let reads = reads
             .into_iter()
             .map(|(offset, bytes, address)| {
-                // SAFETY: the caller keeps the memory alive and to itself during the call, as the stub asks.
+                // SAFETY: the caller keeps the memory alive and exclusive during the call, as the stub
+                // requires.
                 (offset, unsafe { Memory::new(address, bytes) })
             })
             .collect();
@@ -123,7 +124,7 @@ fn foreign_verify_zips(
     zips: Vec<(u64, u64, bool)>,
 ) -> PyResult<Vec<BadRow>> {
     let bad = call(py, |interrupted| {
-        foreign::verify_zips(&Place::open(root)?, path, &zips, interrupted)
+        foreign::verify_zips(&Location::open(root)?, path, &zips, interrupted)
     })?;
     let rows = bad
         .into_iter()
@@ -134,29 +135,29 @@ fn foreign_verify_zips(
 #[pyfunction]
 fn foreign_lax_rules(py: Python<'_>, root: &str, path: &str) -> PyResult<Vec<String>> {
     call(py, |interrupted| {
-        foreign::lax_rules(&Place::open(root)?, path, interrupted)
+        foreign::lax_rules(&Location::open(root)?, path, interrupted)
     })
 }
 
 #[pyfunction]
 #[pyo3(signature = (address, num_bytes, value = 0))]
 fn crc32(py: Python<'_>, address: usize, num_bytes: usize, value: u32) -> u32 {
-    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+    // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
     let memory = unsafe { Memory::new(address, num_bytes) };
     py.detach(|| foreign::crc32(memory.as_slice(), value))
 }
 
-/// A file written front to back, in pieces.
+/// A file written sequentially, in pieces.
 #[pyclass(module = "hocket.native._native", frozen)]
 pub struct CkptSink {
-    sink: Mutex<Option<Sink>>,
-    /// Whether the file stood there already.
+    sink: Mutex<Option<StreamWriter>>,
+    /// Whether the file existed already.
     #[pyo3(get)]
     found: bool,
 }
 
 impl CkptSink {
-    fn take(&self) -> PyResult<Sink> {
+    fn take(&self) -> PyResult<StreamWriter> {
         let taken = self.sink.lock().ok().and_then(|mut sink| sink.take());
         taken.ok_or_else(|| PyValueError::new_err("the file is finished, given up, or in use"))
     }
@@ -186,9 +187,9 @@ impl CkptSink {
         data_start: Option<u64>,
         level: Option<i32>,
     ) -> PyResult<Self> {
-        let options = SinkOptions { data_start, level };
+        let options = StreamOptions { data_start, level };
         let sink = call(py, |interrupted| {
-            Sink::create(&Place::open(uri)?, path, size, options, interrupted)
+            StreamWriter::create(&Location::open(uri)?, path, size, options, interrupted)
         })?;
         Ok(Self {
             found: sink.is_found(),
@@ -201,7 +202,7 @@ impl CkptSink {
     }
 
     fn write_from(&self, py: Python<'_>, address: usize, num_bytes: usize) -> PyResult<()> {
-        // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub asks.
+        // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.
         let memory = unsafe { Memory::new(address, num_bytes) };
         self.append(py, memory.as_slice())
     }

@@ -1,5 +1,5 @@
-//! The extension module `hocket.native._native`: it parses arguments, releases the interpreter
-//! lock, calls the pure crates, wraps what they return.
+//! The extension module `hocket.native._native`. It parses arguments, releases the interpreter lock, calls the
+//! pure Rust crates, and wraps their results.
 
 use pyo3::prelude::*;
 
@@ -10,6 +10,7 @@ mod errors;
 mod foreign;
 mod order;
 mod samples;
+mod shard_index;
 mod store;
 mod stream;
 mod stream_limit;
@@ -28,6 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ckpt::register(module)?;
     ckpt_removing::register(module)?;
     foreign::register(module)?;
-    // `hocket.native` says what is public; a second list here would only have to agree with it.
+    // `hocket.native` defines what is public; a second list here would have to be kept equal.
     module.dict().del_item("__all__")
 }

@@ -1,4 +1,4 @@
-//! The order of samples as Python sees it.
+//! Python bindings for the order of samples.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,9 +8,10 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
-use crate::stream::{ShardIndex, raise};
+use crate::shard_index::{ShardIndex, raise};
 
-/// Streams, and the samples an epoch takes of each: immutable, without locks, safe in forked children.
+/// Streams, and the samples that an epoch takes from each. Immutable and without locks; safe in forked
+/// children.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct StreamMix {
     mix: Mix,

@@ -1,4 +1,4 @@
-//! Samples out of Python's values, where these lie in memory as they are stored.
+//! Samples from Python values whose memory layout equals their stored form.
 
 use hocket_stream::samples::{Kind, Number, Samples, Stored, append_shape};
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
@@ -8,11 +8,11 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyString, PyType};
 struct Column {
     name: Py<PyString>,
     stored: Stored,
-    /// Bytes of every value, or `None` where they differ.
+    /// Bytes of every value, or `None` if they differ.
     width: Option<usize>,
 }
 
-/// The samples of a shard in the making.
+/// The samples of a shard that is being written.
 #[pyclass(module = "hocket.native._native")]
 pub struct SampleBuffer {
     columns: Vec<Column>,
@@ -85,7 +85,7 @@ impl SampleBuffer {
     }
 }
 
-/// Appends a value's bytes, unless making them takes more than a copy.
+/// Appends a value's bytes; returns none if encoding them takes more than a copy.
 fn append(
     value: &Bound<'_, PyAny>,
     stored: &Stored,
@@ -113,7 +113,7 @@ fn append(
             }
         }
         Stored::Array { number, shape } => {
-            // Other things have buffers too, and are no arrays.
+            // Other objects have buffers too, but are not arrays.
             value.get_type().is(array).then_some(())?;
             append_array(value, *number, shape.as_deref(), out)
         }
@@ -140,8 +140,8 @@ fn append_array(
             append_shape(buffer.shape(), out)?;
         }
     }
-    // SAFETY: a C-contiguous buffer is `len_bytes` bytes from `buf_ptr` on, held for as long as `buffer` lives;
-    // the interpreter lock keeps Python from writing to it during the copy.
+    // SAFETY: a C-contiguous buffer has `len_bytes` bytes at `buf_ptr`, which stay valid as long as `buffer`
+    // lives; the interpreter lock keeps Python from writing to it during the copy.
     let values = unsafe {
         std::slice::from_raw_parts(
             buffer.buf_ptr().cast::<u8>().cast_const(),
@@ -152,9 +152,9 @@ fn append_array(
     Some(())
 }
 
-/// What an array in this machine's byte order is made of.
+/// Returns the number type of an array in native byte order.
 fn number(buffer: &PyUntypedBuffer) -> Option<Number> {
-    // One letter: a byte order that is not the machine's would stand before it.
+    // The format is a single letter; a foreign byte order would have a prefix.
     let [_] = buffer.format().to_bytes() else {
         return None;
     };

@@ -1,4 +1,4 @@
-//! hocket-store as Python sees it.
+//! Python bindings of hocket-store.
 
 use crate::errors::store_error;
 use crate::wait::wait;
@@ -18,7 +18,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(counters, module)?)
 }
 
-/// Waits for a verb of the store.
+/// Waits for a store operation.
 fn run<T, F>(py: Python<'_>, verb: F) -> PyResult<T>
 where
     T: Send + 'static,
@@ -27,7 +27,7 @@ where
     wait(py, verb, store_error)
 }
 
-/// One object of a store: `key`, `size` in bytes, `etag`, and `modified_ms` since 1970 (UTC).
+/// The metadata of one object: `key`, `size` in bytes, `etag`, and `modified_ms` since 1970 (UTC).
 #[pyclass(module = "hocket.native", frozen, eq, get_all)]
 #[derive(Clone, PartialEq)]
 pub struct ObjectMeta {
@@ -88,7 +88,7 @@ impl From<hocket_store::ObjectMeta> for ObjectMeta {
     }
 }
 
-/// The counts of all stores of this process.
+/// Returns the counts of all stores of this process.
 #[pyfunction]
 fn counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let named = counts_to_dict(py, hocket_store::counts())?;
@@ -107,14 +107,15 @@ fn counts_to_dict(py: Python<'_>, counts: Counts) -> PyResult<Bound<'_, PyDict>>
     Ok(named)
 }
 
-/// A store of objects by URI: `s3://bucket/prefix` and its kin, a local directory, or `memory://name`.
+/// An object store given by a URI: `s3://bucket/prefix` and the other schemes, a local directory, or
+/// `memory://name`.
 #[pyclass(module = "hocket.native", frozen)]
 pub struct Store {
     inner: hocket_store::Store,
 }
 
 impl Store {
-    /// The store itself, for other verbs of this extension.
+    /// Returns the Rust handle, for other parts of this extension.
     pub(crate) fn handle(&self) -> hocket_store::Store {
         self.inner.clone()
     }
@@ -219,7 +220,8 @@ impl Store {
             }
         };
         let (store, data) = (self.inner.clone(), buffer(data)?);
-        // Kept until the end, so that the object is let go here, with the lock, and not on an I/O thread.
+        // Holds a reference until the end, so that the object is released here, under the interpreter lock, and
+        // not on an I/O thread.
         let _kept = data.clone();
         run(py, async move { store.put(&key, data, mode).await })
     }
@@ -285,7 +287,7 @@ impl Store {
     }
 }
 
-/// The bytes of any buffer: of a `bytes` object itself, else of one copy.
+/// Returns the bytes of any buffer: shared for a `bytes` object, copied otherwise.
 fn buffer(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     let owner: PyBackedBytes = match data.cast::<PyBytes>() {
         Ok(bytes) => bytes.clone().into(),

@@ -1,4 +1,4 @@
-//! hocket-stream as Python sees it.
+//! Python bindings of hocket-stream.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -10,27 +10,22 @@ use hocket_stream::batch::{BatchColumn, ColumnData};
 use hocket_stream::buffers::Buffer;
 use hocket_stream::cache::{Cache, CacheOptions, load_index, load_kept_index};
 use hocket_stream::hash;
-use hocket_stream::index::Index;
 use hocket_stream::lookup;
 use hocket_stream::reader::{Reader, ReaderOptions};
 use hocket_stream::remote::Remote;
 use hocket_stream::sources::Sources;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyMemoryView};
 
 use crate::errors::stream_error;
 use crate::order::EpochOrder;
+use crate::shard_index::{ShardIndex, raise};
 use crate::stream_limit::CacheLimit;
 use crate::wait::look;
 
-/// How long one wait may last before Python's signals are looked at.
+/// Limit of one wait before Python's signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
-
-pub(crate) fn raise<T>(py: Python<'_>, result: hocket_stream::Result<T>) -> PyResult<T> {
-    result.map_err(|error| stream_error(py, &error))
-}
 
 fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<Option<Remote>> {
     let options = StoreOptions {
@@ -41,7 +36,7 @@ fn open_remote(py: Python<'_>, uri: Option<&str>, deadline_s: f64) -> PyResult<O
         .transpose()
 }
 
-/// Memory that Rust filled and Python owns from then on; Python sees it through a writable `memoryview`.
+/// Memory filled by Rust and then owned by Python, which accesses it through a writable `memoryview`.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ByteBlock {
     bytes: Storage,
@@ -55,15 +50,16 @@ enum Storage {
 #[pymethods]
 impl ByteBlock {
     /// # Safety
-    /// Called by the interpreter with a `view` to fill.
+    /// Must be called by the interpreter with a `view` to fill.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
         let (start, len) = slf.get().extent();
-        // SAFETY: the vector is neither moved, grown nor read by Rust again while `slf` lives, and the filled
-        // view holds a reference to it; writers on the other side are Python's affair, as with a bytearray.
+        // SAFETY: Rust neither moves, grows nor reads the vector again while `slf` lives, and the filled view
+        // holds a reference to it; concurrent writes are the responsibility of Python code, as with a
+        // bytearray.
         let filled = unsafe {
             ffi::PyBuffer_FillInfo(
                 view,
@@ -83,7 +79,7 @@ impl ByteBlock {
 }
 
 impl ByteBlock {
-    /// Where the bytes begin and how many there are.
+    /// Returns the address and the number of the bytes.
     fn extent(&self) -> (*mut u8, usize) {
         match &self.bytes {
             Storage::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
@@ -92,52 +88,7 @@ impl ByteBlock {
     }
 }
 
-/// A data set's index: immutable, without locks, safe in forked children.
-#[pyclass(frozen, module = "hocket.native._native")]
-pub struct ShardIndex {
-    pub(crate) index: Arc<Index>,
-}
-
-#[pymethods]
-impl ShardIndex {
-    #[staticmethod]
-    fn parse(py: Python<'_>, data: PyBackedBytes, origin: &str) -> PyResult<Self> {
-        let index = py.detach(|| Index::parse(&data, origin));
-        Ok(Self {
-            index: Arc::new(raise(py, index)?),
-        })
-    }
-
-    #[getter]
-    fn num_samples(&self) -> u64 {
-        self.index.num_samples()
-    }
-
-    #[getter]
-    fn num_shards(&self) -> usize {
-        self.index.num_shards()
-    }
-
-    #[getter]
-    fn fingerprint(&self) -> &str {
-        self.index.fingerprint()
-    }
-
-    #[getter]
-    fn columns(&self) -> Vec<(String, String, Option<u32>)> {
-        let columns = self.index.schema().columns.iter();
-        columns
-            .map(|column| (column.name.clone(), column.encoding.clone(), column.width))
-            .collect()
-    }
-
-    #[getter]
-    fn mixed_columns(&self) -> Vec<&str> {
-        self.index.mixed_columns().collect()
-    }
-}
-
-/// A data set's shards on this machine; of this process, so a forked child makes its own.
+/// The local shards of a data set. Belongs to one process; a forked child creates its own.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ShardCache {
     cache: Arc<Cache>,
@@ -195,18 +146,19 @@ impl ShardCache {
     }
 }
 
-/// A rank's part of a batch: its number, the samples that count here and over all ranks, the columns.
+/// A rank's part of a batch: its number, the numbers of samples that count on this rank and over all ranks, the
+/// columns.
 type PyBatch = (u64, u64, u64, Vec<PyColumn>);
 
-/// A column: its bytes; the offsets of its values (`uint64`, one more than values) where they differ in size; the
-/// samples that have one (`uint64`) where not all do.
+/// A column: its bytes; the offsets of its values (`uint64`, one more than values) if they differ in size; the
+/// samples that have a value (`uint64`) if some do not.
 type PyColumn = (
     Py<PyMemoryView>,
     Option<Py<PyMemoryView>>,
     Option<Py<PyMemoryView>>,
 );
 
-/// Batches of one epoch, read ahead by threads that end with it.
+/// The batches of one epoch, prefetched by threads that end with the reader.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct BatchReader {
     reader: Mutex<Option<Reader>>,
@@ -362,7 +314,8 @@ fn load_kept_shard_index(
     raise(py, py.detach(|| load_kept_index(&local, &remote)))
 }
 
-/// Runs `act` without the interpreter lock; a signal handler that raises ends its waits, and is what is raised.
+/// Runs `act` without the interpreter lock. A signal handler that raises ends its waits, and its exception is
+/// raised.
 fn listen<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&dyn Fn() -> bool) -> hocket_stream::Result<T> + Send,

@@ -1,4 +1,4 @@
-//! The limit of cache folders as Python sees it.
+//! Python bindings for the limit of cache folders.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use hocket_stream::cache;
 use pyo3::prelude::*;
 
-use crate::stream::{ShardIndex, raise};
+use crate::shard_index::{ShardIndex, raise};
 
-/// So many bytes for cache folders together.
+/// A limit on the total bytes of several cache folders.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct CacheLimit {
     pub(crate) limit: Arc<cache::CacheLimit>,

@@ -1,4 +1,4 @@
-//! Writing shards, as Python sees it.
+//! Python bindings for writing shards.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,23 +19,23 @@ use crate::samples::SampleBuffer;
 use crate::store::Store;
 use crate::wait::look;
 
-/// How long one wait may last before Python's signals are looked at.
+/// Limit of one wait before Python's signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What an index says of a file: base name, size, digests by name.
+/// The index's record of a file: base name, size, digests by name.
 type PyFile = (String, u64, BTreeMap<String, String>);
 
-/// A file and its compressed form, if that is what was written.
+/// A file, and its compressed form if that was written.
 type PyWritten = (PyFile, Option<PyFile>);
 
-/// Compresses, digests and stores shards in threads that end with it.
+/// A shard writer that compresses, hashes and stores in threads, which end with it.
 #[pyclass(frozen, module = "hocket.native._native")]
 pub struct ShardWriter {
     writer: Mutex<Option<writer::ShardWriter>>,
 }
 
 impl ShardWriter {
-    /// Calls `step` without the interpreter lock until it has an answer, hearing signals in between.
+    /// Calls `step` without the interpreter lock until it returns a result, and checks signals in between.
     fn wait<T: Send>(
         &self,
         py: Python<'_>,

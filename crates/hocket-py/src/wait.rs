@@ -1,4 +1,4 @@
-//! Waiting for the I/O threads with the interpreter lock released, and with an ear for Ctrl-C.
+//! Waits for the I/O threads with the interpreter lock released, interruptible by Ctrl-C.
 
 use crate::credentials;
 use hocket_store::{StoreError, runtime};
@@ -6,15 +6,15 @@ use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::future::Future;
 
-/// What a thread that waits does now and then: it runs Python's signal handlers, and gets credentials searched for.
+/// Runs the periodic work of a waiting thread: Python's signal handlers, and lookups of credentials.
 pub fn look(py: Python<'_>) -> PyResult<()> {
     credentials::attend(py)?;
     py.check_signals()
 }
 
 /// Runs `future` on the I/O threads and waits for it without the interpreter lock. A signal handler that raises
-/// (Ctrl-C's does) ends the wait within 100 ms, with the exception that it raised; on other threads than the main
-/// one Python runs no handlers, and the wait goes on. `raise` turns the crate's error into Python's.
+/// (as Ctrl-C's does) ends the wait within 100 ms with its exception. Python runs handlers only on the main
+/// thread; on other threads the wait continues. `raise` converts the crate's error to a Python exception.
 pub fn wait<T, E, F>(py: Python<'_>, future: F, raise: fn(Python<'_>, &E) -> PyErr) -> PyResult<T>
 where
     T: Send + 'static,

@@ -1,11 +1,11 @@
-//! Bytes in flight, counted over the whole process.
+//! The process-wide budget of bytes in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Mutex, Notify};
 
-/// Counts bytes in flight. Waiters are served in the order in which they came, so that a large transfer is
-/// not starved by small ones.
+/// A counter of bytes in flight. Waiters are served first come, first served, so that small transfers do not
+/// starve a large one.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     turn: Mutex<()>,
@@ -15,11 +15,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Waits until `bytes` more keep the process within `limit`. A transfer larger than the limit goes alone.
+    /// Waits until `bytes` more keep the process within `limit`. A transfer larger than the limit runs alone.
     pub(crate) async fn take(self: &Arc<Self>, bytes: u64, limit: u64) -> Hold {
         let bytes = bytes.min(limit);
         let _turn = self.turn.lock().await;
-        // Only the holder of the turn adds, so what fits at the check still fits at the addition.
+        // Only the holder of the queue lock adds, so bytes that fit at the check still fit at the addition.
         while self.in_flight.load(Ordering::Acquire).saturating_add(bytes) > limit {
             self.freed.notified().await;
         }
@@ -31,14 +31,14 @@ impl Budget {
         }
     }
 
-    /// Bytes in flight now, and the most there ever were.
+    /// Returns the bytes in flight now and their highest value so far.
     pub(crate) fn now(&self) -> (u64, u64) {
         let now = self.in_flight.load(Ordering::Acquire);
         (now, self.most.load(Ordering::Acquire))
     }
 }
 
-/// Bytes taken from the budget until dropped.
+/// A share of the budget, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     budget: Arc<Budget>,
@@ -50,7 +50,7 @@ impl Drop for Hold {
         self.budget
             .in_flight
             .fetch_sub(self.bytes, Ordering::AcqRel);
-        // Kept as a permit when nobody waits yet: the next waiter checks once more for nothing.
+        // Without a waiter, `Notify` keeps this as a permit; the next waiter then does one check too many.
         self.budget.freed.notify_one();
     }
 }
@@ -69,7 +69,7 @@ mod tests {
         for index in 0..60u64 {
             let budget = Arc::clone(&budget);
             tasks.spawn(async move {
-                // 150 is more than the whole: it goes alone.
+                // 150 exceeds the whole limit, so that transfer runs alone.
                 let hold = budget.take([10, 40, 150][index as usize % 3], 100).await;
                 tokio::time::sleep(Duration::from_micros(200)).await;
                 drop(hold);

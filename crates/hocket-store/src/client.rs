@@ -1,4 +1,4 @@
-//! The clients behind the handles, made when first needed and kept in the process's table.
+//! The clients behind store handles, created at first use and kept in the process table.
 
 mod azure;
 mod gcs;
@@ -21,38 +21,38 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// AWS's variable for authorities that the system does not know.
+/// AWS's variable for additional certificate authorities.
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 
-/// A store that is spoken to in requests: a service, or memory standing for one.
+/// A store reached by requests: a service, or the in-memory store in the same role.
 pub(crate) struct Remote {
     pub(crate) objects: Arc<dyn ObjectStore>,
-    /// None for what is read-only.
+    /// `None` for read-only stores.
     pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
-    /// Listing page by page, so that one page is tried again and not all of them.
+    /// Lists page by page, so that a retry repeats one page and not the whole listing.
     pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
-    /// What lists unfinished uploads, where that can be asked.
+    /// Lists unfinished multipart uploads, where the service supports it.
     pub(crate) uploads: Option<Lister>,
-    /// Replacing is conditional on a generation and not on an ETag.
+    /// Whether conditional replaces use a generation instead of an ETag.
     pub(crate) has_generations: bool,
-    /// Whose keys it has, where somebody renews them.
+    /// The credentials profile whose keys this client uses, if its keys are renewed from outside.
     pub(crate) profile: Option<String>,
-    /// What to look at when access is refused.
+    /// The remedy named in a message when access is refused.
     pub(crate) credentials_help: &'static str,
-    /// The process's.
+    /// The process-wide counters.
     pub(crate) counters: Arc<Counters>,
     travels: bool,
     requests: Semaphore,
 }
 
 impl Remote {
-    /// Waits until one more request may be made.
+    /// Waits for a permit to make one more request.
     pub(crate) async fn room(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.requests.acquire().await.ok()
     }
 
-    /// Whether requests travel: only then can they fail for a reason that passes.
+    /// Returns whether requests cross a network; only those can fail transiently.
     pub(crate) fn is_http(&self) -> bool {
         self.travels
     }
@@ -72,7 +72,7 @@ impl Remote {
         }
     }
 
-    /// A service's client that can do everything.
+    /// Builds a client for a service with all operations.
     fn service<T>(store: Arc<T>, key: &ClientKey) -> Self
     where
         T: ObjectStore + MultipartStore + PaginatedListStore,
@@ -84,7 +84,7 @@ impl Remote {
         }
     }
 
-    /// A service's client that can only read.
+    /// Builds a client for a service that can only be read.
     fn reader(objects: Arc<dyn ObjectStore>, key: &ClientKey) -> Self {
         Self {
             objects,
@@ -101,7 +101,7 @@ impl Remote {
     }
 }
 
-/// What makes two handles share a client.
+/// The key under which handles share a client.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ClientKey {
     bucket: Bucket,
@@ -112,7 +112,7 @@ pub(crate) struct ClientKey {
     requester_pays: bool,
     connect_timeout: Duration,
     max_requests: usize,
-    /// Other credentials are another client.
+    /// Different credentials in the environment mean a different client.
     env: Env,
 }
 
@@ -131,7 +131,7 @@ impl ClientKey {
         }
     }
 
-    /// The address given, by the option or by the first of `variables` that is set; without a slash at the end.
+    /// Returns the endpoint from the option or the first of `variables` that is set, without a trailing slash.
     fn endpoint(&self, variables: &[&str]) -> Option<&str> {
         let given = self.endpoint.as_deref();
         given
@@ -139,6 +139,8 @@ impl ClientKey {
             .map(|endpoint| endpoint.trim_end_matches('/'))
     }
 
+    /// Returns the HTTP settings of the client.
+    ///
     /// # Errors
     /// `Config` for certificates that cannot be read.
     fn client_options(&self, endpoint: Option<&str>) -> Result<ClientOptions> {
@@ -163,7 +165,7 @@ impl ClientKey {
     }
 }
 
-/// The certificates in a PEM file, which count beside the system's own.
+/// Reads the certificates in a PEM file; they are trusted in addition to the system's own.
 fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
     let bad = |reason: &dyn std::fmt::Display| {
         StoreError::config(format!(
@@ -179,7 +181,7 @@ fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
     }
 }
 
-/// The layer above retries; the clients do not.
+/// Returns a configuration without retries: [`retry`](crate::retry) above the client does them.
 fn once() -> RetryConfig {
     RetryConfig {
         max_retries: 0,
@@ -187,13 +189,13 @@ fn once() -> RetryConfig {
     }
 }
 
-/// The memory store `name` of this process.
+/// Returns the memory store `name` of this process.
 pub(crate) fn memory(name: &str, options: &StoreOptions) -> Arc<Remote> {
     let store = with_table(|table| Arc::clone(table.memories.entry(name.to_owned()).or_default()));
     Arc::new(Remote::memory(store, options))
 }
 
-/// The client of `bucket`, for the credentials in `env`.
+/// Returns the client of `bucket` for the credentials in `env`.
 pub(crate) async fn open(
     bucket: &Bucket,
     options: &StoreOptions,
@@ -209,7 +211,7 @@ pub(crate) async fn open(
         Service::Azure => azure::connect(&key)?,
         Service::Http | Service::Https => web::connect(&key)?,
     });
-    // Of two that were made at once, one is kept.
+    // If two threads created a client at once, the table keeps one of them.
     Ok(with_table(|table| {
         Arc::clone(table.clients.entry(key).or_insert(remote))
     }))
@@ -223,7 +225,7 @@ mod tests {
     use crate::uri::Location;
 
     impl Remote {
-        /// A client that is never asked.
+        /// Builds a client for tests that make no request.
         pub(crate) fn test() -> Self {
             let key = key("s3://b", &[("AWS_SKIP_SIGNATURE", "true")], None);
             let connecting = std::pin::pin!(s3::connect(&key));
@@ -233,7 +235,7 @@ mod tests {
         }
     }
 
-    /// The key of a handle on `uri` with these variables.
+    /// Returns the key of a handle on `uri` with these variables.
     pub(super) fn key(uri: &str, env: &[(&str, &str)], endpoint: Option<&str>) -> ClientKey {
         let Location::Bucket { bucket, .. } = Location::parse(uri).unwrap() else {
             panic!("{uri} is no bucket");

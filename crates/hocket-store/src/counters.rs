@@ -1,9 +1,9 @@
-//! What was done, in numbers: for the whole process, and for each handle.
+//! Counters of requests and bytes, per process and per handle.
 
 use crate::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts that only grow. Memory and local files make no requests and are not counted.
+/// Monotonic counters. Memory stores and local files make no requests and are not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     requests: AtomicU64,
@@ -12,21 +12,21 @@ pub(crate) struct Counters {
     bytes_sent: AtomicU64,
 }
 
-/// The counts at one moment.
+/// A snapshot of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests made, tries again included.
+    /// Requests made, including retries.
     pub requests: u64,
-    /// Requests that were made again because one before had failed.
+    /// Requests repeated after a failed attempt.
     pub retries: u64,
-    /// Bytes of objects received, those of broken answers included.
+    /// Object bytes received, including those of truncated responses.
     pub bytes_received: u64,
-    /// Bytes of objects handed over for sending, those sent again included.
+    /// Object bytes passed to the client for sending, including those sent again.
     pub bytes_sent: u64,
 }
 
 impl Counters {
-    /// Counts a request that carries `bytes`, and whether it is one that failed before.
+    /// Counts a request that carries `bytes`; `is_again` marks a retry.
     pub(crate) fn request(&self, bytes: u64, is_again: bool) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.retries
@@ -39,7 +39,7 @@ impl Counters {
         self.bytes_received.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The counts now.
+    /// Returns a snapshot.
     pub(crate) fn now(&self) -> Counts {
         Counts {
             requests: self.requests.load(Ordering::Relaxed),
@@ -50,12 +50,12 @@ impl Counters {
     }
 }
 
-/// The counts of this process: of all stores since it began, or since it was forked.
+/// Returns the counts of this process over all stores, since it started or was forked.
 pub fn counts() -> Counts {
     process::counters().now()
 }
 
-/// Bytes in flight in this process now, and the most there ever were.
+/// Returns the bytes in flight in this process now and their highest value so far.
 pub fn bytes_in_flight() -> (u64, u64) {
     process::budget().now()
 }

@@ -1,11 +1,12 @@
-//! AWS keys that somebody outside finds and renews: Python's boto3, on a thread of its own.
+//! AWS keys that are looked up and renewed outside this crate: by Python's boto3, on a provider thread.
 //!
-//! The environment's own keys need none of this. Where there are none, a request *wants* keys of its profile and waits
-//! here. A thread that waits for such a request sees it in [`wanted`] and *claims* the profile; from then on somebody
-//! gives keys, again and again before they expire and as long as they are used, or says why there are none. A store may
-//! call keys expired before their time: clocks differ, and for keys of an instance role boto3 tells a later time than
-//! the true one. Then they are sought at once, and the request is made once more. All of it is in the process's table: a
-//! forked child has wanted and claimed nothing, and starts anew.
+//! Keys in the environment bypass this module. Without them, a request registers its profile as *wanted* and
+//! waits here. The provider thread polls [`wanted`] and *claims* the profile; from then on it supplies keys,
+//! renews them before they expire for as long as requests use them, or reports why there are none. A store may
+//! reject keys as expired before their stated time: clocks differ, and for the keys of an instance role boto3
+//! reports a later expiry than the true one. Keys without a stated expiry may have been rotated in their file.
+//! The provider then looks up new keys at once, and the request is repeated once. All of this state lives in the process table, so a forked child starts without wanted or
+//! claimed profiles.
 
 use crate::error::StoreError;
 use crate::process::{self, with_table};
@@ -17,24 +18,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
-/// A request waits this long for keys that are being looked for.
+/// How long a request waits for a lookup of keys.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// A request is not begun with keys that expire this soon.
+/// Keys that expire within this time are not used for a new request.
 const MARGIN: Duration = Duration::from_millis(250);
 
-/// Whether there is anybody to look at [`wanted`].
+/// Whether a provider polls [`wanted`].
 static IS_ATTENDED: AtomicBool = AtomicBool::new(false);
 
-/// The profiles of this process; the empty name is boto3's default chain.
+/// The profiles of this process by name; the empty name is boto3's default chain.
 pub(crate) type Profiles = HashMap<String, Profile>;
 
-/// A profile that was wanted.
+/// The state of a profile that was requested.
 pub(crate) struct Profile {
     region: Option<String>,
-    /// Whether requests took keys since this was last asked.
+    /// Whether requests have used the keys since the last [`is_used`].
     is_used: bool,
-    /// Whether somebody renews the keys.
+    /// Whether a provider has claimed the profile and renews its keys.
     is_served: bool,
     keys: watch::Sender<State>,
 }
@@ -48,27 +49,45 @@ enum State {
         expires: Option<SystemTime>,
         since: Instant,
     },
-    Failed(String),
+    Failed(Missing),
 }
 
-/// Keys of one profile.
+/// The reason why there are no keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// The reason, for a message.
+    pub reason: String,
+    /// Whether the library that looks up keys is not installed, so that only the client's own ways are left.
+    pub is_provider_missing: bool,
+}
+
+impl From<String> for Missing {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            is_provider_missing: false,
+        }
+    }
+}
+
+/// The keys of one profile.
 pub struct Keys {
-    /// The access key's id.
+    /// The access key id.
     pub key_id: String,
-    /// The secret that belongs to it.
+    /// The secret access key.
     pub secret_key: String,
-    /// The token of temporary keys.
+    /// The session token of temporary keys.
     pub token: Option<String>,
-    /// When they cease to be good.
+    /// The time at which the keys expire.
     pub expires: Option<SystemTime>,
 }
 
-/// Promises that somebody looks at [`wanted`] while requests wait. Without it they fail at once.
+/// Declares that a provider polls [`wanted`]. Without this call, requests that need keys fail at once.
 pub fn attend() {
     IS_ATTENDED.store(true, Ordering::Relaxed);
 }
 
-/// The profiles that requests wait for and nobody has claimed.
+/// Returns the profiles that requests wait for and that no provider has claimed.
 pub fn wanted() -> Vec<String> {
     with_table(|table| {
         let is_wanted =
@@ -78,7 +97,8 @@ pub fn wanted() -> Vec<String> {
     })
 }
 
-/// Takes it on oneself to provide keys for a wanted `profile`; false where somebody else was quicker.
+/// Claims a wanted `profile` for the caller, who must then provide its keys. Returns false if it is already
+/// claimed.
 pub fn claim(profile: &str) -> bool {
     with_table(|table| {
         let Some(known) = table.profiles.get_mut(profile) else {
@@ -93,8 +113,8 @@ pub fn claim(profile: &str) -> bool {
     })
 }
 
-/// Whether requests took keys of `profile` since this was last asked, or seek others now. If not, the claim ends here:
-/// keys that have expired will be wanted again when a request needs them.
+/// Returns whether requests have used the keys of `profile` since the last call, or are waiting for new ones.
+/// If not, the claim ends: a request that later finds expired keys marks the profile as wanted again.
 pub fn is_used(profile: &str) -> bool {
     with_table(|table| {
         let Some(known) = table.profiles.get_mut(profile) else {
@@ -106,7 +126,7 @@ pub fn is_used(profile: &str) -> bool {
     })
 }
 
-/// Gives `profile` these keys, for all requests that begin from now on, and its region where it says one.
+/// Sets the keys of `profile` for all requests that start from now on, and its region if the profile has one.
 pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
     let expires = keys.expires;
     let keys = AwsCredential {
@@ -117,6 +137,8 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
     with_table(|table| {
         if let Some(known) = table.profiles.get_mut(profile) {
             known.region = region;
+            // Keys without an expiry are not renewed by the provider, which ends its claim.
+            known.is_served = expires.is_some();
             known.keys.send_replace(State::Known {
                 keys: Arc::new(keys),
                 expires,
@@ -126,11 +148,11 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
     });
 }
 
-/// Blocks for `pause`, or until the keys that were given are sought before their time; says which it was. For whoever
-/// has claimed the profile, between two of its searches.
+/// Blocks for `pause`, or until a request needs other keys because the store rejected the given ones; returns
+/// true in the second case. The provider calls it between two lookups.
 ///
 /// # Errors
-/// `Io` where the process's I/O threads cannot be started.
+/// `Io` if the process's I/O threads cannot be started.
 pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreError> {
     let keys = with_table(|table| Some(table.profiles.get(profile)?.keys.subscribe()));
     let Some(mut keys) = keys else {
@@ -145,25 +167,26 @@ pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreErr
     Ok(process::runtime()?.block_on(waiting).unwrap_or(false))
 }
 
-/// Says why there are no keys for `profile`. The next request wants them anew.
-pub fn fail(profile: &str, reason: String) {
+/// Reports why there are no keys for `profile`. The next request marks the profile as wanted again.
+pub fn fail(profile: &str, missing: Missing) {
     with_table(|table| {
         if let Some(known) = table.profiles.get_mut(profile) {
             known.is_served = false;
-            known.keys.send_replace(State::Failed(reason));
+            known.keys.send_replace(State::Failed(missing));
         }
     });
 }
 
-/// The region of a profile whose keys are known, where it says one.
+/// Returns the region of a profile with known keys, if it has one.
 pub(crate) fn region(profile: &str) -> Option<String> {
     with_table(|table| table.profiles.get(profile)?.region.clone())
 }
 
-/// Wants keys for `profile`, and waits until good ones are there or somebody says that there are none.
-pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, String> {
+/// Requests keys for `profile` and waits until valid ones arrive or the lookup fails.
+pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
     if !IS_ATTENDED.load(Ordering::Relaxed) {
-        return Err("nobody looks for credentials in this process".to_owned());
+        let reason = "nobody looks for credentials in this process".to_owned();
+        return Err(reason.into());
     }
     let mut keys = want(profile);
     let wait = async {
@@ -171,23 +194,23 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, String> {
             let state = keys.borrow_and_update().clone();
             match state {
                 State::Known { keys, expires, .. } if is_good(expires) => return Ok(keys),
-                State::Failed(reason) => return Err(reason),
+                State::Failed(missing) => return Err(missing),
                 _ => {}
             }
             if keys.changed().await.is_err() {
-                return Err("the search for credentials has ended".to_owned());
+                return Err("the search for credentials has ended".to_owned().into());
             }
         }
     };
     let waited_s = PATIENCE.as_secs();
-    let late = |_| Err(format!("no good keys were found within {waited_s} s"));
+    let late = |_| Err(format!("no good keys were found within {waited_s} s").into());
     tokio::time::timeout(PATIENCE, wait)
         .await
         .unwrap_or_else(late)
 }
 
-/// Whether a request that `began` then, and whose keys the store called expired, will find others when it is made again.
-/// Those that it had are given up, if they are the newest and ever expire.
+/// Returns whether a repeated request will get keys of a new lookup, for a request that started at `began` and
+/// was rejected with expired keys. Drops the current keys if they are the rejected ones.
 pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
     with_table(|table| {
         let Some(known) = table.profiles.get_mut(profile) else {
@@ -195,7 +218,7 @@ pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
         };
         let is_newest = match &*known.keys.borrow() {
             State::Known { since, .. } if *since > began => false,
-            State::Known { expires: None, .. } | State::Failed(_) => return false,
+            State::Failed(_) => return false,
             State::Known { .. } => true,
             State::Wanted | State::Sought => false,
         };
@@ -233,7 +256,7 @@ fn want(profile: &str) -> watch::Receiver<State> {
     })
 }
 
-/// Gives a client the keys of one profile, whichever are good when it asks.
+/// A credential provider that returns the current keys of one profile.
 #[derive(Debug)]
 pub(crate) struct Provided {
     pub(crate) profile: String,
@@ -244,9 +267,9 @@ impl CredentialProvider for Provided {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        let missing = |reason: String| Error::Unauthenticated {
+        let missing = |missing: Missing| Error::Unauthenticated {
             path: String::new(),
-            source: reason.into(),
+            source: missing.reason.into(),
         };
         keys(&self.profile).await.map_err(missing)
     }
@@ -332,12 +355,26 @@ mod tests {
         assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
         assert!(are_others_coming("expired", began), "they are there");
         assert_eq!(keys("expired").await.unwrap().key_id, "second");
-        let for_ever = Keys {
+    }
+
+    #[tokio::test]
+    async fn keys_without_an_expiry_are_wanted_again_when_a_store_calls_them_expired() {
+        attend();
+        let waiting = tokio::spawn(keys("rotated"));
+        until_wanted("rotated").await;
+        assert!(claim("rotated"));
+        let lasting = |name| Keys {
             expires: None,
-            ..some("for ever", Duration::ZERO)
+            ..some(name, Duration::ZERO)
         };
-        provide("expired", for_ever, None);
-        assert!(!are_others_coming("expired", Instant::now()));
+        provide("rotated", lasting("first"), None);
+        assert_eq!(waiting.await.unwrap().unwrap().key_id, "first");
+        assert!(are_others_coming("rotated", Instant::now()));
+        let waiting = tokio::spawn(keys("rotated"));
+        until_wanted("rotated").await;
+        assert!(claim("rotated"), "its provider has ended");
+        provide("rotated", lasting("second"), None);
+        assert_eq!(waiting.await.unwrap().unwrap().key_id, "second");
     }
 
     #[tokio::test]
@@ -361,8 +398,9 @@ mod tests {
             let waiting = tokio::spawn(keys("failed"));
             until_wanted("failed").await;
             assert!(claim("failed"));
-            fail("failed", "no such profile".into());
-            assert_eq!(waiting.await.unwrap().unwrap_err(), "no such profile");
+            let missing = Missing::from("no such profile".to_owned());
+            fail("failed", missing.clone());
+            assert_eq!(waiting.await.unwrap().unwrap_err(), missing);
         }
         assert!(!wanted().contains(&"failed".to_owned()));
     }

@@ -1,18 +1,20 @@
-//! Local files written past the page cache, by any number of threads.
+//! Direct (unbuffered) writes to local files, from any number of threads.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What disks that are written past the page cache ask memory, offsets and sizes to be multiples of.
+/// The alignment of memory, offsets and sizes that direct I/O requires.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Smaller files go through the page cache: their flush costs more than their copy.
+/// Smaller files go through the page cache, because their flush costs more than their copy.
 pub const DIRECT_MIN_BYTES: u64 = 8 << 20;
 
-/// Where bytes go: past the page cache until the file system says no, then through it.
+/// A file written with direct I/O until the file system refuses it, and through the page cache from then on.
 #[derive(Debug)]
 pub struct Direct {
     buffered: File,
@@ -21,17 +23,18 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// For `file`, which stands at `path` and will have `num_bytes`.
+    /// Opens a writer for `file`, which is at `path` and will have `num_bytes`.
     ///
     /// # Errors
-    /// There is no handle left to be had.
+    /// An I/O error if no file handle is available.
     pub fn open(path: &Path, file: &File, num_bytes: u64) -> io::Result<Self> {
         let open = || {
-            OpenOptions::new()
-                .write(true)
-                .custom_flags(libc::O_DIRECT)
-                .open(path)
-                .ok()
+            let mut options = OpenOptions::new();
+            options.write(true);
+            // Elsewhere the second handle writes through the page cache, too.
+            #[cfg(target_os = "linux")]
+            options.custom_flags(libc::O_DIRECT);
+            options.open(path).ok()
         };
         Ok(Self {
             buffered: file.try_clone()?,
@@ -40,18 +43,18 @@ impl Direct {
         })
     }
 
-    /// Whether [`write`](Self::write) takes these bytes as they lie: past the page cache only whole pages go.
+    /// Returns whether [`write`](Self::write) accepts these bytes unpadded: direct I/O needs whole pages.
     pub fn takes(&self, bytes: &[u8]) -> bool {
         let is_whole =
             bytes.len().is_multiple_of(PAGE_BYTES) && bytes.as_ptr().align_offset(PAGE_BYTES) == 0;
         is_whole || self.direct.is_none() || self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Writes the first `length` bytes of `padded` at `offset`, a multiple of a page. Past the page cache all of
-    /// `padded` is written, so the file's length is to be [set](Self::set_len) in the end.
+    /// Writes the first `length` bytes of `padded` at `offset`, a multiple of a page. Direct I/O writes all of
+    /// `padded`, so the caller [sets](Self::set_len) the file's length at the end.
     ///
     /// # Errors
-    /// What the disk says.
+    /// The I/O error of the write.
     pub fn write(&self, padded: &[u8], length: usize, offset: u64) -> io::Result<()> {
         if self.write_direct(padded, offset)? {
             return Ok(());
@@ -60,7 +63,7 @@ impl Direct {
         self.buffered.write_all_at(bytes, offset)
     }
 
-    /// Whether the bytes are written; if not, the file system does not write past the page cache.
+    /// Writes the bytes with direct I/O; returns false if the file system does not support it.
     fn write_direct(&self, bytes: &[u8], offset: u64) -> io::Result<bool> {
         let Some(direct) = &self.direct else {
             return Ok(false);
@@ -77,10 +80,10 @@ impl Direct {
         }
     }
 
-    /// Cuts the file to its length, or makes it that long.
+    /// Truncates or extends the file to `num_bytes`.
     ///
     /// # Errors
-    /// What the disk says.
+    /// The I/O error of the call.
     pub fn set_len(&self, num_bytes: u64) -> io::Result<()> {
         self.buffered.set_len(num_bytes)
     }

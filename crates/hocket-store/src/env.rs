@@ -1,19 +1,20 @@
-//! The environment's variables about stores, read once for each handle.
+//! The environment variables of stores, read once per handle.
 //!
-//! Another thread may change the environment at any time, and reading it at that moment is undefined in C. So it
-//! is read where a handle is opened, which Python does under its lock, and never on the I/O threads.
+//! Another thread may change the environment at any time, and a concurrent read is undefined behaviour in C.
+//! The variables are therefore read when a handle is opened, which Python does under its lock, and never on the
+//! I/O threads.
 
 use std::fmt;
 
-/// Variables of every service: a client that was made with another proxy is another client.
+/// The proxy variables, which apply to every service; a different proxy needs a different client.
 const PROXIES: [&str; 4] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"];
 
-/// The variables as they stood when a handle was opened.
+/// A snapshot of the variables, taken when a handle is opened.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Env(Vec<(String, String)>);
 
 impl Env {
-    /// Reads those that begin with one of `prefixes`, and the proxies; empty ones count as unset.
+    /// Reads the variables that start with one of `prefixes`, and the proxies. Empty values count as unset.
     pub(crate) fn read(prefixes: &[&str]) -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -32,7 +33,7 @@ impl Env {
         Self(env)
     }
 
-    /// The value of `name`.
+    /// Returns the value of `name`.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let index = self
             .0
@@ -41,12 +42,12 @@ impl Env {
         self.0.get(index).map(|(_, value)| value.as_str())
     }
 
-    /// The value of the first of `names` that is set.
+    /// Returns the value of the first of `names` that is set.
     pub(crate) fn first(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// Whether `name` says yes.
+    /// Returns whether `name` is set to a true value.
     pub(crate) fn is_true(&self, name: &str) -> bool {
         let yes = |value: &str| {
             matches!(
@@ -57,14 +58,14 @@ impl Env {
         self.get(name).is_some_and(yes)
     }
 
-    /// All of them.
+    /// Iterates over all variables.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(String, String)> {
         self.0.iter()
     }
 }
 
 impl fmt::Debug for Env {
-    /// Names only: values are secrets.
+    /// Shows names only, because values may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set()
             .entries(self.0.iter().map(|(name, _)| name))

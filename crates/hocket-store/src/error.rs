@@ -1,22 +1,22 @@
-//! What can go wrong, named by what the caller can do about it.
+//! The errors of this crate, named by what the caller can do about them.
 
 use crate::uri::Service;
 use std::time::Duration;
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Why a verb failed. Messages carry the full URI, and never a secret or a signed address.
+/// The error of a store operation. Messages contain the full URI, and never a secret or a signed URL.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no such object, or no such bucket.
+    /// The object or the bucket does not exist.
     #[error("nothing at `{uri}`; check the key, the bucket and the endpoint")]
     NotFound {
         /// Full URI of the object.
         uri: String,
     },
-    /// A conditional create found the key taken.
+    /// A conditional create found an existing object.
     #[error(
         "`{uri}` exists already, and was to be created only if absent; choose another key or delete it first"
     )]
@@ -24,46 +24,46 @@ pub enum StoreError {
         /// Full URI of the object.
         uri: String,
     },
-    /// The object is not the one that the caller, or an earlier part of the same read, saw.
+    /// The object is not the version that the caller, or an earlier part of the same read, saw.
     #[error(
         "`{uri}` changed under way: expected ETag `{expected}`, found `{actual}`; read it again from the start"
     )]
     Changed {
         /// Full URI of the object.
         uri: String,
-        /// The ETag that was asked for.
+        /// The expected ETag.
         expected: String,
-        /// The ETag found, or a word in brackets where there is none.
+        /// The ETag found, or a bracketed word if there is none.
         actual: String,
     },
-    /// The object is larger or smaller than the caller knew it to be.
+    /// The object's size differs from the one that the caller expected.
     #[error(
         "`{uri}` has {actual} bytes, expected {expected}; look whether it was replaced or cut off"
     )]
     Size {
         /// Full URI of the object.
         uri: String,
-        /// The bytes that the caller expected.
+        /// The expected number of bytes.
         expected: u64,
-        /// The bytes that it has.
+        /// The actual number of bytes.
         actual: u64,
     },
-    /// The store refuses these credentials, or none were given.
+    /// The store rejects the credentials, or none were given.
     #[error("no access to `{uri}`: {reason}")]
     Permission {
         /// Full URI of the object or of the store.
         uri: String,
-        /// What the store said, or which variables to set.
+        /// The store's message, or the variables to set.
         reason: String,
     },
-    /// A URI, key or option that no retry makes right.
+    /// An invalid URI, key or option; a retry does not help.
     #[error("{message}")]
     Config {
-        /// Value, expectation and remedy.
+        /// The value, what was expected, and the remedy.
         message: String,
     },
-    /// The store could not be reached, or kept failing until the retries or the deadline ran out. For a
-    /// conditional put it also means that the answer was lost: read the object back to know.
+    /// The store was unreachable, or kept failing until the retries or the deadline ran out. After a
+    /// conditional put the outcome is unknown, because the response was lost: read the object back to find out.
     #[error(
         "`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}; check that the store is up \
          and that its endpoint{} is reached from here, then try again",
@@ -72,35 +72,35 @@ pub enum StoreError {
     Transient {
         /// Full URI of the object.
         uri: String,
-        /// Requests made.
+        /// Number of requests made.
         attempts: u32,
-        /// From the first request to the giving up.
+        /// Time from the first request to the last failure.
         elapsed: Duration,
         /// The last failure.
         reason: String,
     },
-    /// The store or the file system refused for a reason of its own.
+    /// The store or the file system failed for another reason.
     #[error("`{uri}`: {reason}")]
     Io {
         /// Full URI of the object.
         uri: String,
-        /// What was said, with the range where one applies.
+        /// The store's or the system's message, with the byte range where one applies.
         reason: String,
     },
-    /// The wait was interrupted (Ctrl-C); the work was abandoned.
+    /// The wait was interrupted (Ctrl-C) and the operation abandoned.
     #[error("interrupted while waiting for the store")]
     Interrupted,
 }
 
 impl StoreError {
-    /// A configuration error with `message`.
+    /// Builds a configuration error with `message`.
     pub(crate) fn config(message: impl Into<String>) -> Self {
         Self::Config {
             message: message.into(),
         }
     }
 
-    /// An I/O error of `uri`.
+    /// Builds an I/O error for `uri`.
     pub(crate) fn io(uri: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Io {
             uri: uri.into(),
@@ -108,7 +108,7 @@ impl StoreError {
         }
     }
 
-    /// What an operating-system error on `uri` means.
+    /// Maps an operating-system error on `uri` to an error of this crate.
     pub(crate) fn from_io(uri: &str, doing: &str, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let uri = uri.to_owned();
@@ -126,14 +126,14 @@ impl StoreError {
     }
 }
 
-/// The variable to look at when the service of `uri` is not reached, in brackets.
+/// Returns the endpoint variable to check when the service of `uri` is unreachable, in brackets.
 fn endpoint_variable(uri: &str) -> String {
     let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
     let variable = Service::of(scheme).and_then(Service::endpoint_variable);
     variable.map_or_else(String::new, |name| format!(" (`{name}`)"))
 }
 
-/// What the operating system said when something was tried, and what to do where only the user can.
+/// Describes an operating-system error, with the remedy where only the user can act.
 pub fn io_reason(doing: &str, error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     let remedy = match error.kind() {

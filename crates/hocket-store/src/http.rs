@@ -1,8 +1,8 @@
-//! The HTTP client under the stores' clients: it notes what each request came to.
+//! The HTTP client below the stores' clients, which records the outcome of each request.
 //!
-//! `object_store` keeps the type of a failed request to itself. Whether a failure may be tried again, and
-//! whether the request may have taken effect all the same, depends on the status and on whether anything was
-//! sent; so both are noted here, for the task that made the request.
+//! `object_store` does not expose the type of a failed request. Whether a failure can be retried, and whether
+//! the request may have taken effect anyway, depends on the status and on whether anything was sent; both are
+//! recorded here for the task that made the request.
 
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
@@ -18,14 +18,14 @@ use std::time::Duration;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-/// What the last request of a task came to.
+/// The outcome of a task's last request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The status of the answer, if one came.
+    /// The status of the response, if one arrived.
     pub(crate) status: Option<u16>,
     /// Whether the request may have reached the server.
     pub(crate) sent: bool,
-    /// The bytes that the answer says it has.
+    /// The length that the response declares.
     pub(crate) bytes: Option<u64>,
 }
 
@@ -33,8 +33,8 @@ tokio::task_local! {
     static SEEN: Cell<Seen>;
 }
 
-/// Runs `future` until it ends, or until no answer has begun after `first`, or until the answer that began has taken
-/// longer by what `rest` says of it. Tells what its last request came to.
+/// Runs `future` with two limits: the response must begin within `first`, and once begun must end within the
+/// extra time that `rest` computes for it. Also returns the outcome of the last request.
 pub(crate) async fn observe<T>(
     first: Duration,
     rest: impl FnOnce(Seen) -> Duration,
@@ -52,7 +52,7 @@ pub(crate) async fn observe<T>(
     .await
 }
 
-/// Makes clients that note what they see.
+/// A factory of clients that record their outcomes.
 #[derive(Debug, Default)]
 pub(crate) struct Connector(ReqwestConnector);
 
@@ -69,7 +69,8 @@ struct Noting {
     inner: HttpClient,
 }
 
-/// The status of an answer. A part of no bytes is a range that begins where the object ends: S3 says 416, Azurite 206.
+/// Returns the status of a response. A partial response of zero bytes is a range that starts at the object's
+/// end, for which S3 returns 416 and Azurite 206.
 fn meaning(answer: &HttpResponse) -> u16 {
     match answer.status() {
         StatusCode::PARTIAL_CONTENT if content_length(answer) == Some(0) => {
@@ -88,7 +89,7 @@ fn content_length(answer: &HttpResponse) -> Option<u64> {
 impl HttpService for Noting {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let note = |seen: Seen| {
-            // Outside of `observe` nobody asks.
+            // Outside of `observe` the outcome is not needed.
             let _ = SEEN.try_with(|cell| cell.set(seen));
         };
         note(Seen {

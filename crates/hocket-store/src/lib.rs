@@ -1,9 +1,9 @@
 //! Object stores for Hocket: parallel ranged reads, multipart and conditional writes, retries, byte budgets.
 //!
-//! A [`Store`] is a URI with options: `s3://bucket/prefix` (`gs://`, `az://`, `oci://`, and `https://` to read), a
-//! local directory, or `memory://name`.
-//! It owns no client, no thread and no socket, so it can be cloned, sent to threads and kept
-//! across a `fork`; what a process needs to do I/O lives in one table per process (`process`).
+//! A [`Store`] is a URI with options: `s3://bucket/prefix` (`gs://`, `az://`, `oci://`, and `https://` for
+//! reading), a local directory, or `memory://name`. It owns no client, thread or socket, so it can be cloned,
+//! sent between threads and kept across a `fork`. The resources for I/O live in one table per process
+//! (`process`).
 //!
 //! ```
 //! use hocket_store::{PutMode, Store, StoreOptions, runtime};

@@ -1,4 +1,4 @@
-//! Listing a store, page by page.
+//! Paginated listing of a store.
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
@@ -13,15 +13,16 @@ use object_store::path::Path as ObjectPath;
 use object_store::{ListResult, ObjectStore};
 
 impl Store {
-    /// All objects below `prefix`, which names whole segments (`a` finds `a/b`, not `ab`); sorted by key.
+    /// Lists all objects below `prefix`, sorted by key. The prefix matches whole path segments: `a` matches
+    /// `a/b`, not `ab`.
     ///
     /// # Errors
-    /// As [`head`](Self::head); a prefix without objects is an empty list.
+    /// As [`head`](Self::head). A prefix without objects gives an empty list.
     pub async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
         Ok(self.list_level(prefix, false).await?.objects)
     }
 
-    /// One level below `prefix`.
+    /// Lists one level below `prefix`.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -106,7 +107,7 @@ impl Store {
     }
 }
 
-/// Azure's listings have tags without the quotes that are part of them everywhere else.
+/// Adds the quotes to ETags in Azure's listings; every other response has them.
 fn quote(meta: &mut object_store::ObjectMeta) {
     if let Some(tag) = &mut meta.e_tag
         && !tag.ends_with('"')

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Runs file operations on a thread that may block.
+/// Runs file operations on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -110,7 +110,7 @@ pub(crate) async fn put(
     .await
 }
 
-/// See [`Store::delete`]. Directories that this leaves empty go too: object stores have none.
+/// See [`Store::delete`]. Also removes directories that this leaves empty, because object stores have none.
 pub(crate) async fn delete(store: Store, key: String) -> Result<()> {
     blocking(move || {
         let (path, uri) = locate(&store, &key);
@@ -136,7 +136,7 @@ pub(crate) async fn delete(store: Store, key: String) -> Result<()> {
     .await
 }
 
-/// See [`Store::list`] and [`Store::list_dirs`]; unsorted.
+/// See [`Store::list`] and [`Store::list_dirs`]; the result is unsorted.
 pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Result<Listing> {
     blocking(move || {
         let mut listing = Listing::default();
@@ -145,7 +145,7 @@ pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Resul
         while let Some(dir) = pending.pop() {
             let (path, uri) = locate(&store, &dir);
             let failed = |error: &io::Error| StoreError::from_io(&uri, "list", error);
-            // A link to a directory above would otherwise be walked for ever.
+            // Following a link to a parent directory would never end.
             match fs::metadata(&path) {
                 Ok(metadata)
                     if metadata.is_dir() && seen.insert((metadata.dev(), metadata.ino())) => {}
@@ -172,7 +172,7 @@ pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Resul
                 } else {
                     format!("{dir}/{name}")
                 };
-                // What is deleted while we look was never seen.
+                // A file deleted during the listing is left out.
                 let Ok(metadata) = fs::metadata(entry.path()) else {
                     continue;
                 };
@@ -192,7 +192,7 @@ pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Resul
     .await
 }
 
-/// An object opened once: a rename over its name does not disturb the reading.
+/// An object's open file. A rename over its name does not affect reads in progress.
 struct Reader {
     file: File,
     uri: String,
@@ -203,7 +203,7 @@ impl Reader {
     fn open(store: &Store, key: &str, pin: &Pin) -> Result<Self> {
         let (path, uri) = locate(store, key);
         let failed = |error: io::Error| StoreError::from_io(&uri, "open", &error);
-        // A pipe in an object's place makes nobody wait: it opens at once, and is no object.
+        // `O_NONBLOCK`: a named pipe opens at once instead of blocking, and is then rejected.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -234,7 +234,7 @@ impl Reader {
         Ok(data.into())
     }
 
-    /// Somebody may have written into the file itself, which no store does but a person might.
+    /// Fails if the file itself was modified in place. No store writes in place, but another program might.
     fn check_unchanged(&self) -> Result<()> {
         let metadata = self
             .file
@@ -276,13 +276,13 @@ pub(crate) fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<Obje
     })
 }
 
-/// Another file has another inode, and a changed one another time or size.
+/// Derives an ETag from the inode, modification time and size.
 pub(crate) fn etag(metadata: &Metadata) -> String {
     let time_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
     format!("{:x}-{time_ns:x}-{:x}", metadata.ino(), metadata.len())
 }
 
-/// A failed write is never "not found": the object need not exist.
+/// Maps the error of a write. It is never `NotFound`, because the object need not exist.
 pub(crate) fn write_error(uri: &str, doing: &str, error: &io::Error) -> StoreError {
     match StoreError::from_io(uri, doing, error) {
         StoreError::NotFound { uri } => StoreError::io(uri, format!("{doing}: {error}")),

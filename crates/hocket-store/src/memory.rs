@@ -1,11 +1,11 @@
-//! Fresh memory, sooner there.
+//! Huge pages for newly allocated memory.
 
 use std::mem::MaybeUninit;
 
 const HUGE_PAGE: usize = 1 << 21;
 
-/// Asks the kernel to back `spare` with huge pages where it holds whole ones: to touch memory for the first
-/// time then costs a fraction of what it does page by page. An asked-for kernel need not comply.
+/// Asks the kernel to back `spare` with huge pages where it contains whole ones. The first access then costs a
+/// fraction of the cost with small pages. This is advice: the kernel may ignore it.
 pub fn prefer_huge_pages(spare: &mut [MaybeUninit<u8>]) {
     let skipped = spare.as_ptr().align_offset(HUGE_PAGE);
     let len = spare.len().saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
@@ -15,7 +15,11 @@ pub fn prefer_huge_pages(spare: &mut [MaybeUninit<u8>]) {
     else {
         return;
     };
-    // SAFETY: the range is borrowed alone and lies within one allocation; the advice changes no contents.
+    // Other systems choose the size of pages themselves.
+    #[cfg(not(target_os = "linux"))]
+    let _ = pages;
+    // SAFETY: the range is borrowed exclusively and lies within one allocation; the advice changes no contents.
+    #[cfg(target_os = "linux")]
     unsafe {
         libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_HUGEPAGE);
     }

@@ -1,22 +1,22 @@
-//! What a store tells of its objects, and on which condition it writes one.
+//! Object metadata, listings and write conditions.
 
 use crate::error::{Result, StoreError};
 
-/// One object of a store.
+/// The metadata of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectMeta {
     /// The key, below the store's own prefix.
     pub key: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The entity tag, as the store writes it (S3: with its quotes); it changes whenever the object does.
+    /// The entity tag as the store returns it (on S3 with quotes). It changes with every write of the object.
     pub etag: Option<String>,
     /// Last change, in milliseconds since 1970 (UTC).
     pub modified_ms: i64,
 }
 
 impl ObjectMeta {
-    /// Refuses another size than the `expected` one, if one is.
+    /// Returns an error if a size is `expected` and differs.
     pub(crate) fn check_size(&self, uri: String, expected: Option<u64>) -> Result<()> {
         match expected.filter(|&expected| expected != self.size) {
             None => Ok(()),
@@ -32,18 +32,18 @@ impl ObjectMeta {
 /// One level of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// Keys of the "directories", without a slash at the end, sorted; below the store's own prefix.
+    /// Keys of the "directories" below the store's own prefix, without a trailing slash, sorted.
     pub dirs: Vec<String>,
     /// The objects, sorted by key.
     pub objects: Vec<ObjectMeta>,
 }
 
-/// On which condition an object is written.
+/// The condition of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PutMode {
-    /// On none.
+    /// Unconditional.
     Overwrite,
-    /// Only if the key is free.
+    /// Only if the key does not exist.
     Create,
     /// Only if the object still has this ETag.
     Match(String),

@@ -1,4 +1,4 @@
-//! One object, read as often as one likes and always of one version.
+//! Reads of one object, all of the same version (ETag).
 
 use crate::error::{Result, StoreError};
 use crate::meta::ObjectMeta;
@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// An object of a store. The first answer says which version it has; every read of it and of its clones that
-/// meets another one fails with [`StoreError::Changed`]. Made by [`Store::object`], without a request.
+/// A handle on one object, created by [`Store::object`] without a request. The first response pins the version;
+/// every later read through it or its clones that meets another version fails with [`StoreError::Changed`].
 #[derive(Debug, Clone)]
 pub struct Object {
     store: Store,
@@ -28,33 +28,39 @@ impl Object {
         }
     }
 
-    /// Its full URI.
+    /// Returns the object's full URI.
     pub fn uri(&self) -> String {
         self.store.object_uri(&self.key)
     }
 
-    /// Its name in the store.
+    /// Returns the object's key in the store.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Bytes of its version, once a read has met it.
+    /// Returns the size of the pinned version in bytes; `None` before the first read.
     pub fn size(&self) -> Option<u64> {
         self.pin.seen().map(|seen| seen.size)
     }
 
-    /// When its version was written, in milliseconds since 1970, once a read has met it.
+    /// Returns the time of the pinned version in milliseconds since 1970; `None` before the first read.
     pub fn modified_ms(&self) -> Option<i64> {
         self.pin.seen().map(|seen| seen.modified_ms)
     }
 
-    /// As [`Store::get`]; an object of another size than `size`, if that is given, is refused after its first part.
+    /// Returns the ETag of the pinned version; `None` before the first read.
+    pub fn etag(&self) -> Option<&str> {
+        self.pin.seen().and_then(|seen| seen.etag.as_deref())
+    }
+
+    /// Reads the object as [`Store::get`] does. If `size` is given, an object of another size is rejected after
+    /// its first part.
     ///
     /// # Errors
     /// As [`Store::get`]; [`StoreError::Size`].
     ///
     /// # Cancel safety
-    /// Dropping the future stops the requests; so it is with the other reads.
+    /// Dropping the future cancels the requests; the same holds for the other reads.
     pub async fn get(&self, size: Option<u64>) -> Result<Bytes> {
         check_key(self.store.uri(), &self.key)?;
         let (store, key, pin) = self.parts();
@@ -68,7 +74,7 @@ impl Object {
         }
     }
 
-    /// As [`Store::get_ranges`].
+    /// Reads ranges as [`Store::get_ranges`] does.
     ///
     /// # Errors
     /// As [`Store::get_ranges`].
@@ -92,7 +98,7 @@ impl Object {
         }
     }
 
-    /// As [`Store::download`].
+    /// Downloads the object as [`Store::download`] does.
     ///
     /// # Errors
     /// As [`Store::download`].
@@ -114,11 +120,11 @@ impl Object {
     }
 }
 
-/// The version that the first answer told of. Clones are one.
+/// The version set by the first response, shared between clones.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pin(Arc<OnceLock<Seen>>);
 
-/// What tells one version from another.
+/// The attributes that distinguish two versions.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) etag: Option<String>,
@@ -131,14 +137,14 @@ impl Pin {
         self.0.get()
     }
 
-    /// Takes the first answer's version as the object's, and refuses an answer of another one.
+    /// Pins the version of the first response, and rejects a response of any other version.
     pub(crate) fn check(&self, uri: String, meta: &ObjectMeta) -> Result<()> {
         let seen = self.0.get_or_init(|| Seen {
             etag: meta.etag.clone(),
             size: meta.size,
             modified_ms: meta.modified_ms,
         });
-        // Plain HTTP servers need not have ETags; their times are better than nothing.
+        // Plain HTTP servers may omit ETags; the modification time is the fallback.
         let is_same_time = meta.etag.is_some() || seen.modified_ms == meta.modified_ms;
         if seen.etag == meta.etag && seen.size == meta.size && is_same_time {
             return Ok(());

@@ -1,38 +1,40 @@
-//! How a store is reached and how hard it is tried.
+//! Connection, retry and limit options of a store.
 
 use crate::error::{Result, StoreError};
 use std::time::Duration;
 
-/// Options of a [`Store`](crate::Store). Plain numbers: they travel with the URI to other processes.
+/// The options of a [`Store`](crate::Store). They hold plain values, so they can be sent to other processes
+/// with the URI.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoreOptions {
-    /// Address of the service; `None`: the environment's (`AWS_ENDPOINT_URL_S3`, `STORAGE_EMULATOR_HOST`, …), then
-    /// the service's own.
+    /// Endpoint of the service. `None`: the environment's (`AWS_ENDPOINT_URL_S3`, `STORAGE_EMULATOR_HOST`, …),
+    /// then the service's default.
     pub endpoint: Option<String>,
     /// Region (S3 and OCI); `None`: the environment's or the profile's, then `us-east-1`.
     pub region: Option<String>,
-    /// Whether the bucket stands in the path of an S3 address (else in its host name); `None`: in the path, except on
-    /// AWS itself.
+    /// Whether the bucket is in the path of an S3 URL instead of in its host name. `None`: in the path, except
+    /// on AWS itself.
     pub path_style: Option<bool>,
-    /// Requests are not signed: for public buckets. `AWS_SKIP_SIGNATURE` and its like say the same.
+    /// Whether requests are unsigned, for public buckets. Equivalent to `AWS_SKIP_SIGNATURE` and its
+    /// counterparts.
     pub anonymous: bool,
-    /// The requester of an S3 bucket pays.
+    /// Whether the requester pays for requests to an S3 bucket.
     pub requester_pays: bool,
-    /// Bytes of one ranged GET of a larger object.
+    /// Bytes of one ranged GET when an object is larger than that.
     pub part_bytes: u64,
-    /// Requests in flight at once, over all verbs of this process on this bucket with these options.
+    /// Concurrent requests of this process on this bucket with these options, over all operations.
     pub max_requests: usize,
-    /// No transfer starts while the process has this many bytes in flight, over all stores.
+    /// Limit of bytes in flight in this process over all stores; no transfer starts beyond it.
     pub budget_bytes: u64,
-    /// Seconds until an answer begins, plus a second for each MiB that the request carries; the answer's own bytes
-    /// get a second for each MiB more.
+    /// Seconds until a response begins, plus one second for each MiB that the request carries. The body gets
+    /// one more second for each MiB.
     pub timeout_s: f64,
-    /// Seconds that all tries of one request may take together, plus a second for each MiB once bytes
-    /// were on their way.
+    /// Seconds for all attempts of one request together, plus one second for each MiB once data has started to
+    /// flow.
     pub deadline_s: f64,
-    /// Tries after the first one.
+    /// Attempts after the first.
     pub max_retries: usize,
-    /// Shortest and longest pause before a retry, in milliseconds; the pause doubles between them.
+    /// Shortest and longest pause before a retry, in milliseconds; the pause doubles in between.
     pub backoff_ms: (u64, u64),
 }
 
@@ -56,10 +58,10 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
-    /// Refuses values that no transfer can work with.
+    /// Checks that every value is usable.
     ///
     /// # Errors
-    /// [`StoreError::Config`], naming the field, its value and the least or greatest that works.
+    /// [`StoreError::Config`], naming the field, its value and the bound that it violates.
     pub fn validate(&self) -> Result<()> {
         let at_least = |name: &str, value: u64, least: u64| {
             (value >= least).then_some(()).ok_or_else(|| {
@@ -95,23 +97,24 @@ impl StoreOptions {
         Ok(())
     }
 
-    /// Seconds until the answer to a request that carries `bytes`: a slow line is not a dead one.
+    /// Returns the time limit until the response to a request of `bytes` begins; it grows with the size, so
+    /// that a slow connection is not taken for a dead one.
     pub(crate) fn timeout(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(self.timeout_s + seconds(bytes))
     }
 
-    /// Seconds for all tries of one request that moves `bytes`.
+    /// Returns the time limit of all attempts of one request that transfers `bytes`.
     pub(crate) fn deadline(&self, bytes: u64) -> Duration {
         Duration::from_secs_f64(self.deadline_s + seconds(bytes))
     }
 
-    /// Seconds to connect: no store is that far away.
+    /// Returns the connection timeout. It is short, because latency to a store is never that high.
     pub(crate) fn connect_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s.min(5.0))
     }
 }
 
-/// What `bytes` may take on a slow line.
+/// Returns the seconds that `bytes` may take on a slow connection.
 pub(crate) fn seconds(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

@@ -1,4 +1,4 @@
-//! Multipart uploads: several parts in flight, none visible before the completion.
+//! Multipart uploads with several parts in flight; the object becomes visible at completion.
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
@@ -14,13 +14,14 @@ use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// Bytes of a part, where there are not too many: the least that S3 takes, since every part in flight is memory.
+/// Smallest part size, which S3 prescribes. It is used until the number of parts requires larger ones, because
+/// every part in flight occupies memory.
 pub(crate) const PART_BYTES: u64 = 5 << 20;
 
-/// Most parts that S3 takes.
+/// Largest number of parts that S3 accepts.
 const MAX_PARTS: u64 = 10_000;
 
-/// A multipart upload, begun at the first full part: a small object goes as a plain PUT.
+/// A multipart upload, started with the first full part; a small object is sent as a plain PUT.
 pub(crate) struct Parts {
     store: Store,
     key: String,
@@ -30,10 +31,10 @@ pub(crate) struct Parts {
     part_bytes: u64,
     pending: Vec<Bytes>,
     pending_bytes: u64,
-    /// Bytes of the parts handed over for sending.
+    /// Bytes of the parts passed on for sending.
     sent_bytes: u64,
     id: Option<Arc<str>>,
-    /// ETag of what stood under the key before, to tell a completion of ours from what was there.
+    /// ETag of the object under the key before the upload, to recognize our own completion.
     before: Option<String>,
     sending: JoinSet<Result<(usize, PartId)>>,
     sent: Vec<Option<PartId>>,
@@ -41,7 +42,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// For `key` of `store`; makes no request.
+    /// Prepares an upload to `key` of `store`; makes no request.
     pub(crate) fn new(
         store: &Store,
         key: &str,
@@ -49,7 +50,7 @@ impl Parts {
         size_hint: Option<u64>,
     ) -> Result<Self> {
         let Some(service) = remote.multipart.clone() else {
-            return Err(ended(store.uri())); // refused before by its name
+            return Err(ended(store.uri())); // normally rejected by `check_verb`
         };
         Ok(Self {
             store: store.clone(),
@@ -69,7 +70,7 @@ impl Parts {
         })
     }
 
-    /// Appends `data`; sends every full part.
+    /// Appends `data` and sends every full part.
     pub(crate) async fn write(&mut self, mut data: Bytes) -> Result<()> {
         if self.pid != std::process::id() {
             return Err(StoreError::config(format!(
@@ -93,7 +94,7 @@ impl Parts {
         }
     }
 
-    /// Sends what is pending as the next part, once the budget has room for it.
+    /// Sends the pending data as the next part once the budget has room for it.
     async fn send(&mut self) -> Result<()> {
         let id = match &self.id {
             Some(id) => Arc::clone(id),
@@ -104,7 +105,7 @@ impl Parts {
         let index = self.sent.len();
         self.sent.push(None);
         self.sent_bytes += size;
-        // Of an unknown size: parts grow so that their number stays within bounds.
+        // The total size may be unknown: part size grows so that the number of parts stays within the limit.
         if (index as u64 + 1).is_multiple_of(MAX_PARTS / 10) {
             self.part_bytes *= 2;
         }
@@ -155,7 +156,7 @@ impl Parts {
         }
     }
 
-    /// Notes parts that have arrived; with `all`, waits for every one.
+    /// Collects the results of finished parts; with `all`, waits for every part.
     async fn collect(&mut self, all: bool) -> Result<()> {
         while let Some(outcome) = self.sending.try_join_next() {
             self.note(outcome)?;
@@ -187,9 +188,9 @@ impl Parts {
         Ok(())
     }
 
-    /// The ETag of the finished object.
+    /// Completes the object and returns its ETag.
     pub(crate) async fn finish(&mut self, size: u64) -> Result<Option<String>> {
-        // A failed or dropped `write` leaves a hole, which must not become an object.
+        // A failed or cancelled `write` leaves a gap; such an upload must not become an object.
         if self.sent_bytes + self.pending_bytes != size {
             return Err(ended(&self.uri()));
         }
@@ -212,7 +213,8 @@ impl Parts {
         Ok(etag)
     }
 
-    /// Completes the upload. Where an answer is lost, the object itself says whether it was completed.
+    /// Completes the upload. If the response is lost, the object itself shows whether the completion took
+    /// effect.
     async fn complete(&mut self, size: u64) -> Result<Option<String>> {
         let id = self.id.as_deref().unwrap_or_default().to_owned();
         let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
@@ -225,8 +227,8 @@ impl Parts {
                 Ok(result) => return Ok(result.e_tag),
                 Err(fault) => fault,
             };
-            // "No such upload" after a lost answer: it was completed, and the object that stands there is
-            // ours even if it has the ETag of before, as one of the same content does.
+            // "No such upload" after a lost response means that it was completed. The object there is then
+            // ours, even if its ETag equals the earlier one, as it does for equal content.
             let is_gone = matches!(fault, Fault::Final(StoreError::NotFound { .. }))
                 && tries.may_have_landed();
             if tries.may_have_landed()
@@ -249,7 +251,7 @@ impl Parts {
         }
     }
 
-    /// Stops sending, and waits until the store has forgotten the parts.
+    /// Stops sending, and waits until the store has discarded the parts.
     pub(crate) async fn abort(&mut self) -> Result<()> {
         self.sending.shutdown().await;
         match self.id.take() {
@@ -258,7 +260,7 @@ impl Parts {
         }
     }
 
-    /// Makes the store forget the upload `id`. Azure cannot be told: it forgets blocks after a week.
+    /// Makes the store discard the upload `id`. Azure has no such request and discards blocks after a week.
     fn abandon(&self, id: Arc<str>) -> impl Future<Output = Result<()>> + use<> {
         let (store, key, path) = (self.store.clone(), self.key.clone(), self.path.clone());
         let (remote, service) = (Arc::clone(&self.remote), Arc::clone(&self.service));
@@ -284,7 +286,7 @@ impl Parts {
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        // A forked child's copy must not end its parent's upload.
+        // The copy in a forked child must not end the parent's upload.
         if self.pid != std::process::id() {
             return;
         }
@@ -292,7 +294,7 @@ impl Drop for Parts {
             self.sending.abort_all();
             let abandoned = self.abandon(id);
             runtime::spawn(async move {
-                // Nobody is left to tell; the bucket's lifecycle rule takes what remains.
+                // This runs in a drop and cannot report an error; the bucket's lifecycle rule removes the rest.
                 let _ = abandoned.await;
             });
         }
@@ -306,12 +308,12 @@ fn head_options() -> object_store::GetOptions {
     }
 }
 
-/// The error of an upload that is used after it failed.
+/// Builds the error for the use of an upload after it failed.
 pub(crate) fn ended(uri: &str) -> StoreError {
     StoreError::io(uri, "the upload ended with an earlier error; start it anew")
 }
 
-/// One buffer of all pieces; a single one is not copied.
+/// Joins all pieces into one buffer; a single piece is not copied.
 fn join(mut pieces: Vec<Bytes>) -> Bytes {
     match pieces.len() {
         0 | 1 => pieces.pop().unwrap_or_default(),

@@ -1,9 +1,9 @@
-//! What a process holds to do I/O: one table per process, emptied in a forked child.
+//! The process table: the resources for I/O of one process, reset in a forked child.
 //!
-//! A forked child inherits memory, but not the threads that serve the runtime nor sole ownership of the
-//! sockets. So the child forgets its parent's table without dropping it (dropping would wait for threads that
-//! are not there and close connections under the parent) and starts with an empty one. `fork` itself happens
-//! while the forking thread holds the table's lock, so no other thread is half-way through a change.
+//! A forked child inherits memory, but neither the runtime's threads nor sole ownership of the sockets. The
+//! child therefore leaks its parent's table without dropping it (a drop would wait for threads that do not
+//! exist and close the parent's connections) and starts with an empty one. The forking thread holds the table's
+//! lock during `fork`, so no other thread is in the middle of a change.
 
 use crate::budget::Budget;
 use crate::client::{ClientKey, Remote};
@@ -22,7 +22,7 @@ pub(crate) struct Table {
     /// The process that filled the table.
     pid: u32,
     runtime: Option<&'static Runtime>,
-    /// One client for a bucket, its options and the credentials in the environment.
+    /// One client per bucket, options and credentials in the environment.
     pub(crate) clients: HashMap<ClientKey, Arc<Remote>>,
     pub(crate) memories: HashMap<String, Arc<InMemory>>,
     pub(crate) profiles: Profiles,
@@ -34,14 +34,14 @@ static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 static HOOKS: Once = Once::new();
 
 thread_local! {
-    /// The table's lock, held by the forking thread from just before `fork` to just after it.
+    /// The guard of the table's lock, held by the forking thread from just before `fork` to just after it.
     static HELD: RefCell<Option<MutexGuard<'static, Option<Table>>>> = const { RefCell::new(None) };
 }
 
 /// Runs `act` on this process's table, under its lock. `act` must not call back into this module.
 pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
-    // SAFETY: the three handlers are `extern "C"` functions that live as long as the library, and they do
-    // nothing but take and give back our own lock and replace the table in the child.
+    // SAFETY: the three handlers are `extern "C"` functions that live as long as the library. They only take
+    // and release our own lock and replace the table in the child.
     HOOKS.call_once(|| unsafe {
         libc::pthread_atfork(
             Some(before_fork),
@@ -51,7 +51,7 @@ pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
     });
     let mut guard = lock();
     let pid = std::process::id();
-    // The hooks have emptied the table of a child of `fork`; a raw `clone` goes around them.
+    // The hooks reset the table in a child of `fork`; a raw `clone` bypasses them.
     if guard.as_ref().is_some_and(|table| table.pid != pid) {
         std::mem::forget(guard.take());
     }
@@ -61,17 +61,17 @@ pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
     }))
 }
 
-/// The process's count of bytes in flight.
+/// Returns the process's budget of bytes in flight.
 pub(crate) fn budget() -> Arc<Budget> {
     with_table(|table| Arc::clone(&table.budget))
 }
 
-/// The process's counters.
+/// Returns the process's counters.
 pub(crate) fn counters() -> Arc<Counters> {
     with_table(|table| Arc::clone(&table.counters))
 }
 
-/// The process's runtime, started at its first use and never stopped.
+/// Returns the process's runtime, which starts at first use and never stops.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     with_table(|table| {
         if let Some(runtime) = table.runtime {
@@ -93,7 +93,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 }
 
 fn lock() -> MutexGuard<'static, Option<Table>> {
-    // A panic elsewhere leaves the table as it was: every change to it is one insertion.
+    // A panic elsewhere leaves the table consistent, because every change is a single insertion.
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

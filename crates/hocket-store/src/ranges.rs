@@ -1,11 +1,12 @@
-//! Arithmetic on byte ranges: splitting an object into parts, joining near ranges into one request.
+//! Arithmetic on byte ranges: splits an object into parts, coalesces nearby ranges into one request.
 
 use std::ops::Range;
 
-/// Ranges at most this far apart travel in one request: less than a round trip's worth of bytes.
+/// Largest gap between ranges that share a request; reading it costs less than another round trip.
 pub(crate) const COALESCE_GAP_BYTES: u64 = 256 << 10;
 
-/// Cuts `range` into consecutive pieces of `part_bytes`, the last one shorter. Empty for an empty range.
+/// Splits `range` into consecutive pieces of `part_bytes`; the last may be shorter. Returns none for an empty
+/// range.
 pub(crate) fn split(range: Range<u64>, part_bytes: u64) -> Vec<Range<u64>> {
     let step = part_bytes.max(1);
     let mut parts = Vec::new();
@@ -18,8 +19,8 @@ pub(crate) fn split(range: Range<u64>, part_bytes: u64) -> Vec<Range<u64>> {
     parts
 }
 
-/// The fewest ranges that cover all of `ranges` when gaps up to `gap` are read along, in ascending order.
-/// Every non-empty range lies within exactly one of them.
+/// Returns the fewest ranges, in ascending order, that cover `ranges` when gaps of up to `gap` bytes are read
+/// as well. Every non-empty input range lies within exactly one of them.
 pub(crate) fn coalesce(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     let mut sorted: Vec<Range<u64>> = ranges
         .iter()
@@ -39,7 +40,7 @@ pub(crate) fn coalesce(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
     joined
 }
 
-/// Index of the one of `cover` (ascending, disjoint) that holds `range`.
+/// Returns the index of the range in `cover` (ascending, disjoint) that contains `range`.
 pub(crate) fn covering(cover: &[Range<u64>], range: &Range<u64>) -> Option<usize> {
     let index = cover
         .partition_point(|whole| whole.start <= range.start)

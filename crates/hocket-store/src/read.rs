@@ -1,4 +1,4 @@
-//! Reading an object from a remote store: parts in parallel, every one of the same ETag.
+//! Reads from a remote store: parts in parallel, all with the same ETag.
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// An object being read. Clones share the pin, and with it the ETag that the first answer brought.
+/// An object being read. Clones share the pinned ETag of the first response.
 #[derive(Clone)]
 pub(crate) struct Source {
     store: Store,
@@ -49,7 +49,7 @@ impl Source {
         if first.len() as u64 == meta.size {
             return Ok(first.freeze());
         }
-        // The size is what a server says: one that no memory holds must not end the process.
+        // The size comes from the server; an allocation that cannot succeed must not abort the process.
         if Vec::<u8>::new()
             .try_reserve_exact(meta.size as usize)
             .is_err()
@@ -62,7 +62,8 @@ impl Source {
                 ),
             ));
         }
-        // One allocation, cut into the parts' places: they are filled in parallel and joined without a copy.
+        // One allocation, split into one slice per part: parts fill it in parallel and are joined without a
+        // copy.
         let mut whole = BytesMut::with_capacity(meta.size as usize);
         prefer_huge_pages(whole.spare_capacity_mut());
         let mut rest = whole.split_off(first.len());
@@ -93,7 +94,7 @@ impl Source {
     pub(crate) async fn get_ranges(self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let cover = coalesce(ranges, COALESCE_GAP_BYTES);
         if cover.is_empty() {
-            // Nothing to fetch, but whether the object is there and long enough is still an answer.
+            // Nothing to fetch, but the request still checks that the object exists and is long enough.
             let meta = self.store.head(&self.key).await?;
             self.pin.check(self.uri(), &meta)?;
             let size = meta.size;
@@ -117,7 +118,7 @@ impl Source {
                 });
             }
         }
-        // A part beyond the end is spoken of as the range that was asked for.
+        // An error for a part beyond the end names the range that the caller asked for.
         let beyond = |error| {
             let size = self.pin.seen().map_or(u64::MAX, |seen| seen.size);
             let range = ranges.iter().find(|range| range.end > size);
@@ -150,7 +151,7 @@ impl Source {
             let failed = failed.clone();
             blocking(move || File::create(&to).map(Arc::new).map_err(failed)).await?
         };
-        // Where the size is known, no part waits for the first one to tell it.
+        // With a known size, all parts start without waiting for the first response.
         let known = size.unwrap_or(0);
         let mut tasks = self.download_parts(self.part_bytes()..known, &file, &name);
         let (first, meta) = self.first_part().await?;
@@ -169,7 +170,7 @@ impl Source {
         Ok(meta)
     }
 
-    /// Begins to fetch `range`, part by part, into its place in `file`, which is called `name`.
+    /// Starts to fetch `range`, part by part, into its place in `file`, which errors refer to as `name`.
     fn download_parts(
         &self,
         range: Range<u64>,
@@ -191,7 +192,7 @@ impl Source {
         tasks
     }
 
-    /// The first part, or all of a smaller object, and what the object is: one request tells both.
+    /// Fetches the first part, or the whole of a smaller object, with the object's metadata, in one request.
     async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
         let mut tries = Tries::new(&self.store, &self.key, Load::Down(self.part_bytes()));
         let _bytes = process::budget()
@@ -208,7 +209,7 @@ impl Source {
                     let meta = self.check(meta)?;
                     return Ok((data, meta));
                 }
-                // An empty object has no first byte to ask for.
+                // An empty object has no first byte, so a ranged GET fails.
                 Err(Fault::Range(_)) => {
                     let meta = self.store.head(&self.key).await?;
                     if meta.size == 0 {
@@ -228,8 +229,8 @@ impl Source {
         }
     }
 
-    /// Fetches `range` to the end of `data`, and goes on where a broken answer stopped. The bytes count as in
-    /// flight until what is returned is dropped.
+    /// Appends the bytes of `range` to `data`, and resumes where a response was truncated. The bytes count as
+    /// in flight until the returned guard is dropped.
     async fn fetch(&self, range: Range<u64>, data: &mut BytesMut) -> Result<crate::budget::Hold> {
         let size = range.end - range.start;
         let mut tries = Tries::new(&self.store, &self.key, Load::Down(size));
@@ -255,7 +256,7 @@ impl Source {
                 }
                 Err(Fault::Precondition) => return Err(self.changed().await),
                 Err(Fault::Range(_)) => {
-                    // Refused without being told the size; the message should have it.
+                    // The rejection did not include the size, which the message needs.
                     let meta = self.store.head(&self.key).await?;
                     self.pin.check(self.uri(), &meta)?;
                     return Err(self.beyond(&range, meta.size));
@@ -265,7 +266,7 @@ impl Source {
         }
     }
 
-    /// One GET: appends what comes to `data`, and tells what the object is.
+    /// Makes one GET, appends its body to `data`, and returns the object's metadata.
     async fn request(
         &self,
         range: Option<Range<u64>>,
@@ -276,7 +277,7 @@ impl Source {
             .objects
             .get_opts(&self.path, get_options(range, self.pinned()))
             .await?;
-        // Parts of two objects must not meet in one buffer: a stranger's bytes are not even read.
+        // Parts of two versions must not mix in one buffer, so the body of another version is not read.
         let is_ours = self
             .pinned()
             .is_none_or(|pinned| answer.meta.e_tag == Some(pinned));
@@ -306,7 +307,7 @@ impl Source {
         }
     }
 
-    /// The client's description of an answer as ours, unless it is of another version than the pinned one.
+    /// Converts the client's metadata to ours, and rejects a version other than the pinned one.
     fn check(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
         let meta = self.store.meta(&self.key, &meta);
         self.pin.check(self.uri(), &meta)?;
@@ -317,7 +318,7 @@ impl Source {
         self.pin.seen()?.etag.clone()
     }
 
-    /// The error of a broken condition.
+    /// Builds the error for a violated ETag condition.
     async fn changed(&self) -> StoreError {
         let expected = self.pinned().unwrap_or_default();
         self.store.changed(&self.key, expected).await
@@ -340,7 +341,7 @@ impl Source {
     }
 }
 
-/// The next finished task's value; the first failure ends the others.
+/// Returns the next finished task's value. The first failure cancels the other tasks.
 async fn next<T: 'static>(tasks: &mut JoinSet<Result<T>>) -> Result<Option<T>> {
     match tasks.join_next().await {
         None => Ok(None),
@@ -352,7 +353,7 @@ async fn next<T: 'static>(tasks: &mut JoinSet<Result<T>>) -> Result<Option<T>> {
     }
 }
 
-/// One buffer of consecutive parts; a single part is not copied.
+/// Joins consecutive parts into one buffer; a single part is not copied.
 fn join(mut parts: Vec<Bytes>) -> Bytes {
     if parts.len() == 1 {
         return parts.pop().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Which failures are tried again, how often, and what is said in the end.
+//! The retry policy: which errors are retried, how often, and the final error message.
 //!
-//! This is the only layer that retries: the client below makes one request and reports. So a verb makes at
-//! most `max_retries + 1` requests for each of its parts, whatever goes wrong.
+//! This is the only layer that retries; the client below makes one request and reports its outcome. Each part
+//! of an operation therefore makes at most `max_retries + 1` requests.
 
 use crate::client::Remote;
 use crate::credentials;
@@ -13,7 +13,7 @@ use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// What a web server did that knows no ranges.
+/// The reason given when a web server ignores the `Range` header.
 const RANGE_IGNORED: &str = "the server answered a GET for a range with HTTP 200 and all of the object: expected HTTP 206 \
      and that `Range` alone, without which nothing is read in parts; serve it by a server that knows ranges, such as \
      nginx, Apache or an object store, or copy it to a local folder";
@@ -21,27 +21,27 @@ const RANGE_IGNORED: &str = "the server answered a GET for a range with HTTP 200
 /// A failed attempt.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Trying again changes nothing.
+    /// A retry cannot succeed.
     Final(StoreError),
     /// The condition of the request was not met (412).
     Precondition,
     /// The range lies outside the object (416).
     Range(String),
-    /// Worth another try. `landed`: the request may have taken effect although its answer is missing.
+    /// A transient failure. `landed`: the request may have taken effect although its response is missing.
     Again { reason: String, landed: bool },
 }
 
-/// The bytes of objects that one request moves.
+/// The object bytes that one request transfers, by direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Load {
     None,
-    /// With the answer.
+    /// In the response.
     Down(u64),
-    /// With the request.
+    /// In the request.
     Up(u64),
 }
 
-/// The attempts of one request of a verb.
+/// The attempts of one request.
 #[derive(Debug)]
 pub(crate) struct Tries<'a> {
     store: &'a Store,
@@ -50,14 +50,14 @@ pub(crate) struct Tries<'a> {
     started: Option<Instant>,
     attempts: u32,
     landed: bool,
-    /// Whether bytes were on their way: only then does a slow line explain that it takes long.
+    /// Whether data has started to flow; only then can a slow connection explain the duration.
     flowed: bool,
-    /// Whether it waited once for other keys.
+    /// Whether the request has already been repeated with renewed keys.
     renewed: bool,
 }
 
 impl<'a> Tries<'a> {
-    /// For a request about `key` of `store`.
+    /// Prepares the attempts of a request for `key` of `store`.
     pub(crate) fn new(store: &'a Store, key: &str, load: Load) -> Self {
         Self {
             store,
@@ -71,20 +71,20 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Whether an earlier attempt may have taken effect without our hearing of it.
+    /// Returns whether an earlier attempt may have taken effect although its response was lost.
     pub(crate) fn may_have_landed(&self) -> bool {
         self.landed
     }
 
-    /// Makes one attempt, as soon as `remote` has room for a request; cut off at the request's timeout or the
-    /// deadline, whichever is first.
+    /// Makes one attempt as soon as `remote` has a permit for it, with the request's timeout or the remaining
+    /// deadline as the limit, whichever is shorter.
     pub(crate) async fn attempt<T>(
         &mut self,
         remote: &Remote,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Fault> {
         let _room = remote.room().await;
-        // Waiting for room is not the store's fault: the clock starts after it.
+        // The clock starts after the wait for a permit, which is not the store's delay.
         let elapsed = self.started.get_or_insert_with(Instant::now).elapsed();
         let up = match self.load {
             Load::Up(bytes) => bytes,
@@ -130,7 +130,7 @@ impl<'a> Tries<'a> {
         Err(fault)
     }
 
-    /// What is moved, now that an answer has begun: the first one says how much there is of what was asked for.
+    /// Returns the bytes to transfer, updated with the response's length from the first response on.
     fn load_of(&self, seen: Seen) -> Load {
         match (self.load, seen.bytes) {
             (Load::Down(asked), Some(bytes)) if !self.flowed => Load::Down(asked.min(bytes)),
@@ -138,7 +138,7 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// How long the answer that has begun may take after `ends`, by which it had to begin.
+    /// Returns how long a response that has begun may take after `ends`, the limit for its beginning.
     fn rest(&self, ends: Duration, seen: Seen) -> Duration {
         let Load::Down(bytes) = self.load_of(seen) else {
             return Duration::ZERO;
@@ -147,7 +147,8 @@ impl<'a> Tries<'a> {
         Duration::from_secs_f64(seconds(bytes)).min(left)
     }
 
-    /// Whether the store called the keys expired, and others are there or on their way: once for each request.
+    /// Returns whether the store rejected the keys as expired and new ones are available or on their way; at
+    /// most once per request.
     fn finds_other_keys(
         &mut self,
         error: &object_store::Error,
@@ -156,8 +157,11 @@ impl<'a> Tries<'a> {
         began: Instant,
     ) -> bool {
         let said = describe(error, seen);
-        // The answer to a HEAD says no more than 400.
-        let is_expired = said == "HTTP 400" || said.contains("ExpiredToken");
+        // The response to a HEAD has no body, only the status 400.
+        let is_expired = said == "HTTP 400"
+            || ["ExpiredToken", "TokenRefreshRequired"]
+                .iter()
+                .any(|code| said.contains(code));
         match &remote.profile {
             Some(profile) if is_expired && !self.renewed => {
                 self.renewed = true;
@@ -167,7 +171,7 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Waits before the next attempt, or says why there is none.
+    /// Waits before the next attempt, or returns the final error if there is none.
     pub(crate) async fn pause(&mut self, fault: Fault) -> Result<(), StoreError> {
         let reason = match fault {
             Fault::Final(error) => return Err(error),
@@ -189,7 +193,7 @@ impl<'a> Tries<'a> {
         Ok(())
     }
 
-    /// The error of somebody who stops here.
+    /// Builds the error of an operation that stops retrying here.
     pub(crate) fn give_up(&self, reason: impl Into<String>) -> StoreError {
         StoreError::Transient {
             uri: self.uri.clone(),
@@ -204,7 +208,7 @@ impl<'a> Tries<'a> {
             .map_or(Duration::ZERO, |started| started.elapsed())
     }
 
-    /// How long all attempts may take together.
+    /// Returns the time limit of all attempts together.
     fn deadline(&self) -> Duration {
         let bytes = match self.load {
             Load::Down(bytes) | Load::Up(bytes) if self.flowed => bytes,
@@ -213,8 +217,8 @@ impl<'a> Tries<'a> {
         self.store.options().deadline(bytes)
     }
 
-    /// Doubles from the shortest to the longest pause; half of it is drawn, so that clients that failed
-    /// together do not come back together.
+    /// Returns the pause: it doubles from the shortest to the longest, and half of it is random, so that
+    /// clients that failed together do not retry together.
     fn backoff(&self) -> Duration {
         let (low, high) = self.store.options().backoff_ms;
         let doublings = self.attempts.saturating_sub(1).min(32);
@@ -223,12 +227,13 @@ impl<'a> Tries<'a> {
     }
 }
 
-/// What a failure of the client means.
+/// Classifies a failure of the client.
 fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote) -> Fault {
     use object_store::Error;
     let uri = uri.to_owned();
     let is_http = remote.is_http();
-    // Two conditional writes met: neither was refused for what is stored. That is a 412, and Azure's own 409.
+    // A conflict between two concurrent conditional writes. A violated condition is a 412, or on Azure a 409
+    // with `AlreadyExists`.
     if seen.status == Some(409) && !error.to_string().contains("AlreadyExists") {
         return Fault::Again {
             reason: describe(error, seen),
@@ -248,18 +253,18 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
         Error::InvalidPath { .. } | Error::NotSupported { .. } | Error::NotImplemented { .. } => {
             Fault::Final(StoreError::io(uri, error.to_string()))
         }
-        // What memory refuses beside the above is a range.
+        // The memory store's remaining errors are all invalid ranges.
         _ if !is_http => Fault::Range(describe(error, seen)),
         _ => match seen.status {
-            // A listing's error comes without a type.
+            // Errors of a listing come without a type.
             Some(404) => Fault::Final(StoreError::NotFound { uri }),
             Some(400) if describe(error, seen).contains("Token") => {
-                // `ExpiredToken`, `InvalidToken`: S3 calls them bad requests.
+                // S3 reports `ExpiredToken` and `InvalidToken` as bad requests.
                 Fault::Final(refused(uri, error, seen, remote))
             }
             Some(401 | 403) => Fault::Final(refused(uri, error, seen, remote)),
             Some(416) => Fault::Range("the range starts beyond the end of the object".to_owned()),
-            // Turned away before anything was done.
+            // The store rejected the request before executing it.
             Some(429 | 503) => Fault::Again {
                 reason: describe(error, seen),
                 landed: false,
@@ -277,7 +282,7 @@ fn classify(uri: &str, error: &object_store::Error, seen: Seen, remote: &Remote)
     }
 }
 
-/// The error of a store that does not take the credentials.
+/// Builds the error of a store that rejects the credentials.
 fn refused(uri: String, error: &object_store::Error, seen: Seen, remote: &Remote) -> StoreError {
     let said = describe(error, seen);
     StoreError::Permission {
@@ -286,7 +291,8 @@ fn refused(uri: String, error: &object_store::Error, seen: Seen, remote: &Remote
     }
 }
 
-/// One line about a failure: the status and the store's own code and message, else the innermost cause.
+/// Describes a failure in one line: the status with the store's own code and message, or else the innermost
+/// cause.
 fn describe(error: &object_store::Error, seen: Seen) -> String {
     let text = error.to_string();
     let inner = |tag: &str| {
@@ -379,7 +385,7 @@ mod tests {
         ] {
             assert_eq!(rest(&tries, ends, bytes), expected, "{ends} {bytes:?}");
         }
-        // A later answer brings what is missing, and the deadline stays that of the whole.
+        // A later response carries only the missing bytes; the deadline stays that of the whole object.
         tries.load = tries.load_of(answer(Some(4 << 20)));
         tries.flowed = true;
         assert_eq!(rest(&tries, 5, Some(1 << 20)), 2.0);

@@ -1,4 +1,4 @@
-//! Running futures on this process's I/O threads, and waiting for them so that Ctrl-C is heard.
+//! The process's I/O runtime: runs futures and waits for them interruptibly (Ctrl-C).
 
 use crate::error::{Result, StoreError};
 use crate::process;
@@ -7,13 +7,13 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// How often a wait looks whether it was interrupted.
+/// Interval at which a wait checks for an interrupt.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Starts `future` on this process's runtime (threads named `hocket-io`).
+/// Spawns `future` on this process's runtime (threads named `hocket-io`).
 ///
 /// # Panics
-/// Never by itself; where the operating system grants no thread, the process is beyond help and aborts.
+/// Does not panic. If the operating system grants no thread, the process aborts.
 pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
@@ -28,12 +28,12 @@ where
     }
 }
 
-/// Runs `future` on this process's runtime and blocks until it is done. `interrupted` is asked every 50 ms on
-/// the calling thread; when it says yes, the future is aborted. Safe from any thread, also in forked children;
-/// never to be called from a task of the runtime.
+/// Runs `future` on this process's runtime and blocks until it is done. Calls `interrupted` every 50 ms on the
+/// calling thread, and aborts the future if it returns true. Safe from any thread, also in forked children;
+/// must not be called from a task of the runtime.
 ///
 /// # Errors
-/// [`StoreError::Interrupted`]; [`StoreError::Io`] when the future panicked or no thread could be started.
+/// [`StoreError::Interrupted`]; [`StoreError::Io`] if the future panicked or no thread could be started.
 pub fn wait<T, F>(future: F, interrupted: &dyn Fn() -> bool) -> Result<T>
 where
     T: Send + 'static,
@@ -41,9 +41,9 @@ where
 {
     let (sender, receiver) = sync_channel(1);
     let task = process::runtime()?.spawn(async move {
-        // In two steps: what the future holds is let go before the caller hears of the end.
+        // Two statements, so that the future's resources are released before the caller is notified.
         let value = future.await;
-        // The receiver is gone only when the wait was interrupted.
+        // The receiver is gone only if the wait was interrupted.
         let _ = sender.send(value);
     });
     loop {

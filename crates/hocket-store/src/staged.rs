@@ -1,5 +1,5 @@
-//! Writing a local file so that readers, and whoever comes after a crash, see it whole or not at all: into a hidden
-//! file beside its target, which takes the name at the end.
+//! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
+//! Readers see the whole file or none, also after a crash.
 
 use crate::error::{Result, StoreError};
 use crate::local::{describe, etag, locate, write_error};
@@ -10,10 +10,10 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// What the hidden files of unfinished writes are called; listings leave them out.
+/// Name prefix of the hidden files of unfinished writes; listings skip them.
 pub(crate) const HIDDEN: &str = ".hocket-";
 
-/// A write under way, in a hidden file beside its target. Dropped unpublished, it leaves nothing behind.
+/// A write in progress, in a hidden file beside its target. Dropping it unpublished removes the hidden file.
 #[derive(Debug)]
 pub(crate) struct Staged {
     key: String,
@@ -25,7 +25,7 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// Makes the directories and the hidden file.
+    /// Creates the directories and the hidden file.
     pub(crate) fn create(store: &Store, key: &str) -> Result<Self> {
         let (target, uri) = locate(store, key);
         let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
@@ -52,7 +52,7 @@ impl Staged {
                         is_published: false,
                     });
                 }
-                // A deletion beside us took the directory away as empty; or the name is taken.
+                // A concurrent deletion removed the directory as empty, or the name exists.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
                 Err(error) => return Err(write_error(&uri, "create", &error)),
@@ -74,7 +74,7 @@ impl Staged {
             .map_err(|error| write_error(&self.uri, "write", &error))
     }
 
-    /// Gives the file its name, on the condition of `mode`; on disk when this returns.
+    /// Gives the file its final name under the condition `mode`; durable when this returns.
     pub(crate) fn publish(mut self, mode: &PutMode) -> Result<ObjectMeta> {
         let failed = |doing: &'static str| {
             let uri = self.uri.clone();
@@ -88,7 +88,7 @@ impl Staged {
                 fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
             }
             PutMode::Create => {
-                // A hard link, unlike a rename, refuses a name that is taken.
+                // A hard link, unlike a rename, fails if the name exists.
                 fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
                     ErrorKind::AlreadyExists => StoreError::Exists {
                         uri: self.uri.clone(),
@@ -112,9 +112,9 @@ impl Staged {
         )
     }
 
-    /// Compares and renames while holding the directory's lock, which every conditional write takes.
+    /// Compares and renames under the directory's lock, which every conditional write takes.
     fn replace(&self, dir: &File, expected: &str) -> Result<()> {
-        // SAFETY: the descriptor is open as long as `dir` lives; closing it gives the lock back.
+        // SAFETY: the descriptor is open as long as `dir` lives; closing it releases the lock.
         if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } != 0 {
             return Err(write_error(
                 &self.uri,

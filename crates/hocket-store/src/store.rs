@@ -1,4 +1,4 @@
-//! The handle, and its verbs on whole objects.
+//! The store handle and its operations on whole objects.
 
 use crate::client::{self, Remote};
 use crate::counters::{Counters, Counts};
@@ -18,11 +18,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Objects above this size are written in parts, where the write has no condition.
+/// Unconditional writes above this size use a multipart upload.
 const MULTIPART_BYTES: usize = 64 << 20;
 
-/// A handle on a store: its URI and options, never a client; also the service's variables as they were when it was
-/// opened. Cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Verbs may be called from any tokio runtime; [`crate::runtime`] offers the process's own.
+/// A handle on a store: its URI, its options, and the service's variables as of `open`, but no client. It is
+/// cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Methods may be called from any tokio
+/// runtime; [`crate::runtime`] provides the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -37,20 +38,20 @@ struct Inner {
     counters: Counters,
 }
 
-/// What serves a handle in this process.
+/// The implementation behind a handle in this process.
 pub(crate) enum Backend {
     Local,
     Remote(Arc<Remote>),
 }
 
 impl Store {
-    /// A handle on `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
-    /// `abfss://container@account.dfs.core.windows.net/prefix`, `oci://bucket@namespace/prefix`, `https://host/path`
-    /// (to read), `memory://name/prefix`, `file:///dir`, or a path, absolute or from the working directory of now.
-    /// No I/O: nothing need exist yet.
+    /// Opens a handle on `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
+    /// `abfss://container@account.dfs.core.windows.net/prefix`, `oci://bucket@namespace/prefix`,
+    /// `https://host/path` (read-only), `memory://name/prefix`, `file:///dir`, or a path, absolute or relative
+    /// to the current working directory. Does no I/O; the store need not exist yet.
     ///
     /// # Errors
-    /// [`StoreError::Config`] for a URI or an option that cannot work.
+    /// [`StoreError::Config`] for an invalid URI or option.
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         options.validate()?;
         let location = Location::parse(uri)?;
@@ -70,22 +71,22 @@ impl Store {
         })
     }
 
-    /// The store's URI in its normal form; an absolute path for a directory.
+    /// Returns the store's normalized URI; an absolute path for a directory.
     pub fn uri(&self) -> &str {
         &self.inner.uri
     }
 
-    /// The options it was opened with.
+    /// Returns the options given to [`open`](Self::open).
     pub fn options(&self) -> &StoreOptions {
         &self.inner.options
     }
 
-    /// The requests of this handle and its clones, in this process and before it was forked.
+    /// Returns the counts of this handle and its clones, in this process and before it was forked.
     pub fn counts(&self) -> Counts {
         self.inner.counters.now()
     }
 
-    /// Counts something for the handle and for the process, where requests travel.
+    /// Updates the counters of the handle and of the process, if requests cross a network.
     pub(crate) fn count(&self, remote: &Remote, note: impl Fn(&Counters)) {
         if remote.is_http() {
             note(&self.inner.counters);
@@ -93,7 +94,7 @@ impl Store {
         }
     }
 
-    /// The full URI of `key`.
+    /// Returns the full URI of `key`.
     pub fn object_uri(&self, key: &str) -> String {
         match key {
             "" => self.inner.uri.clone(),
@@ -101,7 +102,7 @@ impl Store {
         }
     }
 
-    /// The directory of a store of local files.
+    /// Returns the directory of a store of local files.
     pub fn local_root(&self) -> Option<&Path> {
         match &self.inner.location {
             Location::Local { root } => Some(root),
@@ -109,10 +110,10 @@ impl Store {
         }
     }
 
-    /// Size, ETag and time of an object.
+    /// Returns size, ETag and modification time of an object.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] and what every request may meet: `Permission`, `Config`, `Transient`, `Io`.
+    /// [`StoreError::NotFound`] and the errors of every request: `Permission`, `Config`, `Transient`, `Io`.
     pub async fn head(&self, key: &str) -> Result<ObjectMeta> {
         check_key(self.uri(), key)?;
         match self.backend().await? {
@@ -130,32 +131,33 @@ impl Store {
         }
     }
 
-    /// The object `key`, to be read several times and always of one version. Makes no request.
+    /// Returns a handle on the object `key` for several reads of the same version. Makes no request.
     pub fn object(&self, key: &str) -> Object {
         Object::new(self, key)
     }
 
-    /// A whole object. A larger one comes by parallel ranged GETs, all of the same ETag.
+    /// Reads a whole object. A large object is read by parallel ranged GETs with the same ETag.
     ///
     /// # Errors
-    /// As [`head`](Self::head); [`StoreError::Changed`] when the object was replaced under way.
+    /// As [`head`](Self::head); [`StoreError::Changed`] if the object was replaced during the read.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the requests.
+    /// Dropping the future cancels the requests.
     pub async fn get(&self, key: &str) -> Result<Bytes> {
         self.object(key).get(None).await
     }
 
-    /// The bytes `range` (end exclusive) of an object.
+    /// Reads the bytes `range` (end exclusive) of an object.
     ///
     /// # Errors
-    /// As [`get`](Self::get); [`StoreError::Io`] when the range does not lie within the object.
+    /// As [`get`](Self::get); [`StoreError::Io`] if the range does not lie within the object.
     pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes> {
         let mut pieces = self.get_ranges(key, std::slice::from_ref(&range)).await?;
         Ok(pieces.pop().unwrap_or_default())
     }
 
-    /// Several ranges of one object, in the order asked for; near ones travel together, far ones in parallel.
+    /// Reads several ranges of one object and returns them in the order given. Nearby ranges share a request;
+    /// distant ones are read in parallel.
     ///
     /// # Errors
     /// As [`get_range`](Self::get_range).
@@ -163,24 +165,24 @@ impl Store {
         self.object(key).get_ranges(ranges).await
     }
 
-    /// Writes an object into the local file `path` (made or truncated), part by part in place. Not durable and
-    /// not atomic: sync and rename are the caller's. After an error the file's content is undefined. `size` is
-    /// what the caller knows the object to have: all parts are then asked for at once.
+    /// Writes an object to the local file `path` (created or truncated), each part in place. Neither durable
+    /// nor atomic: the caller syncs and renames. After an error the file's content is undefined. `size` is the
+    /// object's size if the caller knows it: all parts are then requested at once.
     ///
     /// # Errors
-    /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`; [`StoreError::Size`], as soon as
-    /// the first answer tells it, where the object has other than `size` bytes.
+    /// As [`get`](Self::get), and [`StoreError::Io`] or `Permission` for `path`; [`StoreError::Size`] after the
+    /// first response, if the object does not have `size` bytes.
     pub async fn download(&self, key: &str, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
         self.object(key).download(path, size).await
     }
 
     /// Writes a whole object and returns its ETag. Readers see the old object or the new one, never a mixture;
-    /// on local files it is on disk when this returns.
+    /// a local file is durable when this returns.
     ///
     /// # Errors
-    /// `Create`: [`StoreError::Exists`]. `Match`: [`StoreError::Changed`]. Both: [`StoreError::Transient`] when an
-    /// answer was lost and a later try found the condition broken: the write may be one's own, so read the
-    /// object back.
+    /// `Create`: [`StoreError::Exists`]. `Match`: [`StoreError::Changed`]. Both: [`StoreError::Transient`] if a
+    /// response was lost and a retry found the condition violated. The object may then be the caller's own
+    /// write; read it back to find out.
     pub async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         check_key(self.uri(), key)?;
         self.check_verb("put")?;
@@ -196,7 +198,7 @@ impl Store {
         self.put_once(&remote, key, data, &mode).await
     }
 
-    /// One PUT request, tried until it is settled.
+    /// Sends one PUT request, with retries, until its outcome is known.
     pub(crate) async fn put_once(
         &self,
         remote: &Remote,
@@ -224,7 +226,7 @@ impl Store {
                 .put_opts(&path, data.clone().into(), options.clone());
             match tries.attempt(remote, request).await {
                 Ok(result) => return Ok(result.e_tag),
-                // The condition may be broken by an earlier try of our own.
+                // An earlier attempt of ours may have caused the violated condition.
                 Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
                     if tries.may_have_landed() =>
                 {
@@ -243,7 +245,7 @@ impl Store {
         }
     }
 
-    /// The generation of the object that has `etag`, where the service's conditions are on generations.
+    /// Returns the generation of the object with `etag`, on services whose conditions use generations.
     async fn generation(&self, remote: &Remote, key: &str, etag: &str) -> Result<Option<String>> {
         if !remote.has_generations {
             return Ok(None);
@@ -265,8 +267,8 @@ impl Store {
         }
     }
 
-    /// A streamed write of an object: in parts, several in flight. Give `size_hint` when the size is known; above
-    /// 80 GB it must be right within a factor of ten.
+    /// Starts a streaming write of an object, with several parts in flight. Pass `size_hint` if the size is
+    /// known; above 80 GB it must be right within a factor of ten.
     ///
     /// # Errors
     /// As [`head`](Self::head).
@@ -276,7 +278,7 @@ impl Store {
         Upload::start(self, key, size_hint).await
     }
 
-    /// Deletes an object; one that is not there is no error, as S3 has it.
+    /// Deletes an object. A missing object is not an error, as on S3.
     ///
     /// # Errors
     /// As [`head`](Self::head), without `NotFound`.
@@ -297,7 +299,7 @@ impl Store {
         }
     }
 
-    /// What serves this handle in this process.
+    /// Returns the implementation behind this handle in this process.
     pub(crate) async fn backend(&self) -> Result<Backend> {
         Ok(match &self.inner.location {
             Location::Local { .. } => Backend::Local,
@@ -308,24 +310,24 @@ impl Store {
         })
     }
 
-    /// Refuses a verb that the service does not have.
+    /// Rejects an operation that the service does not support.
     pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
         self.inner.location.check_verb(verb)
     }
 
-    /// `key` with the store's prefix, as the client wants it.
+    /// Returns `key` with the store's prefix, as the client's path type.
     pub(crate) fn path(&self, key: &str) -> Result<ObjectPath> {
         ObjectPath::parse(self.inner.location.full_key(key)).map_err(|error| {
             StoreError::config(format!("`{}` is no key: {error}", self.object_uri(key)))
         })
     }
 
-    /// The store's prefix inside its bucket or memory.
+    /// Returns the store's prefix inside its bucket or memory.
     pub(crate) fn prefix(&self) -> &str {
         self.inner.location.prefix()
     }
 
-    /// The client's description of an object as ours.
+    /// Converts the client's metadata to ours.
     pub(crate) fn meta(&self, key: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
         ObjectMeta {
             key: key.to_owned(),
@@ -335,7 +337,7 @@ impl Store {
         }
     }
 
-    /// The error of a broken ETag condition: asks what is there now.
+    /// Builds the error for a violated ETag condition, with the current ETag.
     pub(crate) async fn changed(&self, key: &str, expected: String) -> StoreError {
         let actual = match self.head(key).await {
             Ok(meta) => meta.etag.unwrap_or_else(|| "(no ETag)".to_owned()),
@@ -350,8 +352,8 @@ impl Store {
     }
 }
 
-/// GET options for one range, pinned to an ETag where one is known. A weak one matches nothing (RFC 9110, 13.1.1); the
-/// answer's own is compared in any case.
+/// Returns GET options for one range, conditional on an ETag if one is known. A weak ETag never matches (RFC
+/// 9110, 13.1.1), so it is left out; the caller compares the response's ETag in any case.
 pub(crate) fn get_options(range: Option<Range<u64>>, if_match: Option<String>) -> GetOptions {
     GetOptions {
         range: range.map(Into::into),

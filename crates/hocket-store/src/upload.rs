@@ -1,4 +1,4 @@
-//! Streamed writes: multipart uploads with several parts in flight, or a hidden local file.
+//! Streaming writes: multipart uploads with several parts in flight, or a hidden local file.
 
 use crate::error::{Result, StoreError};
 use crate::local::blocking;
@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A write under way. Nothing is visible under the key before [`finish`](Self::finish); an upload that is dropped
-/// or aborted leaves what was there before. It belongs to the process that started it.
+/// A write in progress. Nothing is visible under the key before [`finish`](Self::finish); dropping or aborting
+/// the upload leaves the existing object unchanged. An upload is only valid in the process that started it.
 pub struct Upload {
     store: Store,
     key: String,
@@ -91,13 +91,13 @@ impl Upload {
         })
     }
 
-    /// Appends `data`; returns once there is room for more, so that no more than the budget is in flight.
+    /// Appends `data`; returns once the budget has room for more.
     ///
     /// # Errors
-    /// What any earlier part met; the upload is then of no further use.
+    /// The error of any earlier part; the upload is then unusable.
     ///
     /// # Cancel safety
-    /// None: after a dropped `write` only `abort` makes sense.
+    /// Not cancel safe: after a dropped `write` the upload can only be aborted.
     pub async fn write(&mut self, data: Bytes) -> Result<()> {
         self.size += data.len() as u64;
         match &mut self.target {
@@ -112,7 +112,7 @@ impl Upload {
         }
     }
 
-    /// Makes the object visible under its key, whole.
+    /// Makes the complete object visible under its key.
     ///
     /// Returns its size and ETag; `modified_ms` is this machine's clock for remote stores.
     ///
@@ -139,7 +139,7 @@ impl Upload {
         })
     }
 
-    /// Gives the upload up, and waits until the store has forgotten its parts.
+    /// Aborts the upload, and waits until the store has discarded its parts.
     ///
     /// # Errors
     /// As [`Store::delete`](crate::Store::delete). Dropping the upload does the same without waiting.

@@ -1,7 +1,7 @@
-//! Multipart uploads that were begun and never finished: finding and ending them.
+//! Unfinished multipart uploads: listing and aborting them.
 //!
-//! The clients below have no such listing, so the request is made here, with the clients' own credentials. S3 and
-//! Google's XML API write it alike.
+//! `object_store` has no such listing, so the request is made here with the client's credentials. S3 and
+//! Google's XML API use the same format.
 
 use crate::client::Remote;
 use crate::error::{Result, StoreError};
@@ -20,25 +20,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 
-/// An upload that was begun and neither finished nor aborted.
+/// A multipart upload that was neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfinished {
-    /// The key it would become, below the store's own prefix.
+    /// The key of its object, below the store's own prefix.
     pub key: String,
-    /// What the store calls the upload.
+    /// The store's upload id.
     pub id: String,
-    /// When it was begun, in milliseconds since 1970 (UTC).
+    /// Start time in milliseconds since 1970 (UTC).
     pub initiated_ms: i64,
 }
 
-/// What a listing of uploads is asked by, beside the client.
+/// The additional state needed to list uploads.
 #[derive(Debug)]
 pub(crate) struct Lister {
     pub(crate) dialect: Dialect,
     pub(crate) client: HttpClient,
 }
 
-/// Whose bucket it is: how its address is known, and its requests signed.
+/// The service that owns the bucket, which determines its URL and the signature of requests.
 #[derive(Debug)]
 pub(crate) enum Dialect {
     S3 {
@@ -52,7 +52,7 @@ pub(crate) enum Dialect {
     },
 }
 
-/// One page of the answer.
+/// One page of the response.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Page {
@@ -73,7 +73,8 @@ struct Upload {
 }
 
 impl Store {
-    /// The unfinished uploads below the store's prefix; none where a store has no such thing.
+    /// Returns the unfinished uploads below the store's prefix; none if the store does not support multipart
+    /// uploads.
     ///
     /// # Errors
     /// As [`head`](Self::head), without `NotFound`.
@@ -119,7 +120,7 @@ impl Store {
         }
     }
 
-    /// Ends an unfinished upload and frees its parts; one that is gone already is no error.
+    /// Aborts an unfinished upload and frees its parts. A missing upload is not an error.
     ///
     /// # Errors
     /// As [`list_uploads`](Self::list_uploads).
@@ -170,7 +171,7 @@ impl Store {
 }
 
 impl Lister {
-    /// One page, as XML.
+    /// Fetches one page as XML.
     async fn page(
         &self,
         prefix: &str,
@@ -222,7 +223,7 @@ impl Lister {
         }
     }
 
-    /// Where the bucket answers. S3's client keeps that to itself, but for the links that it signs.
+    /// Returns the bucket's URL. S3's client exposes it only through signed URLs.
     async fn bucket_url(&self) -> object_store::Result<Url> {
         let store = match &self.dialect {
             Dialect::S3 { store, .. } => store,

@@ -1,11 +1,11 @@
-//! What a URI or a path names, and which keys are good.
+//! Parsing and normalizing URIs, paths and keys.
 
 use crate::error::{Result, StoreError};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use std::path::{Path, PathBuf};
 use url::Url;
 
-/// What the path of a web address has in percent signs, beside all that is no ASCII.
+/// The ASCII characters that are percent-encoded in the path of a web URL, in addition to all non-ASCII ones.
 const ENCODED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'%')
@@ -18,32 +18,32 @@ const ENCODED: &AsciiSet = &CONTROLS
     .add(b'{')
     .add(b'}');
 
-/// Where a store is. Prefixes have no slash at either end, and stand as the keys in them do: not encoded.
+/// The location of a store. Prefixes have no slash at either end and are not percent-encoded, like keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// A directory, absolute.
+    /// An absolute directory.
     Local { root: PathBuf },
     /// A store in this process's memory.
     Memory { name: String, prefix: String },
-    /// A bucket, and a prefix in it.
+    /// A bucket and a prefix in it.
     Bucket { bucket: Bucket, prefix: String },
 }
 
-/// A bucket of a service, or what stands for one.
+/// A bucket of a service, or its equivalent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Bucket {
     pub(crate) service: Service,
     /// Bucket (S3, OCI, GCS), container (Azure), or host and port (HTTP).
     pub(crate) name: String,
-    /// What follows an `@`: the namespace (OCI), or the host of the account (Azure).
+    /// The part after an `@`: the namespace (OCI), or the account's host (Azure).
     pub(crate) at: Option<String>,
 }
 
-/// The protocols that are spoken.
+/// The supported protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Service {
     S3,
-    /// Oracle's, by its S3-compatible endpoint.
+    /// Oracle's, through its S3-compatible endpoint.
     Oci,
     Gcs,
     Azure,
@@ -65,12 +65,12 @@ impl Service {
         })
     }
 
-    /// Whether it can be read and not written or listed.
+    /// Returns whether the service can be neither written nor listed.
     pub(crate) fn is_read_only(self) -> bool {
         matches!(self, Self::Http | Self::Https)
     }
 
-    /// How the names of its variables begin.
+    /// Returns the name prefixes of the service's environment variables.
     pub(crate) fn variables(self) -> &'static [&'static str] {
         match self {
             Self::S3 => &["AWS_", "S3_ENDPOINT_URL", "MOSAICML_STREAMING_AWS_"],
@@ -81,7 +81,7 @@ impl Service {
         }
     }
 
-    /// The variable that says where it answers, where one does.
+    /// Returns the variable that holds the service's endpoint, if there is one.
     pub(crate) fn endpoint_variable(self) -> Option<&'static str> {
         match self {
             Self::S3 | Self::Oci => Some("AWS_ENDPOINT_URL"),
@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// What to look at when access is refused.
+    /// Returns the remedy to name when access is refused.
     pub(crate) fn credentials_help(self) -> &'static str {
         match self {
             Self::S3 => {
@@ -116,7 +116,7 @@ impl Service {
 }
 
 impl Bucket {
-    /// The URI of all of it.
+    /// Returns the bucket's URI.
     pub(crate) fn uri(&self) -> String {
         let scheme = match (self.service, &self.at) {
             (Service::S3, _) => "s3",
@@ -133,7 +133,7 @@ impl Bucket {
         }
     }
 
-    /// Reads what stands between `://` and the next slash. Messages leave it out where it may hold a password.
+    /// Parses the part between `://` and the next slash. Messages leave it out where it may contain a password.
     fn parse(uri: &str, scheme: &str, service: Service, authority: &str) -> Result<Self> {
         let (name, at) = match authority.split_once('@') {
             Some((name, at)) => (name, Some(at)),
@@ -158,7 +158,7 @@ impl Bucket {
         } else if (at.is_some() && !matches!(service, Service::Oci | Service::Azure))
             || (authority.contains(':') && uri.contains('@'))
         {
-            // What stands before the `@` may be a password, even one with a slash.
+            // The part before the `@` may be a password, possibly with a slash in it.
             return Err(StoreError::config(format!(
                 "an `{scheme}://` URI with an `@`; write `{expected}`, and give a login by the environment"
             )));
@@ -175,7 +175,8 @@ impl Bucket {
     }
 }
 
-/// A URI as messages may show it: with an `@`, what stands before that may be a password.
+/// Returns a URI that is safe to show in messages: the part before an `@`, which may be a password, is left
+/// out.
 fn shown(uri: &str, scheme: &str) -> String {
     if uri.contains('@') {
         format!("{scheme}://…")
@@ -184,7 +185,7 @@ fn shown(uri: &str, scheme: &str) -> String {
     }
 }
 
-/// The path of a web address as its server reads it.
+/// Percent-decodes the path of a web URL.
 fn decoded(uri: &str, path: &str) -> Result<String> {
     let text = percent_decode_str(path).decode_utf8();
     match text {
@@ -196,7 +197,7 @@ fn decoded(uri: &str, path: &str) -> Result<String> {
 }
 
 impl Location {
-    /// Reads `s3://bucket/prefix` and its kin, `memory://name/prefix`, `file:///dir` or a path.
+    /// Parses `s3://bucket/prefix` and the other schemes, `memory://name/prefix`, `file:///dir` or a path.
     pub(crate) fn parse(uri: &str) -> Result<Self> {
         let Some((scheme, rest)) = uri.split_once("://") else {
             return Self::local(Path::new(uri), uri);
@@ -266,7 +267,7 @@ impl Location {
         })
     }
 
-    /// The URI in its one normal form, without a slash at the end.
+    /// Returns the normalized URI, without a trailing slash.
     pub(crate) fn uri(&self) -> String {
         let whole = match self {
             Self::Local { root } => return root.to_string_lossy().into_owned(),
@@ -283,7 +284,7 @@ impl Location {
         }
     }
 
-    /// The prefix inside bucket or memory; empty for directories.
+    /// Returns the prefix inside bucket or memory; empty for directories.
     pub(crate) fn prefix(&self) -> &str {
         match self {
             Self::Local { .. } => "",
@@ -291,7 +292,7 @@ impl Location {
         }
     }
 
-    /// `key` below the prefix.
+    /// Returns `key` below the prefix.
     pub(crate) fn full_key(&self, key: &str) -> String {
         match (self.prefix(), key) {
             ("", key) => key.to_owned(),
@@ -300,10 +301,10 @@ impl Location {
         }
     }
 
-    /// Refuses a verb that the store does not have.
+    /// Rejects an operation that the store does not support.
     ///
     /// # Errors
-    /// [`StoreError::Config`], naming the verb and what can be used instead.
+    /// [`StoreError::Config`], naming the operation and an alternative.
     pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
         match self {
             Self::Bucket { bucket, .. } if bucket.service.is_read_only() => {
@@ -318,7 +319,7 @@ impl Location {
     }
 }
 
-/// Refuses a key that is empty or that would not name the same object everywhere.
+/// Rejects an empty key, or one that would not name the same object on every store.
 pub(crate) fn check_key(uri: &str, key: &str) -> Result<()> {
     if key.is_empty() {
         return Err(StoreError::config(format!(
@@ -328,7 +329,7 @@ pub(crate) fn check_key(uri: &str, key: &str) -> Result<()> {
     check_segments(uri, key)
 }
 
-/// Refuses empty, `.` and `..` segments and control characters, in keys and prefixes alike.
+/// Rejects empty, `.` and `..` segments and control characters, in keys and prefixes alike.
 pub(crate) fn check_segments(uri: &str, key: &str) -> Result<()> {
     let bad = |segment: &str| {
         segment.is_empty()

@@ -1,4 +1,4 @@
-//! Whole batches as contiguous columns.
+//! Batches as contiguous columns.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use crate::shard::Shard;
 /// One column of a batch.
 #[derive(Debug)]
 pub enum ColumnData {
-    /// Values of one size, back to back.
+    /// Values of equal size, concatenated.
     Fixed(Buffer),
-    /// Values of their own sizes, back to back; value `i` is `offsets[i]..offsets[i + 1]`.
+    /// Values of different sizes, concatenated; value `i` is `offsets[i]..offsets[i + 1]`.
     Ragged {
         /// The values.
         data: Buffer,
-        /// One more than there are values, from 0.
+        /// One offset more than there are values, starting at 0.
         offsets: Vec<u64>,
     },
 }
 
-/// A column of a batch, and which of its samples have it.
+/// A column of a batch, with the samples that have it.
 #[derive(Debug)]
 pub struct BatchColumn {
     /// The values.
     pub data: ColumnData,
-    /// The samples they belong to, ascending; `None` where all of them have one.
+    /// The samples of the values, ascending; `None` if every sample has one.
     pub rows: Option<Vec<u64>>,
 }
 
-/// What the columns of batches are.
+/// The columns of all batches.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     /// Every column that any shard has.
     pub schema: Arc<Schema>,
-    /// Whether some shard lacks one of them.
+    /// Whether some shard lacks a column.
     pub is_mixed: bool,
 }
 
@@ -46,21 +46,21 @@ pub struct Columns {
 pub struct Batch {
     /// The batch's number in its epoch.
     pub number: u64,
-    /// What part of it this is.
+    /// The part of the batch.
     pub share: Share,
     /// The columns, in the index's order.
     pub columns: Vec<BatchColumn>,
 }
 
-/// Makes the columns of batches, in memory that earlier batches gave back.
+/// Builds the columns of batches in memory reused from earlier batches.
 pub struct Gatherer {
     columns: Columns,
-    /// Where each column's memory comes from, and how much of it the last batch filled.
+    /// The memory pool of each column, and the number of bytes that the last batch used.
     buffers: Vec<(Arc<Buffers>, usize)>,
 }
 
 impl Gatherer {
-    /// For batches of `columns`.
+    /// Creates a gatherer for batches of `columns`.
     pub fn new(columns: Columns) -> Self {
         let count = columns.schema.columns.len();
         Self {
@@ -71,7 +71,7 @@ impl Gatherer {
         }
     }
 
-    /// Copies the samples at `locations` into columns. Every shard named must be in `shards`.
+    /// Copies the samples at `locations` into columns. `shards` must contain every shard they name.
     ///
     /// # Errors
     /// [`StreamError::SampleCorrupt`] for a sample whose sizes do not add up.
@@ -119,9 +119,10 @@ impl Gatherer {
             .collect())
     }
 
-    /// Empty columns for a batch of `num_samples`.
+    /// Returns empty columns for a batch of `num_samples`.
     fn start(&self, num_samples: usize) -> Vec<ColumnData> {
-        // Room for columns that all shards have; each has been found to hold as much for its samples.
+        // Only for columns that all shards have: each shard was checked to be large enough for its samples, so
+        // a wrong width in the index cannot request too much memory.
         let room = if self.columns.is_mixed {
             0
         } else {

@@ -1,24 +1,24 @@
-//! Memory that batches and shards are made in, and made in again.
+//! Memory pools for batches and shards.
 //!
-//! The first touch of a fresh page costs the kernel more than the copy into it. So a batch that its consumer
-//! has dropped leaves its memory to a later one, and a shard that was written to the next.
+//! The first access to a new page costs the kernel more than the copy into it. The memory of a batch that its
+//! consumer has dropped is therefore reused for a later batch, and that of a written shard for the next shard.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 
 use hocket_store::memory::prefer_huge_pages;
 
-/// Given-back buffers that wait; more come only of a consumer that drops many batches at once.
+/// Limit of free buffers kept; more are free only if a consumer drops many batches at once.
 const MOST_KEPT: usize = 4;
 
-/// The memory of one column, batch after batch, or of one writer, shard after shard.
+/// A memory pool for the batches of one column, or for the shards of one writer.
 #[derive(Debug, Default)]
 pub struct Buffers {
     kept: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Buffers {
-    /// An empty buffer with room for `bytes`: one that was given back, or a new one.
+    /// Returns an empty buffer with a capacity of `bytes`, reused or new.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.pop());
         let mut kept = kept.unwrap_or_default();
@@ -33,7 +33,7 @@ impl Buffers {
     }
 
     fn give_back(&self, mut bytes: Vec<u8>) {
-        // Without waiting: a forked child may have inherited a lock that nobody there will open.
+        // Never blocks: a forked child may have inherited a lock that no thread there will release.
         match self.kept.try_lock() {
             Ok(mut kept) if kept.len() < MOST_KEPT => {
                 bytes.clear();
@@ -44,7 +44,7 @@ impl Buffers {
     }
 }
 
-/// Bytes that go back to where they came from, if that is still there.
+/// Bytes that return to their pool when dropped, if the pool still exists.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -52,7 +52,7 @@ pub struct Buffer {
 }
 
 impl From<Vec<u8>> for Buffer {
-    /// Memory that goes nowhere.
+    /// Wraps memory that belongs to no pool.
     fn from(bytes: Vec<u8>) -> Self {
         let home = Weak::new();
         Self { bytes, home }

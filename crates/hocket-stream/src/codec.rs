@@ -1,7 +1,7 @@
-//! How a shard's file is compressed: five codecs, each by the name that the index gives it.
+//! Compression of shard files: five codecs, by their names in the index.
 //!
-//! A shard is compressed whole. Unpacking is bounded twice over: nothing past the size in the index is
-//! produced, and memory is taken as output comes rather than as a header promises.
+//! A shard is compressed whole. Unpacking has two bounds: output never exceeds the size in the index, and
+//! memory is allocated as output arrives, not by the size that a header declares.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,10 +11,10 @@ use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use crate::error::{Result, StreamError};
 
-/// First room for output: so many bytes for each packed one, and the rest once it is needed.
+/// Initial output capacity per packed byte; more is allocated when needed.
 const FIRST_RATIO: usize = 16;
 
-/// No snappy element makes more output of its bytes: a 3-byte copy gives 64.
+/// Largest expansion of a snappy element: a 3-byte copy produces 64 bytes.
 const MOST_SNAPPY_RATIO: usize = 22;
 
 /// A codec.
@@ -32,10 +32,10 @@ pub enum Codec {
     Zstd,
 }
 
-/// The least level, the greatest, and the one where none is given.
+/// The lowest level, the highest, and the default.
 type Levels = (u32, u32, u32);
 
-/// Name (which is the file's extension too), codec, and levels.
+/// Name (also the file extension), codec, and levels.
 const CODECS: [(&str, Codec, Option<Levels>); 5] = [
     ("br", Codec::Brotli, Some((0, 11, 11))),
     ("bz2", Codec::Bzip2, Some((1, 9, 9))),
@@ -53,10 +53,10 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// What an index or an argument calls `text`: a name, or a name and a level.
+    /// Parses a name, or a name and a level, from an index or an argument.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for any other text, with what is known.
+    /// [`StreamError::Config`] for any other text, listing the supported names.
     pub fn parse(text: &str) -> Result<Self> {
         let (name, level) = match text.split_once(':') {
             Some((name, level)) => (name, Some(level)),
@@ -81,16 +81,16 @@ impl Compression {
         })
     }
 
-    /// The ending of a compressed file's name, without a dot.
+    /// Returns the extension of a compressed file's name, without a dot.
     pub fn extension(self) -> &'static str {
         self.name
     }
 
-    /// The bytes of `raw`, packed. Looks at `stop` about every mebibyte.
+    /// Returns `raw` compressed. Checks `stop` about once per mebibyte.
     ///
     /// # Errors
-    /// [`StreamError::Closed`] once `stop` is set; [`StreamError::Config`] where the codec refuses, such as
-    /// for want of memory.
+    /// [`StreamError::Closed`] once `stop` is set; [`StreamError::Config`] if the codec fails, for example for
+    /// lack of memory.
     pub fn pack(self, raw: &[u8], stop: &AtomicBool) -> Result<Vec<u8>> {
         let packed = self.try_pack(raw, stop);
         packed.map_err(|error| match stop.load(Ordering::Relaxed) {
@@ -130,10 +130,10 @@ impl Compression {
         }
     }
 
-    /// The `raw_bytes` bytes that `packed` holds.
+    /// Returns the `raw_bytes` bytes that `packed` decompresses to.
     ///
     /// # Errors
-    /// A text that says what was wrong: bytes that do not unpack, or unpack to more or less than that.
+    /// A text that describes the problem: invalid data, or more or fewer bytes than that.
     pub fn unpack(self, packed: &[u8], raw_bytes: u64) -> std::result::Result<Vec<u8>, String> {
         let size = usize::try_from(raw_bytes).map_err(|error| error.to_string())?;
         let raw = match self.codec {
@@ -171,12 +171,13 @@ fn feed<W: Write>(mut encoder: W, raw: &[u8], stop: &AtomicBool) -> io::Result<W
     Ok(encoder)
 }
 
-/// Where output begins: never more than the index says, nor than the packed bytes make likely.
+/// Returns the initial output capacity: at most the size in the index, and at most what the packed bytes make
+/// likely.
 fn first_room(packed: &[u8], size: usize) -> usize {
     size.min(packed.len().saturating_mul(FIRST_RATIO).max(1 << 16))
 }
 
-/// What a decoder gives, up to one byte past `size`: that byte shows that there is too much.
+/// Reads the output of a decoder, up to one byte beyond `size`, which shows that there is too much.
 fn read_bounded(decoder: impl Read, packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
     let mut raw = Vec::with_capacity(first_room(packed, size) + 1);
     decoder.take(size as u64 + 1).read_to_end(&mut raw)?;
@@ -191,7 +192,7 @@ fn unpack_snappy(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
     Ok(snap::raw::Decoder::new().decompress_vec(packed)?)
 }
 
-/// All frames of `packed`, in one pass where the first room is enough.
+/// Decompresses all frames of `packed`, in one pass if the initial capacity suffices.
 fn unpack_zstd(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
     let mut decoder = Decoder::new()?;
     // A frame made in one call has a window as large as its content.
@@ -255,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A bomb: what it holds is a thousand times larger than itself, and than the index says.
+    /// A decompression bomb, a thousand times larger than its packed bytes and than the size in the index.
     #[test]
     fn nothing_grows_past_the_size_in_the_index() {
         let raw = vec![0; 8 << 20];
@@ -304,7 +305,7 @@ mod tests {
             let packed = pack(ALL[which], &raw);
             let kept = (packed.len() as f64 * cut) as usize;
             if let Ok(found) = compression.unpack(&packed[..kept], raw.len() as u64) {
-                // A codec may end with bytes that carry nothing; then nothing is missing.
+                // A codec may end with bytes that carry no data; without them nothing is missing.
                 prop_assert_eq!(found, raw);
             }
         }

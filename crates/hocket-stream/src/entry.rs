@@ -1,4 +1,4 @@
-//! One shard's entry in `index.json`: parsed, and checked before it is believed.
+//! One shard's entry in `index.json`, parsed and validated.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path};
@@ -11,10 +11,10 @@ use crate::error::{Result, StreamError};
 use crate::index::{FileInfo, INDEX_NAME, StoredFile};
 use crate::schema::{Column, Format, Schema};
 
-/// Of a compressed file: twice what a raw one may have.
+/// Limit of a compressed file in bytes: twice that of a raw file.
 const MOST_PACKED_BYTES: u64 = 1 << 33;
 
-/// An entry as the file has it. Keys that are not named here are ignored.
+/// An entry as stored in the file. Unknown keys are ignored.
 #[derive(Deserialize)]
 pub(crate) struct Entry {
     format: String,
@@ -26,7 +26,7 @@ pub(crate) struct Entry {
     column_encodings: Vec<String>,
     #[serde(default)]
     column_sizes: Vec<Option<u32>>,
-    /// Of JSON shards: type by name.
+    /// The columns of JSON shards: type by name.
     #[serde(default)]
     columns: BTreeMap<String, String>,
     separator: Option<String>,
@@ -46,7 +46,7 @@ struct EntryFile {
     hashes: HashMap<String, String>,
 }
 
-/// What was found wrong; the index's own name is added by the caller.
+/// A problem in an entry; the caller adds the index's name.
 pub(crate) enum Finding {
     Corrupt(String),
     Unsupported(String),
@@ -66,7 +66,7 @@ impl Finding {
 
 type Checked<T> = std::result::Result<T, Finding>;
 
-/// A checked entry.
+/// A validated entry.
 pub(crate) struct Parts {
     pub format: Format,
     pub schema: Schema,
@@ -77,7 +77,7 @@ pub(crate) struct Parts {
 }
 
 impl Entry {
-    /// Checks shard `number`.
+    /// Validates shard `number`.
     pub(crate) fn check(self, number: usize) -> Checked<Parts> {
         let (format, columns) = self.columns(number)?;
         let schema = check_columns(columns, number)?;
@@ -125,7 +125,7 @@ impl Entry {
         })
     }
 
-    /// The format, and the columns as the shard lists them.
+    /// Returns the format, and the columns in the order of the shard.
     fn columns(&self, number: usize) -> Checked<(Format, Vec<Column>)> {
         let newline = self.newline.clone().unwrap_or_else(|| "\n".into());
         let fixed = match self.format.as_str() {
@@ -180,7 +180,7 @@ impl Entry {
             )));
         }
         let columns = names.iter().zip(encodings).zip(sizes);
-        // A size of 0 means "no fixed size" to the format's own reader.
+        // A size of 0 means "no fixed size" in the format's own reader.
         Ok(columns
             .map(|((name, encoding), width)| Column {
                 name: name.clone(),
@@ -191,7 +191,7 @@ impl Entry {
     }
 }
 
-/// Columns of a text shard, in the encodings in which their values are handed over.
+/// Returns the columns of a text shard, with the encodings in which their values are returned.
 fn text_columns<'a>(
     columns: impl Iterator<Item = (&'a String, &'a String)>,
     number: usize,
@@ -237,7 +237,7 @@ fn check_mark(name: &str, mark: String, number: usize) -> Checked<String> {
     Ok(mark)
 }
 
-/// A file and its compressed form: both are listed, or neither is compressed.
+/// Checks a file and its compressed form: either both are listed, or the file is not compressed.
 fn check_pair(
     raw: Option<EntryFile>,
     zip: Option<EntryFile>,
@@ -290,8 +290,8 @@ fn check_file(file: EntryFile, number: usize) -> Checked<FileInfo> {
     })
 }
 
-/// Whether a base name stays in the data set: plain components, spelt one way only.
-/// Hidden names are refused too: they are those of files in the making.
+/// Returns whether a base name stays inside the data set: plain components, in a single spelling. Hidden names
+/// are rejected too, because unfinished files use them.
 fn is_inside(basename: &str) -> bool {
     let components: Vec<Component<'_>> = Path::new(basename).components().collect();
     let plain = components.iter().all(|part| matches!(part, Component::Normal(name) if !name.as_encoded_bytes().starts_with(b".")));
@@ -302,7 +302,7 @@ fn is_inside(basename: &str) -> bool {
         && Path::new(basename).file_name() != Some(INDEX_NAME.as_ref())
 }
 
-/// Hands the entries of an index to `take`, one by one: of many shards only one is unfolded at a time.
+/// Passes the entries of an index to `take` one by one, so that only one of many shards is decoded at a time.
 pub(crate) fn parse(
     data: &[u8],
     origin: &str,

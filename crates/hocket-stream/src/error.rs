@@ -1,25 +1,25 @@
-//! What can go wrong with a data set, by what the caller does about it.
+//! The errors of data sets, named by what the caller does about them.
 
 use std::path::Path;
 
 use hocket_store::{StoreError, io_reason};
 
-/// The result of this crate's functions.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, StreamError>;
 
 /// A failure to read, check or write a data set.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// There is no `index.json` where the data set should be.
+    /// The data set has no `index.json`.
     #[error(
         "there is no index at `{uri}`: expected the `index.json` of an MDS data set; check the location and `split`"
     )]
     IndexNotFound {
-        /// Where it was looked for.
+        /// The location that was looked up.
         uri: String,
     },
-    /// The index is there and cannot be trusted.
+    /// The index exists but is invalid.
     #[error(
         "the index `{origin}` is not valid: {reason}; restore it from its source or write the data set again"
     )]
@@ -29,7 +29,7 @@ pub enum StreamError {
         /// The value found and the one expected.
         reason: String,
     },
-    /// The index names a shard that is neither in the cache nor in the remote.
+    /// A shard of the index is neither in the cache nor in the remote.
     #[error(
         "shard `{shard}` is not there: looked for `{uri}`; copy the missing file back or write the data set again"
     )]
@@ -39,21 +39,21 @@ pub enum StreamError {
         /// The URI or path that was tried last.
         uri: String,
     },
-    /// A shard's bytes are not those that the index promises.
+    /// A shard's bytes do not match the index.
     #[error(
         "shard `{shard}` is corrupt: `{object}` has {actual}, expected {expected}; restore it from its source or write the data set again"
     )]
     ShardCorrupt {
         /// The shard's base name in the index.
         shard: String,
-        /// The path or URI whose bytes were wrong.
+        /// The path or URI of the wrong bytes.
         object: String,
-        /// What the index or the format asks for.
+        /// The content that the index or the format requires.
         expected: String,
-        /// What was found.
+        /// The content found.
         actual: String,
     },
-    /// One sample's bytes are not of its columns, although the shard is what the index promises.
+    /// The bytes of a sample do not match its columns, although the shard matches the index.
     #[error(
         "sample {sample} of shard `{shard}` is corrupt: in `{object}` it has {actual}, expected {expected}; write the data set again, or give `on_bad_sample='replace'`"
     )]
@@ -64,18 +64,18 @@ pub enum StreamError {
         shard: String,
         /// The path or URI of the shard.
         object: String,
-        /// What the format asks for.
+        /// The content that the format requires.
         expected: String,
-        /// What was found.
+        /// The content found.
         actual: String,
     },
-    /// An argument or a feature of the data set that this reader does not take.
+    /// An argument, or a feature of the data set, that is not supported.
     #[error("{message}")]
     Config {
-        /// The value, what was expected and the remedy.
+        /// The value, what was expected, and the remedy.
         message: String,
     },
-    /// A file that was to be new is there.
+    /// A file that was to be created exists.
     #[error(
         "`{path}` is there already: another writer appends to this data set; let one end before the next begins"
     )]
@@ -83,15 +83,23 @@ pub enum StreamError {
         /// The path of the file.
         path: String,
     },
-    /// The local file system refused.
+    /// An error of the local file system.
     #[error("`{path}`: {reason}")]
     Io {
         /// The path of the file or folder.
         path: String,
-        /// What was tried and what the system answered.
+        /// The operation that failed, and the system's message.
         reason: String,
     },
-    /// The object store failed; passed on as it came.
+    /// An unfinished file was removed, with its folder or alone, while it was being written.
+    #[error(
+        "`{path}` was removed while it was being written; keep other programs from deleting files in this folder"
+    )]
+    Removed {
+        /// The path of the unfinished file.
+        path: String,
+    },
+    /// An error of the object store, passed on unchanged.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The reader was closed while it waited.
@@ -100,14 +108,21 @@ pub enum StreamError {
 }
 
 impl StreamError {
-    /// A configuration error with this message.
+    /// Builds a configuration error with this message.
     pub fn config(message: impl Into<String>) -> Self {
         Self::Config {
             message: message.into(),
         }
     }
 
-    /// A failed call on a local path.
+    /// Builds the error of an unfinished file that was removed.
+    pub(crate) fn removed(path: &Path) -> Self {
+        Self::Removed {
+            path: path.display().to_string(),
+        }
+    }
+
+    /// Builds the error of a failed call on a local path.
     pub fn io(path: &Path, doing: &str, error: &std::io::Error) -> Self {
         Self::Io {
             path: path.display().to_string(),

@@ -1,4 +1,4 @@
-//! Files that appear under their final name whole or not at all.
+//! Atomic writes of local files: a file appears under its final name complete or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
@@ -14,11 +14,14 @@ use crate::raw_file::Contents;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
-/// A file in the making: `.<name>.part` beside its target, held by a kernel lock.
+/// Number of attempts to create a part in a folder that another process keeps removing.
+const FOLDER_ATTEMPTS: u32 = 16;
+
+/// An unfinished file, `.<name>.part` beside its target, held by a kernel lock.
 ///
-/// The lock is the part's own: it goes with the process that holds it, and the next one to take it
-/// starts over in the same file. So no lock files are left behind, and of many processes that want the
-/// same target one makes it while the others wait.
+/// The lock is on the part itself: it ends with the process that holds it, and the next process to take it
+/// starts over in the same file. No lock files are left behind, and of several processes that need the same
+/// target, one creates it while the others wait.
 #[derive(Debug)]
 pub struct Part {
     file: File,
@@ -28,34 +31,25 @@ pub struct Part {
 }
 
 impl Part {
-    /// Waits for the right to make `target`, whose folder is created, and empties its part.
-    /// Look again whether the target is there: another process may just have finished it.
+    /// Waits for the lock to create `target`, whose folder is created, and truncates its part. The caller must
+    /// then check again whether the target exists, because another process may just have finished it.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the folder is not writable; [`StreamError::Closed`] once `stop` is set.
+    /// [`StreamError::Io`] if the folder is not writable; [`StreamError::Closed`] once `stop` is set.
     pub fn lock(target: &Path, stop: &AtomicBool) -> Result<Self> {
         Self::lock_unless(target, &|| stop.load(Ordering::Relaxed))
     }
 
-    /// As [`lock`](Self::lock), until `gives_up` says so.
+    /// Locks like [`lock`](Self::lock), until `gives_up` returns true.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); [`StreamError::Closed`] once `gives_up` says so while another one has it.
+    /// As [`lock`](Self::lock); [`StreamError::Closed`] if `gives_up` returns true while another process holds
+    /// the lock.
     pub fn lock_unless(target: &Path, gives_up: &dyn Fn() -> bool) -> Result<Self> {
         let path = part_path(target);
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)
-                .map_err(|e| not_writable(folder, "create the folder", &e))?;
-        }
         loop {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .map_err(|e| not_writable(&path, "create a temporary file", &e))?;
-            // A part that was renamed or removed while we waited is no longer the part.
+            let file = create(&path)?;
+            // If the part was renamed or removed during the wait, the open file is no longer the part.
             if wait_for_lock(&file, &path, gives_up)? {
                 let part = Self {
                     file,
@@ -71,15 +65,15 @@ impl Part {
         }
     }
 
-    /// Where to write.
+    /// Returns the path to write to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes its bytes: past the page cache where they are many and the file system does that.
+    /// Writes the bytes; with direct I/O if they are large enough and the file system supports it.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the disk refuses.
+    /// [`StreamError::Io`] if the disk reports an error.
     pub fn write(&self, contents: &Contents) -> Result<()> {
         let fill = || {
             let direct = Direct::open(&self.path, &self.file, contents.len() as u64)?;
@@ -92,24 +86,36 @@ impl Part {
     /// Makes the part's bytes durable.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the disk refuses.
+    /// [`StreamError::Io`] if the disk reports an error.
     pub fn sync(&self) -> Result<()> {
         self.file
             .sync_all()
             .map_err(|e| StreamError::io(&self.path, "write it to disk", &e))
     }
 
-    /// Makes the part durable and gives it its name, replacing what has it.
+    /// Returns whether the part was removed by another program. Its path may then be the part of another
+    /// process.
+    pub(crate) fn is_removed(&self) -> bool {
+        !is_same_file(&self.file, &self.path)
+    }
+
+    /// Makes the part durable and renames it to the target, replacing an existing file.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the disk refuses.
+    /// [`StreamError::Removed`] if the part was removed; [`StreamError::Io`] if the disk reports an error.
     pub fn commit(mut self) -> Result<()> {
         self.sync()?;
-        fs::rename(&self.path, &self.target)
-            .map_err(|e| StreamError::io(&self.target, "rename into place", &e))?;
+        if self.is_removed() {
+            return Err(StreamError::removed(&self.path));
+        }
+        fs::rename(&self.path, &self.target).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => StreamError::removed(&self.path),
+            _ => StreamError::io(&self.target, "rename into place", &e),
+        })?;
         self.committed = true;
         if let Some(folder) = self.target.parent() {
-            // Durability of the name; some file systems cannot sync a folder, and lose nothing but time by it.
+            // Makes the name durable. Some file systems cannot sync a folder; there the file may be missing
+            // after a crash.
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
         Ok(())
@@ -118,22 +124,22 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if !self.committed {
+        if !self.committed && !self.is_removed() {
             let _ = fs::remove_file(&self.path);
         }
-        // A child forked meanwhile holds the same lock open; let go of it for both.
+        // A child forked in the meantime shares the lock; unlocking explicitly releases it for both.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
-/// `contents` as a part that only has to be committed to be `target`, replacing what has that name or, with
-/// `only_new`, refusing to.
+/// Writes `contents` to a part whose commit replaces `target` or, with `only_new`, requires that it does not
+/// exist.
 ///
 /// # Errors
-/// [`StreamError::Exists`]; [`StreamError::Io`] where the disk refuses.
+/// [`StreamError::Exists`]; [`StreamError::Io`] if the disk reports an error.
 pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part> {
     let part = Part::lock(target, &AtomicBool::new(false))?;
-    // Looked at under the lock that every writer of this target takes.
+    // Checked under the lock that every writer of this target takes.
     if only_new && target.exists() {
         return Err(StreamError::Exists {
             path: target.display().to_string(),
@@ -143,19 +149,46 @@ pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part>
     Ok(part)
 }
 
+/// Creates or opens an unfinished file, and its folder if necessary.
+fn create(path: &Path) -> Result<File> {
+    let mut attempt = 1;
+    loop {
+        let folder = path.parent().unwrap_or(path);
+        let created = fs::create_dir_all(folder);
+        let (at, doing) = match created {
+            Ok(()) => (path, "create a temporary file"),
+            Err(_) => (folder, "create the folder"),
+        };
+        let made = created.and_then(|()| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            options.open(path)
+        });
+        match made {
+            // Another process removed the folder after it was created.
+            Err(error)
+                if error.kind() == std::io::ErrorKind::NotFound && attempt < FOLDER_ATTEMPTS =>
+            {
+                attempt += 1;
+            }
+            made => return made.map_err(|e| not_writable(at, doing, &e)),
+        }
+    }
+}
+
 fn part_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.part"))
 }
 
-/// What a part of this name becomes; `None` where it is no part's name.
+/// Returns the target of a part with this name; none if it is not the name of a part.
 pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let target = name.strip_prefix('.')?.strip_suffix(".part")?;
     Some(path.with_file_name(target))
 }
 
-/// Waits for the lock; false if meanwhile `path` has become another file or none.
+/// Waits for the lock; returns false if by then `path` is another file or none.
 fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Result<bool> {
     loop {
         let is_locked = match flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -176,7 +209,7 @@ fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Resul
     }
 }
 
-/// Whether `path` still names the open file.
+/// Returns whether `path` still refers to the open file.
 pub(crate) fn is_same_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(open), Ok(named)) => open.ino() == named.ino() && open.dev() == named.dev(),

@@ -1,4 +1,4 @@
-//! The digests that an index may carry, by the names it gives them.
+//! The digests that an index may contain, by their names there.
 
 use blake2::{Blake2b512, Blake2s256};
 use md5::Md5;
@@ -46,7 +46,7 @@ pub enum Algorithm {
     Blake2s,
 }
 
-/// Every name known here, the quickest to compute first: the order in which a reader chooses.
+/// Every supported name, fastest first; a reader chooses in this order.
 pub const NAMES: [(&str, Algorithm); 17] = [
     ("xxh3_64", Algorithm::Xxh3_64),
     ("xxh3_128", Algorithm::Xxh3_128),
@@ -68,10 +68,10 @@ pub const NAMES: [(&str, Algorithm); 17] = [
 ];
 
 impl Algorithm {
-    /// The algorithm an index calls `name`.
+    /// Parses the name of an algorithm.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for a name that is not known here, with those that are.
+    /// [`StreamError::Config`] for an unknown name, listing the supported ones.
     pub fn parse(name: &str) -> Result<Self> {
         NAMES
             .iter()
@@ -89,7 +89,8 @@ impl Algorithm {
             })
     }
 
-    /// The digest of `bytes` as the index writes it: lower-case hexadecimal, most significant byte first.
+    /// Returns the digest of `bytes` as the index writes it: lower-case hexadecimal, most significant byte
+    /// first.
     pub fn hex(self, bytes: &[u8]) -> String {
         match self {
             Self::Xxh32 => format!("{:08x}", xxh32::xxh32(bytes, 0)),
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn digests_are_the_published_ones() {
-        // Of the empty input and of "abc", from the algorithms' own documents.
+        // Digests of the empty input and of "abc", from the algorithms' specifications.
         assert_eq!(
             Algorithm::Md5.hex(b"abc"),
             "900150983cd24fb0d6963f7d28e17f72"

@@ -1,4 +1,4 @@
-//! `index.json`, schema version 2: what a data set consists of, checked before anything is opened.
+//! `index.json`, schema version 2: the contents of a data set, validated before any shard is opened.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,22 +18,22 @@ pub const INDEX_NAME: &str = "index.json";
 /// One file of a shard, raw or compressed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FileInfo {
-    /// Relative to the data set, never outside it; with folders in a merged index.
+    /// Relative path inside the data set; in a merged index it contains folders.
     pub basename: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
     /// Digests by algorithm name, as the index lists them.
     pub hashes: Vec<(String, String)>,
 }
 
-/// A file as it is read, and as it is stored where that differs.
+/// A file as it is read, and its compressed form if it is stored compressed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredFile {
-    /// The uncompressed file; stored as such only where `zip` is `None`.
+    /// The uncompressed file; stored only if `zip` is `None`.
     pub raw: FileInfo,
-    /// The compressed file, where there is one.
+    /// The compressed file, if there is one.
     pub zip: Option<FileInfo>,
-    /// Whether it is this file that holds the offsets of the shard's samples.
+    /// Whether this file contains the offsets of the shard's samples.
     pub holds_offsets: bool,
 }
 
@@ -44,34 +44,35 @@ pub struct ShardInfo {
     pub data: StoredFile,
     /// The offsets of a text shard's samples.
     pub meta: Option<StoredFile>,
-    /// How its files are compressed, if they are.
+    /// The compression of its files, if any.
     pub compression: Option<Compression>,
-    /// Format and columns; shards alike share one.
+    /// Format and columns; shards with the same layout share one.
     pub layout: Arc<Layout>,
-    /// How many samples it holds; a shard may be empty.
+    /// Number of samples; may be 0.
     pub samples: u32,
 }
 
 impl ShardInfo {
-    /// Its files.
+    /// Returns its files.
     pub fn files(&self) -> impl Iterator<Item = &StoredFile> {
         [Some(&self.data), self.meta.as_ref()].into_iter().flatten()
     }
 }
 
-/// A parsed and checked index. Immutable and without locks, so safe to share and to fork.
+/// A parsed and validated index. Immutable and without locks, so safe to share between threads and across
+/// forks.
 #[derive(Clone, Debug)]
 pub struct Index {
     shards: Packed,
     schema: Arc<Schema>,
-    /// Places of the columns that all shards have.
+    /// Positions of the columns that all shards have.
     shared: HashSet<usize>,
-    /// `starts[i]` samples lie before shard `i` in storage order; one more entry than shards.
+    /// `starts[i]` is the number of samples before shard `i` in storage order; one more entry than shards.
     starts: Arc<[u64]>,
     fingerprint: String,
 }
 
-/// The kinds of shards met so far, and their columns together.
+/// The distinct layouts found so far, and the union of their columns.
 #[derive(Default)]
 struct Layouts {
     known: HashMap<(Format, Schema), Arc<Layout>>,
@@ -105,13 +106,12 @@ impl Layouts {
 }
 
 impl Index {
-    /// Reads an index. `origin` is its URI or path, for messages.
+    /// Parses an index. `origin` is its URI or path, for messages.
     ///
     /// # Errors
-    /// [`StreamError::IndexCorrupt`](crate::StreamError::IndexCorrupt) for bytes that are no valid index,
-    /// among them base names that would leave the data set's folder;
-    /// [`StreamError::Config`](crate::StreamError::Config) for valid ones that use what is not known here
-    /// (another shard format, another compression).
+    /// [`StreamError::IndexCorrupt`](crate::StreamError::IndexCorrupt) for an invalid index, including base
+    /// names outside the data set's folder; [`StreamError::Config`](crate::StreamError::Config) for a valid
+    /// index with an unsupported feature (another shard format, another compression).
     pub fn parse(data: &[u8], origin: &str) -> Result<Self> {
         let mut shards = Packer::default();
         let mut starts = vec![0];
@@ -154,33 +154,33 @@ impl Index {
         })
     }
 
-    /// How many shards there are.
+    /// Returns the number of shards.
     pub fn num_shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// The shard of this number in storage order; `None` past the last.
+    /// Returns the shard of this number in storage order; none past the last.
     pub fn shard(&self, number: usize) -> Option<ShardInfo> {
         self.shards.get(number)
     }
 
-    /// The shards in storage order.
+    /// Returns the shards in storage order.
     pub fn shards(&self) -> impl Iterator<Item = ShardInfo> {
         (0..self.num_shards()).filter_map(|number| self.shard(number))
     }
 
-    /// Every column that any shard has, in the order in which they are met. Of one name there are several
-    /// where shards differ in its encoding.
+    /// Returns every column that any shard has, in order of first appearance. A name appears several times if
+    /// shards differ in its encoding.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
 
-    /// Whether some shard lacks one of these columns.
+    /// Returns whether some shard lacks one of these columns.
     pub fn is_mixed(&self) -> bool {
         self.shared.len() < self.schema.columns.len()
     }
 
-    /// The names of columns that some shard lacks, or has in another encoding; some come twice.
+    /// Returns the names of columns that some shard lacks or has in another encoding, possibly with duplicates.
     pub fn mixed_columns(&self) -> impl Iterator<Item = &str> {
         let columns = self.schema.columns.iter().enumerate();
         columns
@@ -188,18 +188,18 @@ impl Index {
             .map(|(_, column)| column.name.as_str())
     }
 
-    /// How many samples lie before each shard, and after the last, in storage order.
+    /// Returns the number of samples before each shard, and after the last, in storage order.
     pub fn starts(&self) -> &Arc<[u64]> {
         &self.starts
     }
 
-    /// How many samples the data set holds.
+    /// Returns the number of samples in the data set.
     pub fn num_samples(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// 32 hexadecimal digits over columns, and every shard's samples, sizes and digests, in order.
-    /// Names of files do not count: a data set that was moved or merged is the same.
+    /// Returns 32 hexadecimal digits over the columns and every shard's samples, sizes and digests, in order.
+    /// File names are not included, so a data set that was moved or merged keeps its fingerprint.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }

@@ -1,12 +1,12 @@
 //! Training data in shards, for Hocket: format, index, order, cache, prefetch, decoding.
 //!
-//! The way of a batch: [`index::Index`] says which shards there are; [`order::Order`] says which
-//! samples batch `k` of an epoch holds, as a function of seed, epoch and position alone;
-//! [`cache::Cache`] brings a shard to local disk, whole and checked; [`shard::Shard`] reads samples
-//! out of its bytes; [`reader::Reader`] runs all of it ahead of the consumer in threads of its own and
-//! hands over whole batches as contiguous columns.
+//! The path of a batch: [`index::Index`] lists the shards; [`order::Order`] computes the samples of batch `k` from
+//! seed, epoch and position; [`cache::Cache`] fetches and checks shards on local disk; [`shard::Shard`] reads
+//! samples from a shard's bytes; [`reader::Reader`] runs these steps ahead of the consumer on its own threads and
+//! returns whole batches as contiguous columns.
 
 pub mod batch;
+mod batched_open;
 pub mod buffers;
 pub mod cache;
 pub mod codec;
@@ -18,17 +18,16 @@ pub mod index;
 pub mod lookup;
 pub mod order;
 mod packed;
-mod permits;
 pub mod permute;
 pub mod raw_file;
 pub mod reader;
 pub mod remote;
 pub mod samples;
 pub mod schema;
+mod semaphore;
 pub mod shard;
 pub mod sources;
 mod text;
-mod waves;
 mod window;
 pub mod writer;
 

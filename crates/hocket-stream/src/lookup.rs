@@ -1,4 +1,4 @@
-//! Samples by number, without threads and outside of any order.
+//! Lookup of samples by number, without threads and independent of any order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::error::Result;
 use crate::order::Location;
 use crate::sources::Sources;
 
-/// The samples at `locations`: out of shards that are here, and of others by their ranges. `None` where a shard
-/// should be fetched whole first, which is a reader's work.
+/// Returns the samples at `locations`, from local shards or by range reads of remote ones. Returns none if a
+/// shard should be fetched whole first, which a reader does.
 ///
 /// # Errors
-/// As [`Cache::open_here`](crate::cache::Cache::open_here), [`Cache::pick`](crate::cache::Cache::pick) and
-/// [`Gatherer::gather`].
+/// As [`Cache::open_here`](crate::cache::Cache::open_here),
+/// [`Cache::read_ranges`](crate::cache::Cache::read_ranges) and [`Gatherer::gather`].
 pub fn look_up(
     sources: &Sources,
     locations: &[Location],
@@ -29,10 +29,10 @@ pub fn look_up(
     for (number, samples) in wanted {
         let samples: Vec<u32> = samples.into_iter().collect();
         let shard = match sources.open_here(number)? {
-            // Under a limit an open shard is an open file, and takes room that others wait for.
+            // Under a limit an open shard is an open file and takes up room that other processes need.
             Some(shard) if is_limited => shard.excerpt(&samples)?,
             Some(shard) => shard,
-            None => match sources.pick(number, &samples, interrupted)? {
+            None => match sources.read_ranges(number, &samples, interrupted)? {
                 Some(shard) => shard,
                 None => return Ok(None),
             },

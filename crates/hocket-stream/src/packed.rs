@@ -1,4 +1,4 @@
-//! Shards' entries as bytes, unpacked when one is asked for: an index may list millions.
+//! Packed shard entries, decoded on access, because an index may list millions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::codec::Compression;
 use crate::index::{ShardInfo, StoredFile};
 use crate::schema::Layout;
 
-/// What of an entry is its own; the rest it shares with those of its kind.
+/// The fields of an entry that are not shared with other shards of its kind.
 #[derive(Serialize, Deserialize)]
 struct Row {
     kind: u32,
@@ -18,18 +18,18 @@ struct Row {
     meta: Option<StoredFile>,
 }
 
-/// What shards alike have in common.
+/// The fields that shards of one kind share.
 #[derive(Clone, Debug)]
 struct Kind {
     layout: Arc<Layout>,
     compression: Option<Compression>,
 }
 
-/// Many shards in about 60 bytes each, beside their names.
+/// A list of shards that takes about 60 bytes each, plus their names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Packed {
     bytes: Vec<u8>,
-    /// Where each shard's bytes end.
+    /// The end of each shard's bytes.
     ends: Vec<usize>,
     kinds: Vec<Kind>,
 }
@@ -39,7 +39,7 @@ impl Packed {
         self.ends.len()
     }
 
-    /// Shard `number`; `None` past the last.
+    /// Returns shard `number`; none past the last.
     pub(crate) fn get(&self, number: usize) -> Option<ShardInfo> {
         let end = *self.ends.get(number)?;
         let begin = match number.checked_sub(1) {
@@ -58,7 +58,7 @@ impl Packed {
     }
 }
 
-/// Packs shards one after the other.
+/// A builder that packs shards in sequence.
 #[derive(Default)]
 pub(crate) struct Packer {
     packed: Packed,

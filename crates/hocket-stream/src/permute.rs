@@ -1,18 +1,18 @@
-//! Keyed bijections on `[0, n)` in constant memory: a shuffle that can be asked for one position.
+//! Keyed bijections on `[0, n)` in constant memory: a shuffle that can be evaluated at a single position.
 //!
-//! A Feistel network with modular addition over the grid `a × b ⊇ [0, n)`, `a = ⌈√n⌉`, `b = ⌈n / a⌉`
-//! (Black & Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, their "generalised Feistel").
-//! Fewer than `a` points of the grid lie outside `[0, n)`; a walk that lands there takes another turn,
-//! on average `1 + 1/√n` of them. Eight rounds mix both halves four times.
+//! A Feistel network with modular addition over the grid `a × b ⊇ [0, n)`, `a = ⌈√n⌉`, `b = ⌈n / a⌉` (Black &
+//! Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, their "generalised Feistel"). Fewer than `a` points
+//! of the grid lie outside `[0, n)`; if the result is one of these, the network is applied again (cycle
+//! walking), on average `1 + 1/√n` times in total. Eight rounds mix both halves four times.
 //!
-//! The mapping is part of the data order that checkpoints rely on: changing any constant here changes
-//! the order of every run, so the tests pin values.
+//! The mapping is part of the data order that checkpoints rely on: changing any constant here changes the order
+//! of every run, so the tests pin values.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 const ROUNDS: usize = 8;
 
-/// A 64-bit key out of a purpose and its coordinates, so that no two uses share a bijection.
+/// Derives a 64-bit key from a purpose and its coordinates, so that no two uses share a bijection.
 pub fn derive_key(purpose: &[u8; 8], parts: &[u64]) -> u64 {
     let mut bytes = Vec::with_capacity(8 * (parts.len() + 1));
     bytes.extend_from_slice(purpose);
@@ -22,7 +22,7 @@ pub fn derive_key(purpose: &[u8; 8], parts: &[u64]) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// A bijection on `[0, n)` chosen by a key; every key gives an unrelated one.
+/// A bijection on `[0, n)` selected by a key; different keys give unrelated bijections.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     n: u64,
@@ -32,7 +32,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The bijection on `[0, n)` that belongs to `key`.
+    /// Creates the bijection on `[0, n)` of `key`.
     pub fn new(n: u64, key: u64) -> Self {
         let root = n.isqrt();
         let a = (if root * root < n { root + 1 } else { root }).max(1);
@@ -45,7 +45,8 @@ impl Permutation {
         Self { n, a, b, keys }
     }
 
-    /// Where `i` goes. `i` must be below `n`; a larger one has no meaning (never a panic or a hang).
+    /// Returns the image of `i`, which must be below `n`. For a larger `i` the result is meaningless, but the
+    /// call neither panics nor hangs.
     pub fn apply(&self, i: u64) -> u64 {
         debug_assert!(i < self.n);
         if self.n <= 1 {
@@ -76,18 +77,18 @@ impl Permutation {
     }
 }
 
-/// Addition modulo `m` of two numbers below it; `m` ≤ 2³².
+/// Adds two numbers below `m` modulo `m`; `m` ≤ 2³².
 fn add(x: u64, y: u64, m: u64) -> u64 {
     let sum = x + y;
     if sum >= m { sum - m } else { sum }
 }
 
-/// The upper bits of `h · m`: `h` spread evenly over `[0, m)` without a division.
+/// Returns the upper bits of `h · m`, which spreads `h` evenly over `[0, m)` without a division.
 pub(crate) fn scale(h: u64, m: u64) -> u64 {
     ((u128::from(h) * u128::from(m)) >> 64) as u64
 }
 
-/// MurmurHash3's 64-bit finaliser: every input bit reaches every output bit.
+/// Applies MurmurHash3's 64-bit finalizer: every input bit affects every output bit.
 fn mix(mut x: u64) -> u64 {
     x ^= x >> 33;
     x = x.wrapping_mul(0xFF51_AFD7_ED55_8CCD);
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn values_are_pinned() {
-        // The order of every run that was ever saved rests on these numbers.
+        // The order of every saved run depends on these numbers.
         assert_eq!(all(10, 0), PINNED_10);
         assert_eq!(
             Permutation::new(1 << 40, 7).apply(123_456_789),
@@ -149,7 +150,7 @@ mod tests {
                 .or_insert(0u32) += 1;
         }
         assert_eq!(counts.len(), 24);
-        // 1,000 expected of each, standard deviation 31.
+        // Expected 1,000 of each, standard deviation 31.
         assert!(
             counts.values().all(|&c| (840..1160).contains(&c)),
             "{counts:?}"
@@ -173,7 +174,7 @@ mod tests {
             .map(|&c| (f64::from(c) - 200.0).powi(2) / 200.0)
             .sum();
         assert!(chi < 170.0, "{chi}");
-        // 2/n of the keys put the two side by side: 400 expected, standard deviation 20.
+        // 2/n of the keys make the two adjacent: expected 400, standard deviation 20.
         assert!((300..500).contains(&adjacent), "{adjacent}");
     }
 }

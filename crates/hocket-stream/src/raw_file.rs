@@ -1,4 +1,4 @@
-//! Files in the making: a shard's parts in memory, and then its bytes as they are to be stored.
+//! Assembly of shard files in memory, from their parts to the stored bytes.
 
 use std::ops::Deref;
 
@@ -8,39 +8,39 @@ use crate::buffers::Buffer;
 use crate::error::{Result, StreamError};
 use crate::samples::Samples;
 
-/// One file of a shard in the making: a head, and what follows it.
+/// An unfinished shard file: a header and the bytes after it.
 #[derive(Debug, Default)]
 pub struct RawFile {
-    /// Its name, uncompressed.
+    /// Base name of the uncompressed file.
     pub basename: String,
-    /// What comes first. Known last, so it is put there by the thread that stores the file.
+    /// The header. It is known last, so the thread that stores the file prepends it.
     pub head: Vec<u8>,
-    /// The rest.
+    /// The bytes after the header.
     pub rest: Buffer,
 }
 
 impl RawFile {
-    /// All of it.
+    /// Joins both parts.
     pub fn into_contents(self) -> Contents {
         Contents::new(&self.head, self.rest)
     }
 }
 
-/// A file's bytes, which begin where a page of memory does.
+/// The bytes of a file, starting at a page boundary in memory.
 #[derive(Debug)]
 pub struct Contents {
     memory: Buffer,
-    /// Where in `memory` the file begins.
+    /// Offset of the file in `memory`.
     start: usize,
     length: usize,
 }
 
 impl Contents {
-    /// `head` and, behind it, `rest`, which moves within its memory.
+    /// Joins `head` and `rest`; `rest` is moved within its memory.
     pub(crate) fn new(head: &[u8], rest: Buffer) -> Self {
         let (moved, length) = (rest.len(), head.len() + rest.len());
         let mut memory = rest;
-        // As much as the start and the padding may take: what comes now is not to move the memory itself.
+        // Reserve the maximum for alignment and padding, so that the steps below do not reallocate.
         memory.reserve(head.len() + 2 * PAGE_BYTES);
         let start = memory.as_ptr().align_offset(PAGE_BYTES);
         memory.resize(start + length.next_multiple_of(PAGE_BYTES), 0);
@@ -53,7 +53,7 @@ impl Contents {
         }
     }
 
-    /// The file, and zeros up to the end of a page.
+    /// Returns the file padded with zeros to the end of a page.
     pub(crate) fn padded(&self) -> &[u8] {
         &self.memory[self.start..]
     }
@@ -72,10 +72,10 @@ impl AsRef<[u8]> for Contents {
     }
 }
 
-/// An MDS shard's one file: count, offsets, `config`, samples.
+/// Builds the single file of an MDS shard: count, offsets, `config`, samples.
 ///
 /// # Errors
-/// [`StreamError::Config`] where the shard would pass the 4 GiB that its offsets can reach.
+/// [`StreamError::Config`] if the shard would exceed the 4 GiB that its offsets can address.
 pub fn assemble(basename: String, config: &[u8], samples: Samples) -> Result<RawFile> {
     let first = 4 + 4 * (samples.len() + 1) + config.len();
     let mut head = table(first, &samples)?;
@@ -87,7 +87,7 @@ pub fn assemble(basename: String, config: &[u8], samples: Samples) -> Result<Raw
     })
 }
 
-/// A text shard's two files: `header` and samples; count, offsets and `config`.
+/// Builds the two files of a text shard: `header` and samples; count, offsets and `config`.
 ///
 /// # Errors
 /// As [`assemble`].
@@ -112,7 +112,7 @@ pub fn assemble_text(
     Ok((data, meta))
 }
 
-/// Count and offsets of samples that begin at `first`.
+/// Returns the count and the offsets of samples that start at `first`.
 fn table(first: usize, samples: &Samples) -> Result<Vec<u8>> {
     let end = first + samples.data.len();
     let (Ok(count), Ok(_)) = (u32::try_from(samples.len()), u32::try_from(end)) else {
@@ -135,8 +135,8 @@ mod tests {
     use super::*;
     use crate::hash::Algorithm;
 
-    /// Two samples of the columns `a: int`, `b: str`, `c: ndarray`, as the format's own writer lays them
-    /// out: offsets 239, 267 and 290.
+    /// Two samples of the columns `a: int`, `b: str`, `c: ndarray`, laid out as by the format's own writer:
+    /// offsets 239, 267 and 290.
     #[test]
     fn matches_the_reference_writer() {
         let config = br#"{"column_encodings": ["int", "str", "ndarray"], "column_names": ["a", "b", "c"], "column_sizes": [8, null, null], "compression": "zstd:7", "format": "mds", "hashes": ["sha1", "xxh3_64"], "size_limit": 1048576, "version": 2}"#;
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(Algorithm::Xxh3_64.hex(&shard), "d02a354e92e5a0d0");
     }
 
-    /// Of memory that nobody touches.
+    /// With memory that was never accessed.
     #[test]
     fn four_gib_are_refused() {
         let samples = || Samples {

@@ -1,11 +1,11 @@
-//! Batches in order, read ahead of the consumer.
+//! A reader that prefetches batches in order.
 //!
-//! Three kinds of threads serve one reader. `hocket-plan` walks the order ahead of the cursor and asks
-//! for the shards it meets, within a budget of bytes; at the epoch's end it goes on with the first shards of
-//! the next one, so that they are here when that begins. `hocket-fetch-*` open them: out of the cache, or by
-//! way of the remote. `hocket-batch` takes the batches in turn, waits for the shards of each, and copies
-//! its samples into contiguous columns; a few finished ones wait in a queue.
-//! None of them talks to another process, and dropping the reader ends them all.
+//! Three kinds of threads serve one reader. `hocket-plan` follows the order ahead of the cursor and requests
+//! the shards that it needs, within a budget of bytes; at the end of the epoch it continues with the first
+//! shards of the next one, so that they are available when that begins. `hocket-fetch-*` open them, from the
+//! cache or through the remote. `hocket-batch` takes the batches in turn, waits for the shards of each, and
+//! copies its samples into contiguous columns; a few finished batches wait in a queue. None of these threads
+//! communicates with another process, and dropping the reader ends them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::batch::{Batch, Gatherer};
+use crate::batched_open;
 use crate::error::{Result, StreamError};
 use crate::order::{Location, Order, Share};
-use crate::permits::Permits;
+use crate::semaphore::Semaphore;
 use crate::sources::Sources;
-use crate::waves;
 use crate::window::Window;
 
-/// The planner never walks further ahead than this many of the rank's samples: beyond, shards would be
-/// found that are not needed for long.
+/// Limit of the planner's distance from the cursor, in samples of this rank, so that shards are not requested
+/// long before they are needed.
 const LOOKAHEAD_SAMPLES: u64 = 1 << 16;
 
-/// Which batches a reader gives and how far it works ahead.
+/// The batches that a reader returns, and the limits of its prefetch.
 #[derive(Clone, Debug)]
 pub struct ReaderOptions {
     /// This rank.
     pub rank: u64,
-    /// How many ranks divide each batch.
+    /// Number of ranks that share each batch.
     pub world: u64,
     /// The first batch.
     pub first: u64,
-    /// The distance to the next one: 1, or the number of worker processes that take turns.
+    /// Distance to the next batch: 1, or the number of worker processes that take turns.
     pub stride: u64,
-    /// Bytes of shards that may be fetched ahead of their first use.
+    /// Bytes of shards that may be prefetched before their first use.
     pub prefetch_bytes: u64,
-    /// Finished batches that may wait for the consumer.
+    /// Number of finished batches that may wait for the consumer.
     pub prefetch_batches: usize,
-    /// Shards fetched at once.
+    /// Number of shards fetched concurrently.
     pub fetch_threads: usize,
 }
 
-/// The batches of one epoch for one rank, from some batch on.
+/// The batches of one epoch for one rank, from a given batch on.
 pub struct Reader {
     batches: Receiver<Result<Option<Batch>>>,
     window: Arc<Window>,
@@ -55,14 +55,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Starts reading. Returns at once; the threads do the rest.
+    /// Starts reading in threads and returns at once.
     ///
-    /// Of `following`, the next epoch's order if it is known, nothing is given: its first shards are fetched
-    /// within the same budget of bytes, while the last batches of this one are taken.
+    /// `following` is the next epoch's order, if known. Its batches are not returned; its first shards are
+    /// fetched, within the same budget of bytes, while the last batches of this epoch are consumed.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] where no
-    /// thread can be started.
+    /// [`StreamError::Config`] for a rank outside its world or a stride of 0; [`StreamError::Io`] if no thread
+    /// can be started.
     pub fn start(
         sources: Arc<Sources>,
         order: Arc<Order>,
@@ -89,8 +89,8 @@ impl Reader {
             process: std::process::id(),
             is_done: false,
         };
-        let fetching = Arc::new(Permits::new(options.fetch_threads.max(1)));
-        // As many again wait for the disk, which takes what came all at once.
+        let fetching = Arc::new(Semaphore::new(options.fetch_threads.max(1)));
+        // Twice as many threads, because up to half of them wait for the disk, which flushes their files together.
         for number in 0..2 * options.fetch_threads.max(1) {
             let (sources, window, requests) = (sources.clone(), window.clone(), requests.clone());
             let fetching = fetching.clone();
@@ -111,11 +111,11 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The next batch, `Ok(None)` at the end of the epoch, or `Err(None)` when `patience` ran out first.
+    /// Returns the next batch, `Ok(None)` at the end of the epoch, or `Err(None)` if `patience` runs out first.
     ///
     /// # Errors
-    /// `Err(Some(error))` with what stopped a thread, or because this is a forked child, which has none; the reader
-    /// is then at its end.
+    /// `Err(Some(error))` with the error that stopped a thread, or in a forked child, which has no threads; the
+    /// reader has then ended.
     pub fn next(
         &mut self,
         patience: Duration,
@@ -141,7 +141,7 @@ impl Reader {
             Err(RecvTimeoutError::Timeout) => Err(None),
             Err(RecvTimeoutError::Disconnected) => {
                 self.is_done = true;
-                // The assembler announces its end; silence means that it died.
+                // The assembler always announces its end, so a closed channel means that it died.
                 Err(Some(StreamError::config(
                     "a reading thread ended before its time; please report it",
                 )))
@@ -149,7 +149,7 @@ impl Reader {
         }
     }
 
-    /// Finished batches that wait.
+    /// Returns the number of finished batches in the queue.
     pub fn queued(&self) -> usize {
         self.batches.len()
     }
@@ -171,8 +171,8 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
-            // takes its lock, which one of them may have held when the process was forked.
+            // A forked child has the handles but not the threads, so there is nothing to join. Dropping a
+            // channel takes its lock, which one of the threads may have held at the fork.
             threads.into_iter().for_each(std::mem::forget);
             std::mem::forget(self.window.clone());
             std::mem::forget(std::mem::replace(
@@ -182,7 +182,7 @@ impl Drop for Reader {
             return;
         }
         self.window.stop();
-        // An assembler that waits for room in the queue finds no receiver and ends.
+        // An assembler that waits for room in the queue then finds no receiver and ends.
         self.batches = crossbeam_channel::never();
         for thread in threads {
             let _ = thread.join();
@@ -190,7 +190,7 @@ impl Drop for Reader {
     }
 }
 
-/// The batches that a reader gives, in their turns.
+/// The sequence of batches that a reader returns, by turns.
 #[derive(Clone)]
 struct Sequence {
     order: Arc<Order>,
@@ -198,14 +198,15 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// The next epoch's: of workers that take turns each begins with another of its first batches.
+    /// Returns the sequence of the next epoch, in which each worker starts with a different one of the first
+    /// batches.
     fn followed_by(&self, order: Arc<Order>) -> Self {
         let mut options = self.options.clone();
         options.first %= options.stride;
         Self { order, options }
     }
 
-    /// The batch of turn `turn`, if the epoch has it, and what of it is read.
+    /// Returns the batch of turn `turn` and the share to read, if the epoch has it.
     fn at(&self, turn: u64) -> Option<(u64, Share)> {
         let number = self
             .options
@@ -221,7 +222,7 @@ impl Sequence {
         })
     }
 
-    /// Where the share's samples lie, and their shards in the order in which they are met.
+    /// Returns the locations of the share's samples, and their shards in order of first use.
     fn locate(&self, share: &Share) -> (Vec<Location>, Vec<u32>) {
         let mut locations = Vec::with_capacity((share.range.end - share.range.start) as usize);
         self.order
@@ -239,7 +240,7 @@ impl Sequence {
 fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
     let mut turn = 0;
     for (number, sequence) in epochs.iter().enumerate() {
-        // What finds no room in the cache would be gone when its epoch begins.
+        // A shard that does not fit in the cache would be gone when its epoch begins.
         if number > 0 && sources.has_passed() {
             return;
         }
@@ -259,10 +260,10 @@ fn plan(epochs: &[Sequence], sources: &Sources, window: &Window) {
     }
 }
 
-fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching: &Permits) {
+fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching: &Semaphore) {
     loop {
-        let permit = fetching.take();
-        // The requests end when the window is stopped.
+        let permit = fetching.acquire();
+        // The channel closes when the window is stopped.
         let Ok(number) = requests.recv() else {
             return;
         };
@@ -281,7 +282,7 @@ fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching:
                 continue;
             }
         };
-        // The shard is in use meanwhile; the next batch that needs it hears that it could not be kept.
+        // The shard is already in use; the next batch that needs it receives the error.
         if let Err(error) = unsettled.commit() {
             window.put(number, Err(error));
         }
@@ -297,12 +298,12 @@ fn assemble(
     let mut gatherer = Gatherer::new(sources.columns().clone());
     for turn in 0.. {
         let Some((number, share)) = sequence.at(turn) else {
-            // What is under way for the next epoch may go on until the consumer is done with this one.
+            // Fetches for the next epoch may continue until the consumer has finished this one.
             let _ = finished.send(Ok(None));
             return;
         };
         let (locations, numbers) = sequence.locate(&share);
-        let shards = waves::open(sources, window, &locations, &numbers, turn);
+        let shards = batched_open::open(sources, window, &locations, &numbers, turn);
         let batch = shards.and_then(|shards| {
             let columns = gatherer.gather(&locations, &shards)?;
             Ok(Some(Batch {
@@ -333,7 +334,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
-    /// Five shards of 20 samples, each its own number as `uint32` and as a text of that many letters.
+    /// Writes five shards of 20 samples, each with its number as `uint32` and as a text of that many letters.
     fn write(folder: &Path) -> Arc<Index> {
         let mut shards = Vec::new();
         for number in 0..5u32 {
@@ -420,7 +421,7 @@ mod tests {
         }
     }
 
-    /// The ids in a batch; that the texts belong to them is checked on the way.
+    /// Returns the ids in a batch, and checks that the texts match them.
     fn check(batch: &Batch) -> Vec<u64> {
         let columns: Vec<&ColumnData> = batch
             .columns

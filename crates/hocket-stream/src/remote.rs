@@ -1,4 +1,4 @@
-//! Where shards come from: a data set's folder in an object store.
+//! The remote of a data set: its folder in an object store.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,46 +7,62 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use hocket_store::{Counts, Object, Store, StoreError, StoreOptions, runtime};
 
+use crate::cache::IndexVersion;
 use crate::error::{Result, StreamError};
+use crate::index::INDEX_NAME;
 
-/// The remote side of a data set. A handle: it may cross a fork.
+/// A handle on the remote of a data set. It may be kept across a fork.
 #[derive(Clone)]
 pub struct Remote {
     store: Store,
 }
 
 impl Remote {
-    /// The data set at `uri`; no request is made.
+    /// Opens the data set at `uri`; makes no request.
     ///
     /// # Errors
-    /// [`StreamError::Store`] for a URI or options that the store does not take.
+    /// [`StreamError::Store`] for an invalid URI or invalid options.
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
         Ok(Self {
             store: Store::open(uri, options)?,
         })
     }
 
-    /// Where it is.
+    /// Returns the URI.
     pub fn uri(&self) -> &str {
         self.store.uri()
     }
 
-    /// The requests made of it.
+    /// Returns the counts of requests.
     pub fn counts(&self) -> Counts {
         self.store.counts()
     }
 
-    /// One of its objects; reads of it are all of one version. No request is made.
+    /// Returns the current version of the index; none if there is no index. Blocks.
+    ///
+    /// # Errors
+    /// The store's errors; [`StreamError::Closed`] once `interrupted` returns true.
+    pub(crate) fn index_version(
+        &self,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<IndexVersion>> {
+        let store = self.store.clone();
+        let answer = runtime::wait(async move { store.head(INDEX_NAME).await }, interrupted);
+        let meta = settle(INDEX_NAME, answer)?;
+        Ok(meta.map(|meta| IndexVersion::new(meta.modified_ms, meta.etag.as_deref())))
+    }
+
+    /// Returns a handle on one object, whose reads all have the same version. Makes no request.
     pub fn object(&self, key: &str) -> Object {
         self.store.object(key)
     }
 }
 
-/// An object's bytes, or `None` where there is none. Blocks.
+/// Reads an object; returns none if it does not exist. Blocks.
 ///
 /// # Errors
-/// The store's errors; [`StreamError::ShardCorrupt`] where it has another size than `bytes`, of which no more than
-/// the first part is fetched; [`StreamError::Closed`] once `interrupted` says so.
+/// The store's errors; [`StreamError::ShardCorrupt`] if its size is not `bytes`, after at most the first part
+/// was fetched; [`StreamError::Closed`] once `interrupted` returns true.
 pub fn get(
     object: &Object,
     bytes: Option<u64>,
@@ -58,7 +74,7 @@ pub fn get(
     Ok(data.map(Vec::from))
 }
 
-/// Ranges of an object, near ones in one request, or `None` where there is none. Blocks.
+/// Reads ranges of an object, with nearby ones in one request; returns none if it does not exist. Blocks.
 ///
 /// # Errors
 /// As [`get`].
@@ -72,16 +88,16 @@ pub fn get_ranges(
     settle(object.key(), runtime::wait(answer, interrupted))
 }
 
-/// Writes an object, which should have `bytes`, into the file `into`; whether there is one. Blocks.
+/// Writes an object of `bytes` bytes to the file `into`; returns whether the object exists. Blocks.
 ///
 /// # Errors
-/// As [`get`]; [`StreamError::Io`] where the disk refuses.
+/// As [`get`]; [`StreamError::Io`] if the disk reports an error.
 pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
     let (handle, target) = (object.clone(), into.to_owned());
     let download = async move { handle.download(&target, Some(bytes)).await };
     let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
     match settle(object.key(), answer) {
-        // The disk's refusal and not the store's.
+        // An error of the disk, not of the store.
         Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {
             Err(StreamError::Io { path: uri, reason })
         }
@@ -89,8 +105,8 @@ pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> 
     }
 }
 
-/// Takes absence out of the errors, since who asked says better what is missing, and says of another size that the
-/// shard is another one.
+/// Maps a missing object to none, because the caller can describe it better, and a wrong size to a corrupt
+/// shard.
 fn settle<T>(
     key: &str,
     answer: hocket_store::Result<hocket_store::Result<T>>,

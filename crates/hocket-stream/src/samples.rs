@@ -1,4 +1,4 @@
-//! A shard's samples in the making, and the values that are stored as they lie in memory.
+//! The samples of an unfinished shard, and encodings whose stored form equals the memory layout.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use hocket_store::direct::PAGE_BYTES;
 
 use crate::buffers::{Buffer, Buffers};
 
-/// Samples one behind the other, in memory that earlier shards of the same writer left.
+/// Concatenated samples, in memory reused from earlier shards of the same writer.
 #[derive(Debug, Default)]
 pub struct Samples {
     pub(crate) data: Buffer,
-    /// Where each ends in `data`.
+    /// The end of each sample in `data`.
     pub(crate) ends: Vec<usize>,
     pub(crate) pool: Arc<Buffers>,
 }
 
 impl Samples {
-    /// None yet, with room for a file of so many `bytes`, and some for the sample that no longer fits.
+    /// Creates an empty list with capacity for a file of `bytes`, and some for the sample that no longer fits.
     pub fn with_capacity(bytes: usize) -> Self {
         let pool = Arc::<Buffers>::default();
         Self {
@@ -26,18 +26,17 @@ impl Samples {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Adds the sample that `fill` appends, and says how many bytes it has; adds nothing where `fill` says
-    /// `None`.
+    /// Adds the sample that `fill` appends, and returns its size in bytes; adds nothing if `fill` returns none.
     pub fn push(&mut self, fill: impl FnOnce(&mut Vec<u8>) -> Option<()>) -> Option<usize> {
         let start = self.data.len();
         if fill(&mut self.data).is_none() {
@@ -48,7 +47,7 @@ impl Samples {
         Some(self.data.len() - start)
     }
 
-    /// Takes all samples but the last `keep`, which become the first of the next shard.
+    /// Takes all samples except the last `keep`, which become the first of the next shard.
     pub fn take(&mut self, keep: usize) -> Self {
         let count = self.ends.len().saturating_sub(keep);
         let edge = match count.checked_sub(1) {
@@ -80,28 +79,28 @@ impl<S: AsRef<[u8]>> FromIterator<S> for Samples {
     }
 }
 
-/// What kind of number.
+/// The kind of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An integer from 0.
+    /// An unsigned integer.
     Unsigned,
-    /// An integer.
+    /// A signed integer.
     Signed,
-    /// A binary float.
+    /// A floating-point number.
     Float,
 }
 
-/// A number's kind and width, as NumPy names it.
+/// A number's kind and width, as in NumPy's dtype names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// What kind of number.
+    /// The kind of the number.
     pub kind: Kind,
-    /// Its width: 1, 2, 4 or 8.
+    /// The width in bytes: 1, 2, 4 or 8.
     pub bytes: usize,
 }
 
 impl Number {
-    /// The number that NumPy calls `name`, such as `uint16`.
+    /// Parses NumPy's name of a dtype, such as `uint16`.
     pub fn parse(name: &str) -> Option<Self> {
         let (kind, bits) = match name {
             _ if name.starts_with("uint") => (Kind::Unsigned, name.strip_prefix("uint")?),
@@ -118,7 +117,7 @@ impl Number {
         Some(Self { kind, bytes })
     }
 
-    /// The byte by which an array without a type of its own says this one.
+    /// Returns the byte that identifies this dtype in an array column without a fixed dtype.
     pub fn id(self) -> u8 {
         let kind = match self.kind {
             Kind::Unsigned => 0,
@@ -128,7 +127,7 @@ impl Number {
         8 * self.bytes as u8 + kind
     }
 
-    /// Appends an integer, unless this number does not hold it.
+    /// Appends an integer; returns none if it is out of range.
     pub fn append_int(self, value: i128, out: &mut Vec<u8>) -> Option<()> {
         let bits = 8 * self.bytes as u32;
         let range = match self.kind {
@@ -141,7 +140,7 @@ impl Number {
         Some(())
     }
 
-    /// Appends a float, unless this number does not hold it; it may lose digits.
+    /// Appends a float, with a possible loss of precision; returns none if it is out of range.
     pub fn append_float(self, value: f64, out: &mut Vec<u8>) -> Option<()> {
         match (self.kind, self.bytes) {
             (Kind::Float, 8) => out.extend_from_slice(&value.to_le_bytes()),
@@ -154,26 +153,26 @@ impl Number {
     }
 }
 
-/// How a column's values are stored, where that is how they lie in memory on a little-endian machine.
+/// The stored form of a column's values, if it equals their memory layout on a little-endian machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// A text's UTF-8.
+    /// The UTF-8 bytes of a text.
     Text,
     /// One number.
     Number(Number),
-    /// An array's values in C order; of any type or any shape, it says them first.
+    /// An array's values in C order, preceded by dtype and shape where the column does not fix them.
     Array {
-        /// Of what, if all arrays are of one type.
+        /// The dtype, if the column fixes it.
         number: Option<Number>,
-        /// The shape, if all arrays have one.
+        /// The shape, if the column fixes it.
         shape: Option<Vec<usize>>,
     },
-    /// In another way: only bytes that are encoded already can be copied.
+    /// Any other form: only bytes that are already encoded can be copied.
     Otherwise,
 }
 
 impl Stored {
-    /// How the encoding that an index calls `name` stores its values.
+    /// Returns the stored form of an encoding, by its name in the index.
     pub fn parse(name: &str) -> Self {
         let mut parts = name.splitn(3, ':');
         let (kind, number, shape) = (parts.next(), parts.next(), parts.next());
@@ -200,8 +199,8 @@ impl Stored {
     }
 }
 
-/// Appends what stands before the values of an array of any shape: the number of dims and the width in which
-/// they are written, then each of them. Nothing for a shape that cannot be said so.
+/// Appends the shape that precedes the values of an array without a fixed shape: the number of dims and the
+/// width of their encoding, then each dim. Returns none if the shape cannot be represented.
 pub fn append_shape(shape: &[usize], out: &mut Vec<u8>) -> Option<()> {
     let most = *shape.iter().max()?;
     let size_id = (0..3).find(|id| most >> (8 << id) == 0).unwrap_or(3);

@@ -1,26 +1,26 @@
-//! What the samples of a shard consist of: its columns, and how its file writes them.
+//! The columns of a shard's samples, and the file formats of shards.
 
 /// One column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Column {
     /// Its name.
     pub name: String,
-    /// The encoding as MDS names it, such as `int` or `ndarray:uint16:2048`; columns of text shards have
-    /// the one that their values are handed over in.
+    /// The encoding by its MDS name, such as `int` or `ndarray:uint16:2048`; for a column of a text shard, the
+    /// encoding in which its values are returned.
     pub encoding: String,
-    /// Bytes of every value, or `None` where each sample says its own.
+    /// Bytes of every value, or `None` if each sample stores its own size.
     pub width: Option<u32>,
 }
 
-/// Columns in an order.
+/// An ordered list of columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Schema {
-    /// All columns; of a shard, in the order in which a sample holds them.
+    /// All columns; for a shard, in the order in which a sample stores them.
     pub columns: Vec<Column>,
 }
 
 impl Schema {
-    /// How many columns carry their size in each sample.
+    /// Returns the number of columns whose size each sample stores.
     pub fn num_variable(&self) -> usize {
         self.columns
             .iter()
@@ -28,7 +28,7 @@ impl Schema {
             .count()
     }
 
-    /// Bytes of the smallest MDS sample that has these columns.
+    /// Returns the size in bytes of the smallest MDS sample with these columns.
     pub fn least_bytes(&self) -> u64 {
         self.columns
             .iter()
@@ -37,33 +37,33 @@ impl Schema {
     }
 }
 
-/// How a shard's file writes its samples.
+/// The file format of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// MDS: the table of offsets and the samples in one file.
     Mds,
-    /// A JSON object for each sample, ended by `newline`; the offsets are in a file beside it.
+    /// A JSON object per sample, terminated by `newline`; the offsets are in a second file.
     Json {
-        /// What ends a sample.
+        /// The terminator of a sample.
         newline: String,
     },
-    /// Values with a separator between them and no quoting, below a line of column names; the offsets are
-    /// in a file beside it.
+    /// Values with a separator and without quoting, after a line of column names; the offsets are in a second
+    /// file.
     Xsv {
-        /// What stands between two values.
+        /// The separator of two values.
         separator: String,
-        /// What ends a sample.
+        /// The terminator of a sample.
         newline: String,
     },
 }
 
-/// One kind of shard in a data set: its format, its columns, and where they go in the data set's.
+/// The layout of a kind of shard: its format, its columns, and their positions in the data set's schema.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// How the file writes samples.
+    /// The file format.
     pub format: Format,
     /// The shard's own columns.
     pub schema: Schema,
-    /// The place of each of them among the columns of the data set.
+    /// The position of each of them among the columns of the data set.
     pub places: Vec<usize>,
 }

@@ -1,4 +1,4 @@
-//! One shard: where each sample and each column of it lies, with nothing taken on trust.
+//! One shard: the locations of its samples and their columns, with every offset and size checked.
 //!
 //! ```text
 //! 0            u32 n
@@ -6,9 +6,9 @@
 //! 4 + 4(n+1)   JSON that no reader needs
 //! ```
 //!
-//! An MDS shard begins with this table, and its samples follow up to the file's end: each the `u32` sizes of
-//! its variable columns, then the columns' bytes in their order. A text shard has the table in a file of its
-//! own.
+//! An MDS shard begins with this table, and its samples follow up to the end of the file: each has the `u32`
+//! sizes of its variable columns, then the columns' bytes in order. A text shard has the table in a second
+//! file.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::index::ShardInfo;
 use crate::schema::{Format, Layout};
 use crate::text;
 
-/// The bytes of a file, however they are held.
+/// The bytes of a file, mapped or in memory.
 pub type ShardBytes = Box<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A shard whose table of offsets has been checked as a whole.
+/// A shard whose table of offsets has been checked completely.
 pub struct Shard {
     name: String,
     origin: String,
     data: ShardBytes,
-    /// The file that holds the offsets, where it is another one.
+    /// The second file with the offsets, if there is one.
     meta: Option<ShardBytes>,
     layout: Arc<Layout>,
     samples: u32,
-    /// The numbers of its samples in the whole shard, ascending, where it has but some.
+    /// The numbers of its samples in the whole shard, ascending, if it is an excerpt.
     only: Option<Vec<u32>>,
 }
 
@@ -44,11 +44,11 @@ impl std::fmt::Debug for Shard {
 }
 
 impl Shard {
-    /// Takes the bytes of a shard, read from `origin`, and checks count and offsets. `meta` are those of
-    /// the second file, which text shards have.
+    /// Opens a shard from its bytes, read from `origin`, and checks count and offsets. `meta` is the content of
+    /// the second file of a text shard.
     ///
     /// # Errors
-    /// [`StreamError::ShardCorrupt`] where the table does not fit the file or the index.
+    /// [`StreamError::ShardCorrupt`] if the table does not match the file or the index.
     pub fn open(
         info: &ShardInfo,
         origin: &str,
@@ -68,14 +68,15 @@ impl Shard {
         })
     }
 
-    /// This shard as samples `numbers` (ascending) of a larger one, and asked for by these.
+    /// Marks this shard as an excerpt: samples `numbers` (ascending) of a larger shard, addressed by these
+    /// numbers.
     #[must_use]
     pub(crate) fn only(mut self, numbers: &[u32]) -> Self {
         self.only = Some(numbers.to_vec());
         self
     }
 
-    /// Samples `numbers` (ascending, each once) of this shard, copied.
+    /// Copies samples `numbers` (ascending, without repeats) to a shard of their own.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
@@ -86,7 +87,7 @@ impl Shard {
             name: self.name.clone(),
             origin: self.origin.clone(),
             data: Box::new(join(&samples)),
-            // The table is part of the one file, whatever the format.
+            // The table is part of the single file, whatever the format.
             meta: None,
             layout: self.layout.clone(),
             samples: samples.len() as u32,
@@ -94,22 +95,32 @@ impl Shard {
         })
     }
 
-    /// How many samples it holds.
+    /// Renumbers the columns: `places[p]` is the new position of column `p`.
+    pub(crate) fn moved(mut self, places: &[usize]) -> Self {
+        let mut layout = (*self.layout).clone();
+        for place in &mut layout.places {
+            *place = places.get(*place).copied().unwrap_or(*place);
+        }
+        self.layout = Arc::new(layout);
+        self
+    }
+
+    /// Returns the number of samples.
     pub fn samples(&self) -> u32 {
         self.samples
     }
 
-    /// Its format and columns.
+    /// Returns the format and the columns.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Hands each column's bytes of sample `number` to `take(column number, bytes)`, by the shard's own
-    /// numbers of columns. Those of a text shard are in the encodings of [`Layout::schema`].
+    /// Passes each column of sample `number` to `take(column number, bytes)`, by the shard's own column
+    /// numbers. Columns of a text shard have the encodings of [`Layout::schema`].
     ///
     /// # Errors
-    /// [`StreamError::SampleCorrupt`] where the sizes do not add up to the sample's extent, or a text is
-    /// not of its columns' types; [`StreamError::ShardCorrupt`] where the table has no such sample;
+    /// [`StreamError::SampleCorrupt`] if the sizes do not add up to the sample's extent, or a text does not
+    /// match its columns' types; [`StreamError::ShardCorrupt`] if the table lacks the sample;
     /// [`StreamError::Config`] for a number past the end.
     pub fn sample(&self, number: u32, take: impl FnMut(usize, &[u8])) -> Result<()> {
         let sample = self.sample_bytes(number)?;
@@ -129,7 +140,7 @@ impl Shard {
         read.map_err(|found| self.corrupt_sample(number, found.expected, found.actual))
     }
 
-    /// All bytes of sample `number`.
+    /// Returns all bytes of sample `number`.
     fn sample_bytes(&self, number: u32) -> Result<&[u8]> {
         let place = match &self.only {
             None => Some(number).filter(|&number| number < self.samples),
@@ -152,7 +163,7 @@ impl Shard {
         })
     }
 
-    /// The columns of an MDS sample, or `None` where sizes and extent differ.
+    /// Splits an MDS sample into columns; returns none if sizes and extent differ.
     fn split(&self, sample: &[u8], mut take: impl FnMut(usize, &[u8])) -> Option<()> {
         let schema = &self.layout.schema;
         let (mut sizes, mut rest) = sample.split_at_checked(4 * schema.num_variable())?;
@@ -199,7 +210,7 @@ impl Shard {
     }
 }
 
-/// Samples as an MDS shard of their own.
+/// Builds an MDS shard from samples.
 pub(crate) fn join<T: AsRef<[u8]>>(samples: &[T]) -> Vec<u8> {
     let sizes = samples.iter().map(|sample| sample.as_ref().len());
     let first = 8 + 4 * samples.len();
@@ -217,12 +228,12 @@ pub(crate) fn join<T: AsRef<[u8]>>(samples: &[T]) -> Vec<u8> {
     bytes
 }
 
-/// Checks the table of offsets in `table`, the file that `origin` names, against the size of the file that
-/// holds the samples.
+/// Checks the table of offsets in `table`, the file named by `origin`, against the size of the file with the
+/// samples.
 ///
 /// # Errors
-/// [`StreamError::ShardCorrupt`] for another count than the index has, offsets that leave the file or go
-/// back, and samples for which there is no room.
+/// [`StreamError::ShardCorrupt`] for a count that differs from the index, offsets outside the file or not
+/// ascending, and samples that are too small.
 pub fn check_table(info: &ShardInfo, origin: &str, table: &[u8], data_bytes: usize) -> Result<()> {
     let corrupt = |expected: String, actual: String| StreamError::ShardCorrupt {
         shard: info.data.raw.basename.clone(),
@@ -272,7 +283,7 @@ pub fn check_table(info: &ShardInfo, origin: &str, table: &[u8], data_bytes: usi
             format!("{before}"),
         ));
     }
-    // Before anybody makes room for so many values.
+    // Checked before memory for so many values is allocated.
     let least = info
         .layout
         .schema
@@ -342,7 +353,7 @@ mod tests {
     }
 
     fn good() -> Vec<u8> {
-        // Two samples of one variable and one 2-byte column; the text in between is not looked at.
+        // Two samples of one variable and one 2-byte column; the JSON in between is not parsed.
         let mut bytes = vec![2, 0, 0, 0];
         for offset in [18u32, 18 + 4 + 3 + 2, 18 + 9 + 4 + 2] {
             bytes.extend(offset.to_le_bytes());

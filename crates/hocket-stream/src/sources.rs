@@ -1,4 +1,4 @@
-//! The data sets that one reader reads from.
+//! The data sets of one reader.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,126 +6,114 @@ use std::sync::atomic::AtomicBool;
 use crate::batch::Columns;
 use crate::cache::{Cache, Unsettled};
 use crate::error::{Result, StreamError};
-use crate::schema::Schema;
+use crate::schema::{Column, Schema};
 use crate::shard::Shard;
 
-/// Several caches whose shards are numbered as those of one data set, in the order of the caches.
+/// Several caches whose shards are numbered consecutively, in the order of the caches.
 pub struct Sources {
     caches: Vec<Arc<Cache>>,
     /// The number of each cache's first shard.
     firsts: Vec<u32>,
     columns: Columns,
+    /// The position in `columns` of each column of a cache; `None` if they are the same.
+    places: Vec<Option<Vec<usize>>>,
 }
 
 impl Sources {
-    /// The shards of `caches`, which must hold the same columns.
+    /// Combines `caches`. If their columns differ, a batch has all of them.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for differing columns, or for 2^32 shards or more.
+    /// [`StreamError::Config`] for 2^32 shards or more.
     pub fn new(caches: Vec<Arc<Cache>>) -> Result<Self> {
-        let mut schema: Option<Arc<Schema>> = None;
         let mut firsts = Vec::with_capacity(caches.len());
         let mut total = 0usize;
-        for (number, cache) in caches.iter().enumerate() {
-            let index = cache.index();
+        for cache in &caches {
             firsts.push(total as u32);
-            total += index.num_shards();
-            match &schema {
-                // Without shards there are no columns either.
-                _ if index.num_shards() == 0 => {}
-                None => schema = Some(index.schema().clone()),
-                Some(first) if **first != **index.schema() => {
-                    return Err(StreamError::config(format!(
-                        "stream {number} has the columns {}, and those before it {}: expected the same names, encodings and sizes in all streams of one run",
-                        describe(index.schema()),
-                        describe(first)
-                    )));
-                }
-                Some(_) => {}
-            }
+            total += cache.index().num_shards();
         }
         if u32::try_from(total).is_err() {
             return Err(StreamError::config(format!(
                 "the streams together have {total} shards: expected fewer than 2^32"
             )));
         }
-        let columns = Columns {
-            schema: schema.unwrap_or_default(),
-            is_mixed: caches.iter().any(|cache| cache.index().is_mixed()),
-        };
+        let (columns, places) = merge_columns(&caches);
         Ok(Self {
             caches,
             firsts,
             columns,
+            places,
         })
     }
 
-    /// The columns, the same in every stream.
+    /// Returns the columns of all streams together.
     pub fn columns(&self) -> &Columns {
         &self.columns
     }
 
-    /// Bytes of a shard as it is read; 0 where there is no such shard.
+    /// Returns the raw size of a shard in bytes; 0 if there is no such shard.
     pub fn shard_bytes(&self, number: u32) -> u64 {
         let found = self.find(number);
         found
-            .and_then(|(cache, number)| cache.index().shard(number as usize))
+            .and_then(|(cache, number, _)| cache.index().shard(number as usize))
             .map_or(0, |shard| shard.files().map(|file| file.raw.bytes).sum())
     }
 
-    /// The least limit of the caches, if one has any.
+    /// Returns the lowest limit of the caches, if any has one.
     pub fn limit_bytes(&self) -> Option<u64> {
         let limits = self.caches.iter().filter_map(|cache| cache.limit_bytes());
         limits.min()
     }
 
-    /// Opens a shard; as [`Cache::open`].
+    /// Opens a shard, as [`Cache::open`] does.
     ///
     /// # Errors
     /// As [`Cache::open`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
-        let (cache, number) = self.locate(number)?;
-        cache.open(number, stop)
+        let (cache, number, places) = self.locate(number)?;
+        Ok(moved(cache.open(number, stop)?, places))
     }
 
-    /// Opens a shard early; as [`Cache::open_early`].
+    /// Opens a shard early, as [`Cache::open_early`] does.
     ///
     /// # Errors
     /// As [`Cache::open`].
     pub(crate) fn open_early(&self, number: u32, stop: &AtomicBool) -> Result<(Shard, Unsettled)> {
-        let (cache, number) = self.locate(number)?;
-        cache.open_early(number, stop)
+        let (cache, number, places) = self.locate(number)?;
+        let (shard, unsettled) = cache.open_early(number, stop)?;
+        Ok((moved(shard, places), unsettled))
     }
 
-    /// Opens a shard if it is here; as [`Cache::open_here`].
+    /// Opens a shard if it is available locally, as [`Cache::open_here`] does.
     ///
     /// # Errors
     /// As [`Cache::open_here`].
     pub fn open_here(&self, number: u32) -> Result<Option<Shard>> {
-        let (cache, number) = self.locate(number)?;
-        cache.open_here(number)
+        let (cache, number, places) = self.locate(number)?;
+        let shard = cache.open_here(number)?;
+        Ok(shard.map(|shard| moved(shard, places)))
     }
 
-    /// Some samples of a shard that is not here; as [`Cache::pick`].
+    /// Reads samples of a shard that is not available locally, as [`Cache::read_ranges`] does.
     ///
     /// # Errors
-    /// As [`Cache::pick`].
-    pub fn pick(
+    /// As [`Cache::read_ranges`].
+    pub fn read_ranges(
         &self,
         number: u32,
         numbers: &[u32],
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Shard>> {
-        let (cache, number) = self.locate(number)?;
-        cache.pick(number, numbers, interrupted)
+        let (cache, number, places) = self.locate(number)?;
+        let shard = cache.read_ranges(number, numbers, interrupted)?;
+        Ok(shard.map(|shard| moved(shard, places)))
     }
 
-    /// Whether some shard found no room in its cache.
+    /// Returns whether some shard did not fit in its cache.
     pub fn has_passed(&self) -> bool {
         self.caches.iter().any(|cache| cache.counts().passed > 0)
     }
 
-    fn locate(&self, number: u32) -> Result<(&Cache, u32)> {
+    fn locate(&self, number: u32) -> Result<Found<'_>> {
         self.find(number).ok_or_else(|| {
             StreamError::config(format!(
                 "shard {number}: there is no stream to read it from"
@@ -133,20 +121,53 @@ impl Sources {
         })
     }
 
-    fn find(&self, number: u32) -> Option<(&Cache, u32)> {
-        // Of streams without shards, which begin where the next does, the last holds the shard.
+    fn find(&self, number: u32) -> Option<Found<'_>> {
+        // A stream without shards has the same start as the next one, so the last stream with this start has
+        // the shard.
         let stream = self
             .firsts
             .partition_point(|&first| first <= number)
             .checked_sub(1)?;
-        Some((self.caches.get(stream)?, number - self.firsts.get(stream)?))
+        let places = self.places.get(stream)?.as_deref();
+        Some((
+            self.caches.get(stream)?,
+            number - self.firsts.get(stream)?,
+            places,
+        ))
     }
 }
 
-fn describe(schema: &Schema) -> String {
-    let columns = schema.columns.iter();
-    let columns: Vec<String> = columns
-        .map(|column| format!("`{}: {}`", column.name, column.encoding))
-        .collect();
-    columns.join(", ")
+/// A cache, the number of a shard in it, and the positions of its columns.
+type Found<'a> = (&'a Cache, u32, Option<&'a [usize]>);
+
+fn moved(shard: Shard, places: Option<&[usize]>) -> Shard {
+    match places {
+        Some(places) => shard.moved(places),
+        None => shard,
+    }
+}
+
+/// Merges the columns of all caches in order of appearance, and returns the place of each cache's columns.
+fn merge_columns(caches: &[Arc<Cache>]) -> (Columns, Vec<Option<Vec<usize>>>) {
+    // A cache without shards has no columns.
+    let full = || caches.iter().filter(|it| it.index().num_shards() > 0);
+    let mut columns: Vec<Column> = Vec::new();
+    for cache in full() {
+        for column in &cache.index().schema().columns {
+            if !columns.contains(column) {
+                columns.push(column.clone());
+            }
+        }
+    }
+    let is_whole = |cache: &Arc<Cache>| cache.index().schema().columns.len() == columns.len();
+    let is_mixed = full().any(|cache| cache.index().is_mixed() || !is_whole(cache));
+    let place = |column: &Column| columns.iter().position(|known| known == column);
+    let places = caches.iter().map(|cache| {
+        let own = &cache.index().schema().columns;
+        let is_same = columns.starts_with(own);
+        (!is_same).then(|| own.iter().filter_map(place).collect())
+    });
+    let places = places.collect();
+    let schema = Arc::new(Schema { columns });
+    (Columns { schema, is_mixed }, places)
 }

@@ -1,10 +1,10 @@
-//! Samples of text shards: JSON objects, and separated values, read into the bytes of MDS columns.
+//! Parsing of text shards: converts JSON objects and separated values to the bytes of MDS columns.
 
 use serde_json::{Map, Value};
 
 use crate::schema::Column;
 
-/// A sample that is not what its columns say.
+/// A sample that does not match its columns.
 pub(crate) struct Misfit {
     pub expected: String,
     pub actual: String,
@@ -19,7 +19,7 @@ fn misfit(expected: impl Into<String>, actual: impl Into<String>) -> Misfit {
     }
 }
 
-/// The text of a sample without the newline that ends it.
+/// Returns the text of a sample without its terminating newline.
 fn line<'a>(sample: &'a [u8], newline: &str) -> Fit<&'a str> {
     let text =
         std::str::from_utf8(sample).map_err(|error| misfit("UTF-8 text", error.to_string()))?;
@@ -27,7 +27,7 @@ fn line<'a>(sample: &'a [u8], newline: &str) -> Fit<&'a str> {
         .ok_or_else(|| misfit("its newline at the end", "none"))
 }
 
-/// Reads one JSON object. Keys that are no columns are left out.
+/// Parses one JSON object. Keys that are not columns are ignored.
 pub(crate) fn read_json(
     sample: &[u8],
     columns: &[Column],
@@ -66,7 +66,7 @@ fn wrong(name: &str, expected: &str, value: Option<&Value>) -> Misfit {
     misfit(format!("{expected} as `{name}`"), actual)
 }
 
-/// Reads one line of separated values.
+/// Parses one line of separated values.
 pub(crate) fn read_xsv(
     sample: &[u8],
     columns: &[Column],
@@ -100,7 +100,7 @@ pub(crate) fn read_xsv(
     Ok(())
 }
 
-/// The beginning of a text, for a message.
+/// Returns the beginning of a text, for a message.
 fn excerpt(text: &str) -> String {
     let shown: String = text.chars().take(60).collect();
     format!("`{}`", shown.escape_debug())

@@ -1,4 +1,4 @@
-//! The shards that are open or on their way, shared by the threads of one reader.
+//! The window of shards that are open or being fetched, shared by the threads of one reader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,15 @@ use crossbeam_channel::Sender;
 use crate::error::{Result, StreamError};
 use crate::shard::Shard;
 
-/// Every wait looks up this often, so that nothing rests on a notification alone.
+/// Interval at which every wait checks its condition, so that a missed notification cannot block it.
 const WAKE: Duration = Duration::from_millis(50);
 
-/// Open shards are maps of files: the bound is on address space and kernel tables, not on memory.
+/// Limit of open shards. They are memory-mapped files, so the limit protects address space and kernel tables,
+/// not memory.
 const MAX_OPEN: usize = 1024;
 
-/// Under a limit, open shards are open files, one or two each, of which a process may have so many. So many shards
-/// are held for batches to come, and so many for the one being assembled.
+/// Limit of open shards under a cache limit, where each takes one or two file descriptors: this many for later
+/// batches, and as many for the batch being assembled.
 const MAX_HELD: usize = 96;
 
 enum Slot {
@@ -26,26 +27,26 @@ enum Slot {
         shard: Arc<Shard>,
         used: u64,
     },
-    /// Told to the first batch that needs the shard, not to earlier ones that do not.
+    /// Reported to the first batch that needs the shard, not to earlier batches.
     Failed(Option<StreamError>),
 }
 
 #[derive(Default)]
 struct State {
     slots: HashMap<u32, Slot>,
-    /// Bytes of each shard that was asked for ahead of its first use; under a limit, of its last.
+    /// Bytes of each shard requested before its first use; under a limit, before its last use.
     ahead: HashMap<u32, u64>,
     ahead_bytes: u64,
     /// Under a limit: the last batch known to need a shard.
     needed: HashMap<u32, u64>,
     /// The number, in this reader's sequence, of the batch being assembled.
     cursor: u64,
-    /// Where fetchers hear of shards; gone once all is over, which wakes them at once.
+    /// The queue of requests to the fetchers. It is dropped at the end, which wakes them at once.
     wanted: Option<Sender<u32>>,
 }
 
 impl State {
-    /// Asks the fetchers for a shard that is neither open nor coming; whether it was not.
+    /// Requests a shard that is neither open nor being fetched; returns whether it did.
     fn ask(&mut self, number: u32) -> bool {
         if self.slots.contains_key(&number) {
             return false;
@@ -64,19 +65,19 @@ impl State {
     }
 }
 
-/// Which shards are open, which are coming, and how far ahead one may ask.
+/// The open shards, those being fetched, and the prefetch budget.
 pub(crate) struct Window {
     state: Mutex<State>,
     changed: Condvar,
     budget_bytes: u64,
-    /// Whether open shards take room that others wait for.
+    /// Whether open shards take up room under a cache limit.
     is_limited: bool,
     pub(crate) stop: AtomicBool,
 }
 
 impl Window {
-    /// `limit_bytes` is what the cache may have: shards are then open only while batches that were asked for
-    /// need them, and those ahead are no more than it.
+    /// Creates a window. `limit_bytes` is the limit of the cache: with it, shards stay open only while
+    /// requested batches need them, and prefetched shards stay within it.
     pub(crate) fn new(wanted: Sender<u32>, budget_bytes: u64, limit_bytes: Option<u64>) -> Self {
         Self {
             state: Mutex::new(State {
@@ -100,14 +101,14 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// Asks for a shard that batch `turn` will use. Waits while as much as the budget is ahead already,
-    /// unless the batch's turn has come; under a limit, that batch asks for the rest itself.
+    /// Requests a shard that batch `turn` will use. Waits while the budget is used up, unless the batch's turn
+    /// has come; under a limit, that batch then requests the rest itself.
     pub(crate) fn ask_ahead(&self, number: u32, bytes: u64, turn: u64) -> Result<()> {
         let mut state = self.lock();
         while turn > state.cursor && !self.has_room(&state, number, bytes) {
             state = self.wait(state)?;
         }
-        // If its batch went by, nobody would close it, nor give its bytes back.
+        // If its batch has passed, nothing would close the shard or return its bytes to the budget.
         if turn < state.cursor {
             return Ok(());
         }
@@ -118,7 +119,7 @@ impl Window {
             state.needed.insert(number, turn);
         }
         let is_new = state.ask(number);
-        // Under a limit those count, too, that a batch asked for before they were planned.
+        // Under a limit, shards that a batch requested before they were planned count as well.
         if is_new || self.is_limited && !state.ahead.contains_key(&number) {
             state.ahead.insert(number, bytes);
             state.ahead_bytes += bytes;
@@ -126,7 +127,7 @@ impl Window {
         Ok(())
     }
 
-    /// Waits until batch `turn` is no further than `distance` batches ahead.
+    /// Waits until batch `turn` is at most `distance` batches ahead.
     pub(crate) fn wait_for_turn(&self, turn: u64, distance: u64) -> Result<()> {
         let mut state = self.lock();
         while turn > state.cursor.saturating_add(distance) {
@@ -135,8 +136,8 @@ impl Window {
         Ok(())
     }
 
-    /// How many of the first of `numbers`, shards of one batch, may be open together: all if nothing limits them,
-    /// else as many as the budget and the files of a process allow, and at least one.
+    /// Returns how many of the first `numbers`, shards of one batch, may be open together: all without a limit,
+    /// else as many as the budget and the limit of open files allow, and at least one.
     pub(crate) fn room_for(&self, numbers: &[u32], bytes: impl Fn(u32) -> u64) -> usize {
         if !self.is_limited {
             return numbers.len();
@@ -150,8 +151,8 @@ impl Window {
         .count()
     }
 
-    /// Shards of batch `turn`, opened; waits for those that are still coming. `later` are more of the same batch,
-    /// which are asked for another time and stay open if they are.
+    /// Returns opened shards of batch `turn`, and waits for those that are being fetched. `later` are further
+    /// shards of the same batch, which stay open if they are.
     pub(crate) fn take(
         &self,
         numbers: &[u32],
@@ -161,7 +162,7 @@ impl Window {
         let mut state = self.lock();
         state.cursor = turn;
         if self.is_limited {
-            // Before the new ones are asked for, which may get the room.
+            // Close shards before the new ones are requested, which may use the room.
             let keep: HashSet<u32> = numbers.iter().chain(later).copied().collect();
             close_unneeded(&mut state, &keep, turn);
         }
@@ -183,7 +184,7 @@ impl Window {
         }
     }
 
-    /// A shard has come, or cannot.
+    /// Stores the result of opening a shard.
     pub(crate) fn put(&self, number: u32, opened: Result<Shard>) {
         let mut state = self.lock();
         let slot = match opened {
@@ -197,7 +198,7 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// Whether a shard of `bytes` may be asked for ahead of its turn.
+    /// Returns whether a shard of `bytes` may be requested before its turn.
     fn has_room(&self, state: &State, number: u32, bytes: u64) -> bool {
         let is_here = self.is_limited && state.slots.contains_key(&number);
         let is_full = state.ahead_bytes + bytes > self.budget_bytes
@@ -221,7 +222,7 @@ impl Window {
     }
 }
 
-/// All of `numbers`, if all are open; an error once one of them cannot be.
+/// Returns all of `numbers` if all are open; fails once one of them cannot be opened.
 fn collect(
     state: &mut State,
     numbers: &[u32],
@@ -262,7 +263,7 @@ fn close_unneeded(state: &mut State, keep: &HashSet<u32>, turn: u64) {
     }
 }
 
-/// Closes the shards that were used longest ago where there are too many.
+/// Closes the least recently used shards if too many are open.
 fn close_oldest(state: &mut State, keep: &[u32]) {
     if state.slots.len() <= MAX_OPEN.max(2 * keep.len()) {
         return;
@@ -292,7 +293,7 @@ mod tests {
     use crate::index::Index;
     use crossbeam_channel::{Receiver, unbounded};
 
-    /// A shard without samples.
+    /// Returns a shard without samples.
     fn shard() -> Shard {
         let text = serde_json::json!({"version": 2, "shards": [{
             "column_encodings": ["int"], "column_names": ["a"], "column_sizes": [8], "compression": null,
@@ -304,7 +305,7 @@ mod tests {
         Shard::open(&index.shard(0).unwrap(), "s.mds", Box::new(bytes), None).unwrap()
     }
 
-    /// Opens whatever was asked for, as fetchers do; says what that was.
+    /// Opens every requested shard, as fetchers do, and returns their numbers.
     fn open_all(window: &Window, requests: &Receiver<u32>) -> Vec<u32> {
         let numbers: Vec<u32> = requests.try_iter().collect();
         for &number in &numbers {
@@ -323,7 +324,7 @@ mod tests {
             }
             assert_eq!(open_all(&window, &requests), [1, 2, 3]);
             window.take(&[1, 2], &[], 0).unwrap();
-            // Batch 1 needs the second and not the first, which a later batch asks for anew.
+            // Batch 1 needs the second shard but not the first, which a later batch requests again.
             window.take(&[2], &[], 1).unwrap();
             window.ask_ahead(1, 10, 3).unwrap();
             window.ask_ahead(2, 10, 3).unwrap();

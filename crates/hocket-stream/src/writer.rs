@@ -1,9 +1,9 @@
-//! Shards written: assembled in memory, then digested, compressed and put in place by threads.
+//! A shard writer: shards are assembled in memory, then hashed, compressed and stored by threads.
 //!
-//! A [`ShardWriter`] has so many shards in hand, and takes the next one when one of them is written: memory is
-//! bounded by that number, the one being submitted, and the packed form of each. Nothing appears under a final
-//! name before it is whole and on the disk, which holds no memory and is waited for while the next ones are
-//! written. The index is the caller's, and the last thing written.
+//! A [`ShardWriter`] processes a fixed number of shards at once and accepts the next when one is written.
+//! Memory is bounded by that number, the shard being submitted, and the compressed form of each. A file appears
+//! under its final name only when it is complete and durable; the wait for durability holds no memory and
+//! overlaps with the next writes. The caller writes the index, after everything else.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,42 +20,42 @@ use crate::error::{Result, StreamError};
 use crate::files::{Part, stage};
 use crate::hash::Algorithm;
 use crate::index::FileInfo;
-use crate::permits::Permits;
 use crate::raw_file::{Contents, RawFile};
+use crate::semaphore::Semaphore;
 
-/// Where shards go, and how.
+/// The destinations and options of a shard writer.
 #[derive(Clone)]
 pub struct WriterOptions {
     /// The local folder, if there is one.
     pub local: Option<PathBuf>,
     /// The store, if there is one.
     pub remote: Option<Store>,
-    /// How files are compressed, if they are.
+    /// The compression of files, if any.
     pub compression: Option<Compression>,
-    /// The digests that the index is to carry, by name.
+    /// The digests to record in the index, by name.
     pub hashes: Vec<(String, Algorithm)>,
-    /// Whether a file of the same name is an error rather than replaced.
+    /// Whether an existing file of the same name is an error; otherwise it is replaced.
     pub only_new: bool,
-    /// Shards in memory at once; at least 1.
+    /// Number of shards in memory at once; at least 1.
     pub threads: usize,
 }
 
-/// What the index is to say of a file that was written.
+/// The index's record of a written file.
 #[derive(Clone, Debug)]
 pub struct Written {
     /// The uncompressed file.
     pub raw: FileInfo,
-    /// The compressed one, if it is that which was written.
+    /// The compressed file, if that was written.
     pub zip: Option<FileInfo>,
 }
 
 type Outcome = (usize, Result<Vec<Written>>);
 
-/// Writes shards side by side, in threads named `hocket-seal-*` that end with it.
+/// A writer that stores shards in parallel, in threads named `hocket-seal-*` that end with it.
 pub struct ShardWriter {
     jobs: Option<Sender<(usize, Vec<RawFile>)>>,
     outcomes: Receiver<Outcome>,
-    /// By the numbers of their submission.
+    /// Written files by submission number.
     written: Vec<Option<Vec<Written>>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -66,10 +66,10 @@ impl ShardWriter {
     /// Starts the threads; writes nothing yet.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where no thread can be started.
+    /// [`StreamError::Io`] if no thread can be started.
     pub fn start(options: WriterOptions) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        // Without room: a job is handed over when a thread is free to take it.
+        // Without capacity: a job is handed over only when a thread is free to take it.
         let (jobs, queue) = bounded(0);
         let (report, outcomes) = unbounded();
         let mut writer = Self {
@@ -80,8 +80,8 @@ impl ShardWriter {
             threads: Vec::new(),
             process: std::process::id(),
         };
-        let in_hand = Arc::new(Permits::new(options.threads.max(1)));
-        // As many again wait for the disk.
+        let in_hand = Arc::new(Semaphore::new(options.threads.max(1)));
+        // Twice as many threads, because about half of them wait for the disk.
         for number in 0..2 * options.threads.max(1) {
             let (options, queue, report) = (options.clone(), queue.clone(), report.clone());
             let (stop, in_hand) = (stop.clone(), in_hand.clone());
@@ -95,18 +95,18 @@ impl ShardWriter {
         Ok(writer)
     }
 
-    /// Hands a shard over; gives it back where no thread was free within `patience`.
+    /// Submits a shard; returns it to the caller if no thread becomes free within `patience`.
     ///
     /// # Errors
-    /// What an earlier shard met: the writer is then of no further use. [`StreamError::Closed`] after that
-    /// or after `finish`. [`StreamError::Config`] in a forked child, which has none of its threads.
+    /// The error of an earlier shard; the writer is then unusable. [`StreamError::Closed`] after that or after
+    /// `finish`. [`StreamError::Config`] in a forked child, which has none of the threads.
     pub fn submit(
         &mut self,
         shard: Vec<RawFile>,
         patience: Duration,
     ) -> Result<Option<Vec<RawFile>>> {
         self.check_process()?;
-        // What else went wrong after a failure was told is no news.
+        // Once a failure has been reported, further ones are not.
         if self.jobs.is_none() {
             return Err(StreamError::Closed);
         }
@@ -124,8 +124,8 @@ impl ShardWriter {
         }
     }
 
-    /// Waits until all shards are in place; what was written, in the order of submission, or `None` where
-    /// that is not so within `patience`.
+    /// Waits until all shards are stored and returns their records in the order of submission, or none if
+    /// `patience` runs out first.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -146,7 +146,7 @@ impl ShardWriter {
         Ok(Some(written.into_iter().flatten().collect()))
     }
 
-    /// How many shards are in place.
+    /// Returns the number of stored shards.
     pub fn num_written(&self) -> usize {
         self.written.iter().flatten().count()
     }
@@ -178,8 +178,8 @@ impl Drop for ShardWriter {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.process != std::process::id() {
-            // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
-            // takes its lock, which one of them may have held when the process was forked.
+            // A forked child has the handles but not the threads, so there is nothing to join. Dropping a
+            // channel takes its lock, which one of the threads may have held at the fork.
             threads.into_iter().for_each(std::mem::forget);
             std::mem::forget(self.jobs.take());
             std::mem::forget(std::mem::replace(
@@ -189,7 +189,7 @@ impl Drop for ShardWriter {
             return;
         }
         self.give_up();
-        // Joined, so that no file appears after its writer is gone.
+        // Joins the threads, so that no file appears after the writer is gone.
         for thread in threads {
             let _ = thread.join();
         }
@@ -201,10 +201,10 @@ fn work(
     queue: &Receiver<(usize, Vec<RawFile>)>,
     report: &Sender<Outcome>,
     stop: &AtomicBool,
-    in_hand: &Permits,
+    in_hand: &Semaphore,
 ) {
     loop {
-        let permit = in_hand.take();
+        let permit = in_hand.acquire();
         let Ok((number, shard)) = queue.recv() else {
             return;
         };
@@ -218,24 +218,24 @@ fn work(
     }
 }
 
-/// A file that is in all its places, and needs its name in the folder.
+/// A file that is written to all its destinations but not yet renamed in the folder.
 pub(crate) struct Placed {
     written: Written,
     part: Option<Part>,
 }
 
 impl Placed {
-    /// Waits until the file is on the disk, and names it.
+    /// Waits until the file is durable, and renames it.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the disk refuses.
+    /// [`StreamError::Io`] if the disk reports an error.
     pub(crate) fn commit(self) -> Result<Written> {
         self.part.map_or(Ok(()), Part::commit)?;
         Ok(self.written)
     }
 }
 
-/// Puts one file into all its places.
+/// Writes one file to all its destinations.
 ///
 /// # Errors
 /// As [`ShardWriter::submit`].

@@ -1,4 +1,4 @@
-//! One file of somebody else's, read by byte ranges.
+//! One foreign file, read by byte ranges.
 
 use std::fs::File;
 use std::ops::Range;
@@ -9,11 +9,12 @@ use std::sync::Arc;
 use hocket_store::Store;
 
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
-use crate::place::{Kind, Place, found, found_remote, open_file};
-use crate::remote;
+use crate::local_file::{found, open_file};
+use crate::location::{Kind, Location};
+use crate::remote::{self, found_remote};
+use crate::workers::Interrupted;
 
-/// No single read is longer, whatever a file says of itself.
+/// Limit of a single read, independent of the lengths that a file declares.
 const LONGEST_READ: u64 = 1 << 30;
 
 /// A file or an object, open for reading.
@@ -23,32 +24,32 @@ pub(crate) struct Blob {
     name: String,
     size: u64,
     source: Arc<Source>,
-    /// Pieces that were fetched before: where each begins, and its bytes.
+    /// Pieces fetched earlier, each with its offset.
     fetched: Vec<(u64, Vec<u8>)>,
 }
 
 enum Source {
     Local(PathBuf, File),
     Remote(Store),
-    /// All of it that may be read is among the pieces.
+    /// Only the fetched pieces can be read.
     Memory,
 }
 
 impl Blob {
-    /// Opens `name` inside `place`; none where it is not there.
+    /// Opens `name` inside `place`; returns none if it does not exist.
     pub(crate) fn find(
-        place: &Place,
+        location: &Location,
         name: &str,
         interrupted: Interrupted<'_>,
     ) -> Result<Option<Self>> {
         let blob = |size, source| Self {
-            uri: place.uri().to_owned(),
+            uri: location.uri().to_owned(),
             name: name.to_owned(),
             size,
             source: Arc::new(source),
             fetched: Vec::new(),
         };
-        match place.kind() {
+        match location.kind() {
             Kind::Local(root) => {
                 let path = root.join(name);
                 let Some(file) = found(open_file(&path), &path, "open the file")? else {
@@ -66,16 +67,20 @@ impl Blob {
         }
     }
 
-    /// Opens a file that has to be there.
-    pub(crate) fn open(place: &Place, name: &str, interrupted: Interrupted<'_>) -> Result<Self> {
-        Self::find(place, name, interrupted)?.ok_or_else(|| {
-            place.not_found(format!(
+    /// Opens a file that must exist.
+    pub(crate) fn open(
+        location: &Location,
+        name: &str,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Self> {
+        Self::find(location, name, interrupted)?.ok_or_else(|| {
+            location.not_found(format!(
                 "file `{name}` belongs to the checkpoint and is not there"
             ))
         })
     }
 
-    /// A file of nothing, for tests to unpack into.
+    /// Returns an empty file, as the origin of unpacked data in tests.
     #[cfg(test)]
     pub(crate) fn nowhere() -> Self {
         Self {
@@ -87,12 +92,12 @@ impl Blob {
         }
     }
 
-    /// A file that is only in memory: what was unpacked out of `self`.
+    /// Returns an in-memory file with bytes that were unpacked from `self`.
     pub(crate) fn unpacked(&self, bytes: Vec<u8>) -> Self {
         self.unpacked_pieces(bytes.len() as u64, vec![(0, bytes)])
     }
 
-    /// The same, of which only pieces were kept. To read elsewhere in it is an error.
+    /// Returns an in-memory file of which only pieces were kept. Reading outside them is an error.
     pub(crate) fn unpacked_pieces(&self, size: u64, fetched: Vec<(u64, Vec<u8>)>) -> Self {
         Self {
             uri: self.uri.clone(),
@@ -103,7 +108,7 @@ impl Blob {
         }
     }
 
-    /// The same file, with pieces that need not be fetched again.
+    /// Returns the same file with pieces that need not be fetched again.
     pub(crate) fn with_pieces(&self, fetched: Vec<(u64, Vec<u8>)>) -> Self {
         Self {
             fetched,
@@ -123,7 +128,7 @@ impl Blob {
         self.size
     }
 
-    /// The bytes of a range.
+    /// Reads the bytes of a range.
     pub(crate) fn read(&self, range: Range<u64>, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
         self.check(&range)?;
         if let Some(bytes) = self.remembered(&range) {
@@ -141,7 +146,7 @@ impl Blob {
         }
     }
 
-    /// Several small ranges; near ones travel together.
+    /// Reads several small ranges; nearby ranges share a request.
     pub(crate) fn read_many(
         &self,
         ranges: &[Range<u64>],
@@ -180,7 +185,7 @@ impl Blob {
         })
     }
 
-    /// An error about this file's bytes.
+    /// Builds an error about this file's bytes.
     pub(crate) fn corrupt(&self, offset: Option<u64>, reason: impl Into<String>) -> CkptError {
         CkptError::Corrupt {
             uri: self.uri.clone(),

@@ -1,4 +1,4 @@
-//! What a foreign checkpoint holds, as one JSON document for whoever shows it or reads from it.
+//! The contents of a foreign checkpoint as one JSON document, for listing and reading.
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
@@ -11,7 +11,7 @@ pub(crate) enum Step {
     Position(i64),
 }
 
-/// The name of a path: its steps joined by `.`.
+/// Returns the name of a path: its steps joined by `.`.
 pub(crate) fn join(path: &[Step]) -> String {
     let steps = path.iter().map(|step| match step {
         Step::Key(key) => key.clone(),
@@ -20,24 +20,24 @@ pub(crate) fn join(path: &[Step]) -> String {
     steps.collect::<Vec<_>>().join(".")
 }
 
-/// A table of contents.
+/// The catalogue of a foreign checkpoint.
 #[derive(Debug, Serialize)]
 pub struct Catalogue {
     /// `dcp`, `torch` or `safetensors`.
     pub(crate) format: &'static str,
-    /// The folder or prefix that the files stand in.
+    /// The folder or prefix of the files.
     pub(crate) root: String,
-    /// Path below the root, and bytes.
+    /// Path below the root, and size in bytes.
     pub(crate) files: Vec<(String, u64)>,
-    /// By name, in the source's order.
+    /// Tensors by name, in the order of the source.
     pub(crate) tensors: Map<String, Json>,
-    /// By name: path and value.
+    /// Other leaves by name: path and value.
     pub(crate) values: Map<String, Json>,
-    /// What has no form here, by name, and why.
+    /// Leaves that cannot be represented, by name, with the reason.
     pub(crate) opaque: Map<String, Json>,
-    /// Zips inside files: file, offset, bytes, `torch` or `zstd`, and whose they are.
+    /// Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the leaf that owns the zip.
     pub(crate) items: Vec<(usize, u64, u64, &'static str, String)>,
-    /// Paths of mappings whose keys are integers, which would else look like lists.
+    /// Paths of mappings with integer keys, which would otherwise look like lists.
     pub(crate) integer_keyed: Vec<Vec<Step>>,
 }
 
@@ -55,17 +55,17 @@ impl Catalogue {
         }
     }
 
-    /// Whether a name is taken.
+    /// Returns whether a name is in use.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
             || self.values.contains_key(name)
             || self.opaque.contains_key(name)
     }
 
-    /// The document.
+    /// Returns the JSON document.
     ///
     /// # Errors
-    /// Never in practice: every key is text.
+    /// None in practice, because every key is a string.
     pub fn to_json(&self) -> crate::Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|error| crate::CkptError::Invalid(format!("no JSON form: {error}")))
@@ -84,7 +84,8 @@ pub(crate) struct TensorRow {
 }
 
 impl TensorRow {
-    /// Adds a box, and makes the tensor as large as it asks for; none where it has other dimensions, or ends nowhere.
+    /// Adds a chunk and extends the tensor's shape to contain it. Returns none if the number of dims differs or
+    /// an end overflows.
     pub(crate) fn join(&mut self, chunk: ChunkRow) -> Option<()> {
         if chunk.start.len() != self.shape.len() || chunk.size.len() != self.shape.len() {
             return None;
@@ -105,20 +106,20 @@ impl TensorRow {
     }
 }
 
-/// A box of a tensor.
+/// A chunk of a tensor.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChunkRow {
     pub(crate) file: usize,
-    /// Where it begins in the file: its first item, or the zip that holds it.
+    /// Offset in the file of its first item, or of the zip that contains it.
     pub(crate) offset: u64,
-    /// Bytes: of its items, or of the zip that holds it.
+    /// Bytes of its items, or of the zip that contains it.
     pub(crate) length: u64,
     pub(crate) start: Vec<u64>,
     pub(crate) size: Vec<u64>,
-    /// In items; none where it lies in C order.
+    /// Strides in items; none for C order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) strides: Option<Vec<u64>>,
-    /// `torch`: a zip of its own, to be located before it is read. `zstd`: that, compressed.
+    /// `torch`: inside a zip of its own, which must be located before reading. `zstd`: the same, compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wrapped: Option<&'static str>,
 }

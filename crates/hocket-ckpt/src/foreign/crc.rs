@@ -1,4 +1,4 @@
-//! The CRC-32 of every member of a zip, which torch writes and never looks at.
+//! Verification of the CRC-32 of zip members, which torch writes and never checks.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -7,52 +7,53 @@ use super::blob::Blob;
 use super::unpacking::{Stream, ends};
 use super::zip::{LOCAL_BYTES, Zip, local_data};
 use crate::error::{CkptError, Result};
-use crate::pace::{self, Interrupted};
-use crate::place::Place;
+use crate::location::Location;
+use crate::workers::{self, Interrupted};
 
 /// Bytes read at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 
 const MAX_WORKERS: usize = 4;
 
-/// A compressed item unpacks to at most so many bytes: no memory is taken for them, but time.
+/// Limit of the unpacked size of a compressed item. Unpacking takes time but not memory in proportion to it.
 const UNPACKED_LIMIT: u64 = 1 << 40;
 
-/// A member that is not what was written.
+/// A zip member whose bytes differ from those written.
 #[derive(Debug, Clone)]
 pub struct BadMember {
-    /// Which of the zips that were asked about.
+    /// Index of the zip among those passed in.
     pub zip: usize,
-    /// The member's name; empty where the zip itself cannot be read.
+    /// The member's name; empty if the zip itself cannot be read.
     pub member: String,
-    /// Where its data, or the zip, begins in the file (in what it unpacks to, where the zip is compressed).
+    /// Offset of the member's data, or of the zip, in the file (in the unpacked data, if the zip is
+    /// compressed).
     pub offset: u64,
     /// Bytes of the data, or of the zip.
     pub length: u64,
-    /// What is wrong.
+    /// A description of the problem.
     pub problem: String,
 }
 
-/// Compares every member of zips that stand in one file, each given by where it begins, its bytes, and whether it is
-/// compressed.
+/// Checks every member of several zips in one file, each given by its offset, its size in bytes, and whether it
+/// is compressed.
 ///
 /// # Errors
-/// `NotFound` where the file is gone, and what the disk or the store says; bad bytes are no error.
+/// `NotFound` if the file is gone, and errors of the disk or the store. Bad bytes are a result, not an error.
 pub fn verify_zips(
-    place: &Place,
+    location: &Location,
     path: &str,
     zips: &[(u64, u64, bool)],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<BadMember>> {
-    let blob = Blob::open(place, path, interrupted)?;
+    let blob = Blob::open(location, path, interrupted)?;
     let bad = Mutex::new(Vec::new());
-    pace::run(
+    workers::run(
         MAX_WORKERS,
         zips.len(),
         interrupted,
         || Ok(()),
         |(), index| {
-            // Workers are never interrupted themselves: they take no more jobs once the caller is.
+            // Workers are not interrupted; they take no further jobs after the caller is.
             let never: Interrupted<'_> = &|| false;
             let Some(&(offset, length, is_packed)) = zips.get(index) else {
                 return Ok(());
@@ -86,7 +87,7 @@ pub fn verify_zips(
     Ok(bad)
 }
 
-/// Two passes: one for the directory, which stands at the end, one for the members.
+/// Unpacks and checks an item in two passes: one for the directory at the end, one for the members.
 fn unpack_and_verify(
     blob: &Blob,
     offset: u64,
@@ -122,12 +123,12 @@ fn unpack_and_verify(
     Ok(bad)
 }
 
-fn bad_member(zip: usize, member: String, place: Range<u64>) -> BadMember {
+fn bad_member(zip: usize, member: String, range: Range<u64>) -> BadMember {
     BadMember {
         zip,
         member,
-        offset: place.start,
-        length: place.end - place.start,
+        offset: range.start,
+        length: range.end - range.start,
         problem: "its bytes do not have the CRC-32 that was written with them".to_owned(),
     }
 }
@@ -141,16 +142,16 @@ fn verify_zip(
     let members: Vec<_> = zip.members.iter().collect();
     let places = zip.locate(blob, &members, never)?;
     let mut bad = Vec::new();
-    for (member, place) in members.iter().zip(places) {
+    for (member, range) in members.iter().zip(places) {
         let mut hasher = crc32fast::Hasher::new();
-        let mut at = place.start;
-        while at < place.end {
-            let end = place.end.min(at + PIECE_BYTES);
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + PIECE_BYTES);
             hasher.update(&blob.read(at..end, never)?);
             at = end;
         }
         if hasher.finalize() != member.crc {
-            bad.push(bad_member(index, member.name.clone(), place));
+            bad.push(bad_member(index, member.name.clone(), range));
         }
     }
     Ok(bad)

@@ -1,4 +1,4 @@
-//! Distributed checkpoints of torch: the pickle `.metadata` and the `.distcp` files it points into.
+//! Distributed checkpoints of torch: the pickle `.metadata` and the `.distcp` files that it refers to.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,15 +7,16 @@ use serde_json::Value as Json;
 
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
-use super::dcp_items::read_values;
+use super::dcp_items::{Item, Values, ZSTD, read_values};
 use super::huggingface::Header;
 use super::pickle::{Allowed, DTYPES, Fault, Name, Pickle, Value, decode};
 use crate::error::{CkptError, Result};
+use crate::file_names::is_plain_name;
 use crate::list::sizes;
+use crate::location::Location;
 use crate::manifest::tiling::{self, Box as Region};
-use crate::pace::Interrupted;
-use crate::place::{Place, is_plain_name};
 use crate::safetensors::Dtype;
+use crate::workers::Interrupted;
 
 /// The file whose presence is the commit.
 pub(crate) const METADATA_NAME: &str = ".metadata";
@@ -24,22 +25,11 @@ const METADATA_LIMIT: u64 = 512 << 20;
 
 const ZSTD_STREAM: &str = "stream.zstd/1";
 
-/// How a catalogue calls it.
-pub(crate) const ZSTD: &str = "zstd";
 const PLAIN: &str = "torch";
 
-/// Where an item lies.
-#[derive(Debug, Clone)]
-pub(super) struct Item {
-    pub(super) file: usize,
-    pub(super) offset: u64,
-    pub(super) length: u64,
-    pub(super) wrapped: &'static str,
-}
-
 /// Lists a distributed checkpoint.
-pub(crate) fn catalogue(place: &Place, interrupted: Interrupted<'_>) -> Result<Catalogue> {
-    let blob = Blob::open(place, METADATA_NAME, interrupted)?;
+pub(crate) fn catalogue(location: &Location, interrupted: Interrupted<'_>) -> Result<Catalogue> {
+    let blob = Blob::open(location, METADATA_NAME, interrupted)?;
     if blob.size() > METADATA_LIMIT {
         return Err(blob.corrupt(
             None,
@@ -50,20 +40,20 @@ pub(crate) fn catalogue(place: &Place, interrupted: Interrupted<'_>) -> Result<C
         ));
     }
     let bytes = blob.read(0..blob.size(), interrupted)?;
-    let fault = |fault: Fault| fault.at(place.uri(), METADATA_NAME);
+    let fault = |fault: Fault| fault.at(location.uri(), METADATA_NAME);
     let pickle = decode(&bytes, Allowed::Metadata).map_err(fault)?;
-    let mut catalogue = Catalogue::new("dcp", place.uri());
+    let mut catalogue = Catalogue::new("dcp", location.uri());
     let mut listed = Listing::read(&pickle, &mut catalogue).map_err(fault)?;
-    check_sizes(place, &mut catalogue, &listed.ends, interrupted)?;
-    place_safetensors(place, &mut catalogue, &mut listed.tensors, interrupted)?;
+    check_sizes(location, &mut catalogue, &listed.ends, interrupted)?;
+    place_safetensors(location, &mut catalogue, &mut listed.tensors, interrupted)?;
     for (name, row) in listed.tensors {
         catalogue.tensors.insert(name, row.into_json());
     }
-    read_values(place, &mut catalogue, listed.values, interrupted)?;
+    read_values(location, &mut catalogue, listed.values, interrupted)?;
     Ok(catalogue)
 }
 
-/// What the metadata's three tables say.
+/// The contents of the metadata's three tables.
 struct Listed {
     tensors: Vec<(String, TensorRow)>,
     values: Values,
@@ -71,16 +61,13 @@ struct Listed {
     ends: Vec<(usize, u64)>,
 }
 
-/// Reads the metadata's three tables.
+/// A reader of the metadata's three tables.
 struct Listing<'a, 'p> {
     pickle: &'a Pickle<'p>,
     paths: HashMap<&'a str, Vec<Step>>,
     items: HashMap<(&'a str, Vec<u64>), Item>,
     tensors: Vec<(String, TensorRow)>,
 }
-
-/// Name, path, and where the value lies.
-pub(super) type Values = Vec<(String, Vec<Step>, Item)>;
 
 fn broken<T>(reason: impl Into<String>) -> std::result::Result<T, Fault> {
     Err(Fault::Broken(reason.into()))
@@ -299,7 +286,8 @@ impl<'a, 'p> Listing<'a, 'p> {
             same_as: None,
             chunks: rows,
         };
-        // Its place in the order; the row comes when it is known where its chunks begin.
+        // Reserves the tensor's position in the order; its row is filled in once the offsets of its chunks are
+        // known.
         catalogue.tensors.insert(name.to_owned(), Json::Null);
         self.tensors.push((name.to_owned(), row));
         Ok(())
@@ -376,9 +364,9 @@ impl<'a, 'p> Listing<'a, 'p> {
     }
 }
 
-/// Fills in the files' sizes and refuses items that end beyond them.
+/// Fills in the sizes of the files and rejects items that end beyond them.
 fn check_sizes(
-    place: &Place,
+    location: &Location,
     catalogue: &mut Catalogue,
     ends: &[(usize, u64)],
     interrupted: Interrupted<'_>,
@@ -387,10 +375,10 @@ fn check_sizes(
     for (file, size) in catalogue
         .files
         .iter_mut()
-        .zip(sizes(place, &paths, interrupted)?)
+        .zip(sizes(location, &paths, interrupted)?)
     {
         file.1 = size.ok_or_else(|| {
-            place.not_found(format!(
+            location.not_found(format!(
                 "`.metadata` names data file `{}`, which is not there",
                 file.0
             ))
@@ -399,7 +387,7 @@ fn check_sizes(
     for &(file, end) in ends {
         if let Some((path, size)) = catalogue.files.get(file).filter(|file| file.1 < end) {
             return Err(CkptError::Corrupt {
-                uri: place.uri().to_owned(),
+                uri: location.uri().to_owned(),
                 file: Some(path.clone()),
                 offset: Some(*size),
                 reason: format!(
@@ -411,10 +399,11 @@ fn check_sizes(
     Ok(())
 }
 
-/// Says where the tensors of files begin that torch wrote in its safetensors form: behind the values' zips, all tensors of
-/// a file are one safetensors file, and the metadata has where that begins for the offset of each.
+/// Sets the offsets of tensors in files that torch wrote in its safetensors form. In such a file, one
+/// safetensors file with all tensors follows the zips of the values, and the metadata gives its start as the
+/// offset of every tensor.
 fn place_safetensors(
-    place: &Place,
+    location: &Location,
     catalogue: &mut Catalogue,
     tensors: &mut [(String, TensorRow)],
     interrupted: Interrupted<'_>,
@@ -434,7 +423,7 @@ fn place_safetensors(
             let header = match headers.entry((chunk.file, chunk.offset)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place_of) => {
-                    let blob = Blob::open(place, &path, interrupted)?;
+                    let blob = Blob::open(location, &path, interrupted)?;
                     place_of.insert(Header::read(&blob, chunk.offset..size, interrupted)?)
                 }
             };
@@ -443,7 +432,7 @@ fn place_safetensors(
                 .filter(|entry| entry.dtype == dtype && entry.shape == chunk.size);
             let Some(entry) = found else {
                 return Err(CkptError::Corrupt {
-                    uri: place.uri().to_owned(),
+                    uri: location.uri().to_owned(),
                     file: Some(path),
                     offset: Some(chunk.offset),
                     reason: format!(
@@ -456,7 +445,7 @@ fn place_safetensors(
             chunk.wrapped = None;
         }
     }
-    // What stays is zips.
+    // Keep only the zips.
     catalogue.items.retain(|(file, offset, length, ..)| {
         *length > 0 && !headers.contains_key(&(*file, *offset))
     });

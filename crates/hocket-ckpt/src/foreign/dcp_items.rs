@@ -1,4 +1,4 @@
-//! What lies at the places that a `.metadata` names: small zips, as `torch.save` writes them.
+//! The items that a `.metadata` refers to: small zips, as `torch.save` writes them.
 
 use std::io::Read;
 use std::ops::Range;
@@ -6,31 +6,45 @@ use std::ops::Range;
 use serde_json::{Value as Json, json};
 
 use super::blob::Blob;
-use super::catalogue::Catalogue;
-use super::dcp::{Item, Values, ZSTD};
+use super::catalogue::{Catalogue, Step};
 use super::pickle::{Allowed, Fault, decode, to_json};
 use super::torch_file::{LAZY, View, read_pickle, view};
 use super::zip::Zip;
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
-use crate::place::Place;
+use crate::location::Location;
+use crate::workers::Interrupted;
 
-/// A value's zip has at most so many bytes, and all of them together so many; larger ones are not looked into.
+/// Limit of a value's zip in bytes, and of all of them together; larger ones are not read.
 const VALUE_LIMIT: u64 = 16 << 20;
 const VALUES_LIMIT: u64 = 64 << 20;
 
-/// One, written out, is as many values as its pickle has bytes, or so many.
+/// Limit of the values in one item when expanded: the bytes of its pickle, or this number if that is larger.
 const LEAST_VALUES: usize = 1 << 20;
 
-/// Values fetched at once.
+/// Number of values fetched at once.
 const BATCH: usize = 512;
 
-/// What is fetched of an item's beginning and end, where its pickle and its directory are.
+/// Bytes fetched of an item's beginning and end, which contain its pickle and its directory.
 const EDGE_BYTES: u64 = 4096;
 
-/// Reads the leaves that are no tensors, a batch of one file at a time.
+/// The catalogue's name for this compression.
+pub(crate) const ZSTD: &str = "zstd";
+
+/// The location of an item.
+#[derive(Debug, Clone)]
+pub(super) struct Item {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) wrapped: &'static str,
+}
+
+/// Name, path, and location of each value.
+pub(super) type Values = Vec<(String, Vec<Step>, Item)>;
+
+/// Reads the leaves that are not tensors, in batches per file.
 pub(super) fn read_values(
-    place: &Place,
+    location: &Location,
     catalogue: &mut Catalogue,
     mut values: Values,
     interrupted: Interrupted<'_>,
@@ -44,7 +58,7 @@ pub(super) fn read_values(
         else {
             continue;
         };
-        let blob = Blob::open(place, &path.0.clone(), interrupted)?;
+        let blob = Blob::open(location, &path.0.clone(), interrupted)?;
         for batch in group.chunks(BATCH) {
             let (small, large): (Vec<_>, Vec<_>) = batch.iter().partition(|(_, _, item)| {
                 let is_small = item.length <= VALUE_LIMIT.min(left);
@@ -74,7 +88,7 @@ pub(super) fn read_values(
     Ok(())
 }
 
-/// A value, or why it has no form here.
+/// Reads a value, or returns why it cannot be represented.
 fn read_value(
     blob: &Blob,
     item: &Item,
@@ -110,30 +124,30 @@ fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<
 /// A tensor's item, to be located or unpacked.
 #[derive(Debug, Clone)]
 pub struct TensorItem {
-    /// Where its zip begins in the file.
+    /// Offset of its zip in the file.
     pub offset: u64,
     /// Bytes of the zip, or of its compressed form.
     pub length: u64,
-    /// What `.metadata` says it holds.
+    /// The dtype according to `.metadata`.
     pub dtype: String,
-    /// What `.metadata` says of its shape.
+    /// The shape according to `.metadata`.
     pub shape: Vec<u64>,
 }
 
-/// Where a tensor's items lie: the first, and the strides where they are not those of C order.
+/// The location of a tensor's items: the offset of the first, and the strides if they are not C order.
 pub type Located = (u64, Option<Vec<u64>>);
 
-/// Finds the tensors inside items of one file: two small reads an item, all of them together.
+/// Locates the tensors inside items of one file, with two small reads per item, all batched.
 ///
 /// # Errors
-/// `Corrupt` where an item does not hold what `.metadata` says, and what the disk or the store says.
+/// `Corrupt` if an item does not match `.metadata`, and errors of the disk or the store.
 pub fn locate(
-    place: &Place,
+    location: &Location,
     path: &str,
     items: &[TensorItem],
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Located>> {
-    let blob = Blob::open(place, path, interrupted)?;
+    let blob = Blob::open(location, path, interrupted)?;
     let mut located = Vec::with_capacity(items.len());
     for batch in items.chunks(BATCH) {
         let edges = batch.iter().flat_map(|item| {
@@ -153,7 +167,7 @@ pub fn locate(
     Ok(located)
 }
 
-/// Begin, strides and bytes of the tensor in an item.
+/// Finds the offset, strides and bytes of the tensor in an item.
 pub(crate) fn find(
     blob: &Blob,
     item: &TensorItem,
@@ -187,7 +201,7 @@ pub(crate) fn find(
     let (Some(member), Some(span)) = (member, view.span()) else {
         return Err(bad("an item's tensor does not fit into its storage"));
     };
-    let place = zip.locate(blob, &[member], interrupted)?;
-    let start = place.first().map_or(0, |range| range.start) + span.start;
+    let found = zip.locate(blob, &[member], interrupted)?;
+    let start = found.first().map_or(0, |range| range.start) + span.start;
     Ok((start, view.odd_strides(), span.end - span.start))
 }

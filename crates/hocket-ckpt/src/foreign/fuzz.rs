@@ -1,7 +1,7 @@
-//! Hostile bytes by the million: whatever is fed to what reads other people's files, it is read or refused, no
-//! panic, and no more memory than a file of its size may ask for.
+//! Fuzz tests of the readers of foreign files. Every input is read or rejected, without a panic and within the
+//! memory that a file of its size may require.
 //!
-//! `HOCKET_FUZZ_CASES` says how many cases (a sample without); `HOCKET_FUZZ_SEED` which.
+//! `HOCKET_FUZZ_CASES` sets the number of cases (a sample by default), `HOCKET_FUZZ_SEED` the seed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,10 +12,10 @@ use super::pickle::{Allowed, decode, to_json};
 use super::zip::Zip;
 use super::{huggingface, torch_file};
 
-/// A case may hold so much at a time, beside its input.
+/// Limit of the memory that a case may hold at once, in addition to its input.
 const HELD_BYTES: usize = 100 << 20;
 
-/// Counts what each thread holds.
+/// An allocator that counts the bytes held per thread.
 struct Counting;
 
 thread_local! {
@@ -23,20 +23,20 @@ thread_local! {
     static MOST: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does all the work.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = HELD.try_with(|held| {
             held.set(held.get().wrapping_add(layout.size()));
             let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
         });
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller's guarantee is forwarded.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         let _ = HELD.try_with(|held| held.set(held.get().wrapping_sub(layout.size())));
-        // SAFETY: the caller's promise is handed on.
+        // SAFETY: the caller's guarantee is forwarded.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Xorshift: fast, and the same everywhere.
+/// A xorshift generator: fast, and the same on every platform.
 struct Dice(u64);
 
 impl Dice {
@@ -60,7 +60,7 @@ impl Dice {
     }
 }
 
-/// Numbers at which readers go wrong.
+/// Boundary values that often break readers.
 const EDGES: [u64; 9] = [
     0,
     1,
@@ -73,7 +73,7 @@ const EDGES: [u64; 9] = [
     u64::MAX,
 ];
 
-/// A seed, changed in a few places: bytes flipped, numbers put in, pieces cut out, doubled or moved.
+/// Mutates a seed in a few places: flips bytes, inserts numbers, and removes, duplicates or moves pieces.
 fn spoil(seed: &[u8], words: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=dice.below(6) {
@@ -105,7 +105,7 @@ fn spoil(seed: &[u8], words: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
     bytes
 }
 
-/// Feeds spoiled seeds to `read`; an answer says whether one was taken.
+/// Passes mutated seeds to `read`, which returns whether it accepted the input.
 fn fuzz(name: &str, share: u64, seeds: &[Vec<u8>], words: &[&[u8]], read: impl Fn(&[u8]) -> bool) {
     let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
     let cases = number("HOCKET_FUZZ_CASES").unwrap_or(40_000) / share;
@@ -127,7 +127,7 @@ fn fuzz(name: &str, share: u64, seeds: &[Vec<u8>], words: &[&[u8]], read: impl F
             "{name}, case {case} of seed {seed} takes {held} bytes: {input:02x?}"
         );
     }
-    // All refused would mean that nothing gets beyond the first check.
+    // If every case is rejected, no input gets past the first check.
     assert!(taken > 0, "{name}: none of {cases} was taken");
     println!("{name}: {cases} cases, {taken} taken");
 }
@@ -141,7 +141,7 @@ const PICKLE: &[u8] = b"\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01ctorch._utils\n_re
 storageq\x03ctorch\nByteStorage\nq\x04X\x01\x00\x00\x000q\x05X\x03\x00\x00\x00cpuq\x06K\x04tQK\x00K\x04\x85K\x01\x85\x89\
 ccollections\nOrderedDict\n)RtRX\x01\x00\x00\x00n](K\x01G@\x04\x00\x00\x00\x00\x00\x00N\x88J\xfd\xff\xff\xffeu.";
 
-/// A small `.metadata` in protocol 4, hand-made as torch writes it: one tensor of two items in one chunk.
+/// A small `.metadata` in protocol 4, hand-made in torch's form: one tensor of two items in one chunk.
 const METADATA: &[u8] = b"\x80\x04\x8c%torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94\x93\x94)\x81\x94}\x94\
 (\x8c\x13state_dict_metadata\x94}\x94\x8c\x01w\x94h\x00\x8c\x15TensorStorageMetadata\x94\x93\x94)\x81\x94}\x94(\x8c\x04size\
 \x94\x8c\x05torch\x94\x8c\x04Size\x94\x93\x94K\x02\x85\x94\x85\x94R\x94\x8c\x06chunks\x94]\x94ubs\x8c\x0cplanner_data\x94}\
@@ -223,7 +223,7 @@ fn safetensors_headers() {
     fuzz("safetensors headers", 4, &seeds, &words, read);
 }
 
-/// A zip of two stored members.
+/// Builds a zip with two stored members.
 fn small_zip() -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, content) in [("a/data.pkl", PICKLE), ("a/data/0", b"abcd".as_slice())] {
@@ -311,8 +311,8 @@ fn manifests() {
         b"]",
         b"9223372036854775807",
     ];
-    // A document that was changed is encoded if it breaks no rule, and then reads back; compressed bytes that were
-    // changed are refused by their digests.
+    // A modified document that violates no rule is encoded and must read back equal; modified compressed bytes
+    // must be rejected by their digests.
     let read = |input: &[u8]| match input.first() {
         Some(b'{') => {
             crate::encode(input).is_ok_and(|manifest| crate::decode(&manifest, "").is_ok())

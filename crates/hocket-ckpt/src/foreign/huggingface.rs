@@ -1,4 +1,4 @@
-//! safetensors files of others, single or sharded with an index.
+//! Foreign safetensors files, single or sharded with an index.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -10,25 +10,26 @@ use serde_json::Value as Json;
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
 use crate::error::{CkptError, Result};
+use crate::file_names::is_plain_name;
+use crate::location::Location;
 use crate::manifest::tiling::{self, Box as Region};
-use crate::pace::Interrupted;
-use crate::place::{Place, is_plain_name};
 use crate::safetensors::Dtype;
+use crate::workers::Interrupted;
 
-/// How an index ends; what stands before differs between publishers.
+/// Suffix of an index file; the rest of the name differs between publishers.
 pub(crate) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
-/// The safetensors package reads no longer header.
+/// The longest header that the safetensors package reads.
 const HEADER_LIMIT: u64 = 100_000_000;
 const INDEX_LIMIT: u64 = 256 << 20;
 
-/// Fields of an entry.
+/// The fields of an entry.
 const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
 
-/// A header's dtypes that are no whole bytes: known to safetensors, and read by nothing here.
+/// Dtypes with a fractional number of bytes per item: valid in safetensors, and not supported here.
 const SUB_BYTE: [(&str, u64); 3] = [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)];
 
-/// An object in its own order, with keys that stand twice kept twice.
+/// A JSON object in its original order, which keeps duplicate keys.
 struct Pairs(Vec<(String, Json)>);
 
 impl<'de> Deserialize<'de> for Pairs {
@@ -59,7 +60,7 @@ impl<'de> Deserialize<'de> for Pairs {
 /// An entry of a header.
 pub(crate) struct HeaderEntry {
     name: String,
-    /// None for one that takes no whole bytes an item.
+    /// `None` for a dtype with a fractional number of bytes per item.
     pub(crate) dtype: Option<Dtype>,
     dtype_name: String,
     pub(crate) shape: Vec<u64>,
@@ -67,30 +68,32 @@ pub(crate) struct HeaderEntry {
     end: u64,
 }
 
-/// A header after the checks that the safetensors package makes, and what its text asks for beyond them.
+/// A header that has passed the checks of the safetensors package and the further rules of the format's
+/// specification.
 pub(crate) struct Header {
-    /// In the file.
+    /// Offset of the data in the file.
     pub(crate) data_start: u64,
     parsed: Parsed,
 }
 
-/// What stands in a header.
+/// The parsed contents of a header.
 #[derive(Default)]
 pub(crate) struct Parsed {
     entries: Vec<HeaderEntry>,
-    /// Their places, by name.
+    /// Indices of the entries by name.
     places: HashMap<String, usize>,
-    /// Rules of the format's text that readers let pass.
+    /// Violated rules of the specification that other readers tolerate.
     lax: Vec<String>,
-    /// Where in its tensor an entry begins, as torch's distributed writer notes it.
+    /// Start of an entry within its tensor, as torch's distributed writer records it.
     starts: Option<HashMap<String, Vec<u64>>>,
 }
 
-/// The key of `__metadata__` under which torch's distributed writer says which part of its tensor each entry is.
+/// The key of `__metadata__` under which torch's distributed writer records the part of its tensor that each
+/// entry holds.
 const SHARDING: &str = "DCP_SHARDING_INFO";
 
 impl Header {
-    /// Reads the header of the safetensors file that takes `range` of a file.
+    /// Reads the header of the safetensors file in `range` of a file.
     pub(crate) fn read(
         blob: &Blob,
         range: Range<u64>,
@@ -124,7 +127,7 @@ impl Header {
         })
     }
 
-    /// The header of a whole file.
+    /// Reads the header of a whole file.
     pub(crate) fn of(blob: &Blob, interrupted: Interrupted<'_>) -> Result<Self> {
         Self::read(blob, 0..blob.size(), interrupted)
     }
@@ -133,10 +136,10 @@ impl Header {
         &self.parsed.entries
     }
 
-    /// The entry of this name.
+    /// Returns the entry of this name.
     pub(crate) fn entry(&self, name: &str) -> Option<&HeaderEntry> {
-        let place = self.parsed.places.get(name)?;
-        self.parsed.entries.get(*place)
+        let index = self.parsed.places.get(name)?;
+        self.parsed.entries.get(*index)
     }
 }
 
@@ -167,7 +170,7 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
         }
         let entry = entry(name, value, lax)?;
         match places.get(&entry.name).and_then(|&at| entries.get_mut(at)) {
-            // As the package reads it: the last one counts.
+            // The last duplicate wins, as in the safetensors package.
             Some(slot) => {
                 lax.push(format!("`{}` stands twice", entry.name));
                 *slot = entry;
@@ -182,7 +185,8 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
     Ok(parsed)
 }
 
-/// None where the text is not of torch's form: readers other than torch's distributed one do not look at it.
+/// Parses the starts; returns none if the text is not in torch's form, because only torch's distributed reader
+/// uses it.
 fn read_starts(
     text: &str,
     lax: &mut Vec<String>,
@@ -284,7 +288,7 @@ fn entry(
     })
 }
 
-/// No hole, no overlap, nothing behind the last.
+/// Checks that the entries have no gap and no overlap, and that nothing follows the last.
 fn check_order(
     entries: &[HeaderEntry],
     data_bytes: u64,
@@ -376,12 +380,15 @@ pub(crate) fn single(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> R
     Ok(catalogue)
 }
 
-/// Lists a sharded checkpoint: which file holds a tensor is what `weight_map` says, whatever the files are called.
-pub(crate) fn sharded(
-    place: &Place,
+/// Reads the `weight_map` of an index, from tensor names to files: plain names or paths below the folder.
+pub(crate) fn read_index(
     index: &Blob,
     interrupted: Interrupted<'_>,
-) -> Result<Catalogue> {
+) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
     let bad = |reason: String| index.corrupt(None, reason);
     if index.size() > INDEX_LIMIT {
         return Err(bad(format!(
@@ -390,13 +397,29 @@ pub(crate) fn sharded(
         )));
     }
     let bytes = index.read(0..index.size(), interrupted)?;
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
     let Index { weight_map } =
         serde_json::from_slice(&bytes).map_err(|error| bad(format!("it is no index: {error}")))?;
-    let mut catalogue = Catalogue::new("safetensors", place.uri());
+    for file in weight_map.values() {
+        if !file.split('/').all(is_plain_name) {
+            return Err(bad(format!(
+                "it names the file `{}`, which is no plain name or path below its folder",
+                file.escape_debug()
+            )));
+        }
+    }
+    Ok(weight_map)
+}
+
+/// Lists a sharded checkpoint. `weight_map` determines the file of a tensor, independent of the names of the
+/// files.
+pub(crate) fn sharded(
+    location: &Location,
+    index: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<Catalogue> {
+    let bad = |reason: String| index.corrupt(None, reason);
+    let weight_map = read_index(index, interrupted)?;
+    let mut catalogue = Catalogue::new("safetensors", location.uri());
     let files: BTreeMap<&str, Vec<&str>> =
         weight_map
             .iter()
@@ -408,13 +431,7 @@ pub(crate) fn sharded(
                 files
             });
     for (number, (file, names)) in files.into_iter().enumerate() {
-        if !file.split('/').all(is_plain_name) {
-            return Err(bad(format!(
-                "it names the file `{}`, which is no plain name or path below its folder",
-                file.escape_debug()
-            )));
-        }
-        let blob = Blob::open(place, file, interrupted)?;
+        let blob = Blob::open(location, file, interrupted)?;
         let header = Header::of(&blob, interrupted)?;
         catalogue.files.push((file.to_owned(), blob.size()));
         let wanted: HashSet<&str> = names.iter().copied().collect();
@@ -438,18 +455,18 @@ pub(crate) fn sharded(
     Ok(catalogue)
 }
 
-/// Lists shards that torch's distributed writer left without an index: each says in its header which parts of which tensors
-/// it holds. None where one of the files does not.
+/// Lists shards that torch's distributed writer left without an index: each header records which parts of which
+/// tensors the shard contains. Returns none if one of the files has no such record.
 pub(crate) fn scattered(
-    place: &Place,
+    location: &Location,
     names: &[&str],
     interrupted: Interrupted<'_>,
 ) -> Result<Option<Catalogue>> {
-    let mut catalogue = Catalogue::new("safetensors", place.uri());
+    let mut catalogue = Catalogue::new("safetensors", location.uri());
     let mut rows: Vec<(String, TensorRow)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (number, name) in names.iter().enumerate() {
-        let blob = Blob::open(place, name, interrupted)?;
+        let blob = Blob::open(location, name, interrupted)?;
         let header = Header::of(&blob, interrupted)?;
         let Some(starts) = &header.parsed.starts else {
             return Ok(None);
@@ -499,7 +516,7 @@ pub(crate) fn scattered(
             size: chunk.size.clone(),
         }));
         tiling::check(&row.shape, &mut regions).map_err(|reason| CkptError::Corrupt {
-            uri: place.uri().to_owned(),
+            uri: location.uri().to_owned(),
             file: None,
             offset: None,
             reason: format!("the shards of `{name}` do not tile it: {reason}"),
@@ -509,11 +526,15 @@ pub(crate) fn scattered(
     Ok(Some(catalogue))
 }
 
-/// Rules of the format's text that a file breaks although readers take it.
+/// Returns the rules of the specification that a file violates although readers accept it.
 ///
 /// # Errors
-/// `Corrupt` where no reader takes it, and what the disk or the store says.
-pub fn lax_rules(place: &Place, path: &str, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-    let header = Header::of(&Blob::open(place, path, interrupted)?, interrupted)?;
+/// `Corrupt` if no reader accepts it, and errors of the disk or the store.
+pub fn lax_rules(
+    location: &Location,
+    path: &str,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<String>> {
+    let header = Header::of(&Blob::open(location, path, interrupted)?, interrupted)?;
     Ok(header.parsed.lax)
 }

@@ -1,7 +1,7 @@
-//! Checkpoints that others wrote: torch's `torch.save` and distributed checkpoints, safetensors.
+//! Foreign checkpoints: torch's `torch.save` and distributed checkpoints, safetensors.
 //!
-//! A source is recognised by what stands there, listed as a [`Catalogue`], and read by byte ranges. Nothing in a file is
-//! ever executed, and no length in it is believed before it is compared with what is there.
+//! A source is recognized by its files, listed as a [`Catalogue`], and read by byte ranges. Nothing in a file
+//! is ever executed, and every length in it is checked against the actual size before use.
 
 pub(crate) mod blob;
 mod catalogue;
@@ -13,6 +13,7 @@ mod fuzz;
 mod huggingface;
 mod pickle;
 mod torch_file;
+mod torch_sharded;
 mod unpacking;
 mod zip;
 
@@ -26,33 +27,33 @@ use blob::Blob;
 use huggingface::INDEX_SUFFIX;
 
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
-use crate::place::{Kind, Place};
+use crate::location::{Kind, Location};
 use crate::remote;
+use crate::workers::Interrupted;
 
-/// Files of `torch.save`, in the order in which a folder is searched for one.
+/// Suffixes of `torch.save` files, in the order in which a folder is searched.
 const TORCH_SUFFIXES: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
 const EXPECTED: &str = "expected a checkpoint: a folder with `checkpoint.json.zst` in it (Hocket's), with `.metadata` (torch's \
     distributed ones), with `*.safetensors.index.json` or one `.safetensors` file, or a file of `torch.save`. \
     `hocket-ckpt ls` lists the checkpoints of a folder";
 
-/// Recognises and lists a checkpoint that is not ours.
+/// Recognizes and lists a foreign checkpoint.
 ///
 /// # Errors
-/// `NotFound` where there is nothing that is known, `Unsafe` where a pickle asks for more than data, `Corrupt` where a
-/// rule of the format does not hold, and what the disk or the store says.
+/// `NotFound` if no known format is found, `Unsafe` if a pickle requires the execution of code, `Corrupt` if a
+/// rule of the format is violated, and errors of the disk or the store.
 pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     if let Some((root, name)) = split(uri)
-        && let Some(blob) = Blob::find(&Place::open(root)?, name, interrupted)?
+        && let Some(blob) = Blob::find(&Location::open(root)?, name, interrupted)?
     {
         return file(root, &blob, interrupted);
     }
-    let place = Place::open(uri)?;
-    let names = names(&place, interrupted)?;
+    let location = Location::open(uri)?;
+    let names = names(&location, interrupted)?;
     let has = |name: &str| names.iter().any(|one| one == name);
     if has(dcp::METADATA_NAME) {
-        return dcp::catalogue(&place, interrupted);
+        return dcp::catalogue(&location, interrupted);
     }
     let ending = |suffix: &str| {
         names
@@ -60,7 +61,7 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
             .filter(|name| name.ends_with(suffix))
             .collect::<Vec<_>>()
     };
-    // transformers looks for the single file first, too: an index beside it is of an earlier, larger save.
+    // transformers also prefers the single file; an index beside it belongs to an earlier, larger save.
     let single = "model.safetensors";
     let indices = ending(INDEX_SUFFIX);
     let preferred = format!("model{INDEX_SUFFIX}");
@@ -70,8 +71,18 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         .or(indices.first());
     if let Some(index) = index.filter(|_| !has(single)) {
         return huggingface::sharded(
-            &place,
-            &Blob::open(&place, index, interrupted)?,
+            &location,
+            &Blob::open(&location, index, interrupted)?,
+            interrupted,
+        );
+    }
+    let bin_index = ending(torch_sharded::INDEX_SUFFIX).first().copied();
+    if let Some(index) =
+        bin_index.filter(|_| ending(".safetensors").is_empty() && !has("pytorch_model.bin"))
+    {
+        return torch_sharded::catalogue(
+            &location,
+            &Blob::open(&location, index, interrupted)?,
             interrupted,
         );
     }
@@ -86,14 +97,17 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         found = torch.map(String::as_str).collect();
     }
     if found.len() > 1
-        && let Some(catalogue) = huggingface::scattered(&place, &found, interrupted)?
+        && let Some(catalogue) = huggingface::scattered(&location, &found, interrupted)?
     {
         return Ok(catalogue);
     }
     match found.as_slice() {
-        [one] => file(uri, &Blob::open(&place, one, interrupted)?, interrupted),
-        [] => Err(place.not_found(EXPECTED)),
-        several => Err(place.not_found(format!(
+        [one] => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
+        [] if names.is_empty() && is_empty(&location, interrupted)? => {
+            Err(location.not_found(format!("nothing stands in this folder; {EXPECTED}")))
+        }
+        [] => Err(location.not_found(format!("what stands there is no checkpoint; {EXPECTED}"))),
+        several => Err(location.not_found(format!(
             "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
             several.len(),
             several.first().unwrap_or(&"")
@@ -101,10 +115,13 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     }
 }
 
-/// Lists one file by how it begins.
+/// Lists one file; its first bytes determine the format.
 fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     if blob.name().ends_with(INDEX_SUFFIX) {
-        return huggingface::sharded(&Place::open(root)?, blob, interrupted);
+        return huggingface::sharded(&Location::open(root)?, blob, interrupted);
+    }
+    if blob.name().ends_with(torch_sharded::INDEX_SUFFIX) {
+        return torch_sharded::catalogue(&Location::open(root)?, blob, interrupted);
     }
     let start = blob.read(0..blob.size().min(16), interrupted)?;
     match start.as_slice() {
@@ -117,16 +134,16 @@ fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalog
         }),
         _ if blob.name().ends_with(".safetensors") => huggingface::single(root, blob, interrupted),
         [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => huggingface::single(root, blob, interrupted),
-        _ => Err(Place::open(root)?.not_found(format!("`{}` is of no known format; {EXPECTED}", blob.name()))),
+        _ => Err(Location::open(root)?.not_found(format!("`{}` is of no known format; {EXPECTED}", blob.name()))),
     }
 }
 
-/// The folder and the name of a URI's last step.
+/// Splits a URI into the folder and the last component.
 fn split(uri: &str) -> Option<(&str, &str)> {
     let uri = uri.trim_end_matches('/');
     match uri.rsplit_once('/') {
         Some(("", name)) => Some(("/", name)),
-        // The bucket itself is no file.
+        // The bucket itself is not a file.
         Some((root, name)) if !root.ends_with(":/") && !name.is_empty() => Some((root, name)),
         Some(_) => None,
         None if uri.is_empty() || uri == "." || uri == ".." => None,
@@ -134,12 +151,14 @@ fn split(uri: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// Names of the files directly under a place.
-fn names(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-    let store = match place.kind() {
-        Kind::Local(root) if !root.is_dir() => return Err(place.not_found(EXPECTED)),
+/// Returns the names of the files directly under a place.
+fn names(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
+    let store = match location.kind() {
+        Kind::Local(root) if !root.is_dir() => {
+            return Err(location.not_found(format!("there is no such file or folder; {EXPECTED}")));
+        }
         Kind::Local(_) => {
-            hocket_store::Store::open(place.uri(), hocket_store::StoreOptions::default())?
+            hocket_store::Store::open(location.uri(), hocket_store::StoreOptions::default())?
         }
         Kind::Remote(store) => store.clone(),
     };
@@ -151,7 +170,19 @@ fn names(place: &Place, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
         .collect())
 }
 
-/// CRC-32 as zip has it, carried on from `value`.
+/// Returns whether a place contains neither files nor folders.
+fn is_empty(location: &Location, interrupted: Interrupted<'_>) -> Result<bool> {
+    Ok(match location.kind() {
+        Kind::Local(_) => crate::list::folders(location, interrupted)?.is_empty(),
+        Kind::Remote(store) => {
+            let store = store.clone();
+            let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
+            listing.dirs.is_empty()
+        }
+    })
+}
+
+/// Returns the CRC-32 of a zip, continued from `value`.
 #[must_use]
 pub fn crc32(bytes: &[u8], value: u32) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(value);

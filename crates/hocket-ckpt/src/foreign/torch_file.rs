@@ -1,4 +1,4 @@
-//! What `torch.save` writes: a zip with a pickle of the structure and a member for each storage.
+//! Files of `torch.save`: a zip with a pickle of the structure and one member per storage.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow, join};
 use super::pickle::{Allowed, DTYPES, Fault, Name, Node, Pickle, Value, decode, to_json};
 use super::zip::{Member, Zip};
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
 use crate::safetensors::Dtype;
+use crate::workers::Interrupted;
 
-/// A pickle has at most so many bytes.
+/// Limit of a pickle in bytes.
 const PICKLE_LIMIT: u64 = 256 << 20;
 
-/// Values of all leaves together beyond one a byte of the pickle, with text counted as 16 bytes a value: only a memo that
-/// names one thing again and again makes more.
+/// Limit of the values of all leaves together, beyond one per byte of the pickle; text counts one value per 16
+/// bytes. Only a memo that refers to one object repeatedly exceeds it.
 const MORE_VALUES: usize = 1 << 18;
 
 const DEEPEST: usize = 64;
 
-/// A tensor as the pickle has it: a view of a storage.
+/// A tensor as the pickle describes it: a view of a storage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct View {
-    /// Place in [`DTYPES`].
+    /// Index in [`DTYPES`].
     pub(crate) dtype: u8,
     pub(crate) key: String,
     pub(crate) storage_bytes: u64,
@@ -32,15 +32,15 @@ pub(crate) struct View {
     pub(crate) shape: Vec<u64>,
     /// In items.
     pub(crate) strides: Vec<u64>,
-    /// Whether torch conjugates or negates what is stored whenever it is read.
+    /// Whether torch conjugates or negates the stored items on every read.
     pub(crate) is_lazy: bool,
 }
 
-/// Why a view that torch conjugates or negates is not read, and what to do.
+/// The reason why conjugated and negated views are not read, and the remedy.
 pub(crate) const LAZY: &str = "a conjugated or negated view, of which the items before that are stored; call `.resolve_conj()` and \
     `.resolve_neg()` on it before it is saved";
 
-/// Reads the pickle of a zip, after a look at its byte order.
+/// Reads the pickle of a zip after checking its byte order.
 pub(crate) fn read_pickle(
     blob: &Blob,
     zip: &Zip,
@@ -68,7 +68,7 @@ pub(crate) fn read_pickle(
     Ok((bytes, prefix.to_owned()))
 }
 
-/// The tensor that a record rebuilds.
+/// Returns the tensor that a record rebuilds.
 pub(crate) fn view(pickle: &Pickle<'_>, value: Value) -> Option<std::result::Result<View, Fault>> {
     let Some(Node::Record(record)) = pickle.node(value) else {
         return None;
@@ -117,7 +117,7 @@ fn view_of(pickle: &Pickle<'_>, name: Name, arguments: Value) -> Option<View> {
     (is_storage && view.shape.len() == view.strides.len() && view.shape.len() <= 64).then_some(view)
 }
 
-/// Whether a tensor's flags say that its items are not those that are stored.
+/// Returns whether a tensor's flags mark its items as different from the stored ones.
 fn is_lazy(pickle: &Pickle<'_>, flags: Value) -> bool {
     let is_set = |flag| !matches!(pickle.field(flags, flag), None | Some(Value::Bool(false)));
     is_set("conj") || is_set("neg")
@@ -133,7 +133,7 @@ fn item_bytes(index: u8) -> Option<u64> {
 }
 
 impl View {
-    /// safetensors' name of the dtype, where it has one.
+    /// Returns the safetensors name of the dtype, if it has one.
     fn dtype_name(&self) -> Option<&'static str> {
         DTYPES
             .get(usize::from(self.dtype))
@@ -146,7 +146,7 @@ impl View {
             .map_or("unknown", |dtype| dtype.0)
     }
 
-    /// The dtype's name in safetensors, or why the tensor has no form here.
+    /// Returns the safetensors name of the dtype, or why the tensor cannot be represented.
     pub(crate) fn readable(&self) -> std::result::Result<&'static str, String> {
         if self.is_lazy {
             return Err(LAZY.to_owned());
@@ -163,7 +163,7 @@ impl View {
         self.shape.contains(&0)
     }
 
-    /// Where its items lie in its storage, in bytes; none where they lie outside or cannot be counted.
+    /// Returns the byte range of the items in the storage; none if it is out of bounds or overflows.
     pub(crate) fn span(&self) -> Option<Range<u64>> {
         let item = item_bytes(self.dtype)?;
         let mut last = self.offset;
@@ -174,7 +174,7 @@ impl View {
         (span.end <= self.storage_bytes).then_some(span)
     }
 
-    /// Its strides, where they are not those of C order. Those of dims of one item mean nothing.
+    /// Returns the strides if they are not C order. Strides of dims of size 1 are ignored.
     pub(crate) fn odd_strides(&self) -> Option<Vec<u64>> {
         let mut expected = 1_u64;
         let mut is_plain = true;
@@ -250,8 +250,8 @@ fn add(
         chunks: Vec::new(),
     };
     if !view.is_empty() && row.same_as.is_none() {
-        let place = view.span().zip(storages.get(&view.key));
-        let inside = place.filter(|(span, storage)| span.end <= storage.end - storage.start);
+        let location = view.span().zip(storages.get(&view.key));
+        let inside = location.filter(|(span, storage)| span.end <= storage.end - storage.start);
         let Some((span, storage)) = inside else {
             return Err(blob.corrupt(
                 None,
@@ -278,7 +278,7 @@ fn add(
     Ok(())
 }
 
-/// Where each storage lies in the file, checked against its member.
+/// Locates each storage in the file and checks it against its zip member.
 fn locate_storages(
     blob: &Blob,
     zip: &Zip,
@@ -323,7 +323,7 @@ fn locate_storages(
     Ok(keys.into_iter().map(str::to_owned).zip(places).collect())
 }
 
-/// Takes the tree apart into named leaves, as `hocket.ckpt` does with a state.
+/// Flattens the tree into named leaves, as `hocket.ckpt` does with a state.
 struct Walk<'a, 'p> {
     pickle: &'a Pickle<'p>,
     catalogue: Catalogue,
@@ -332,15 +332,20 @@ struct Walk<'a, 'p> {
 }
 
 impl Walk<'_, '_> {
+    fn spend(&mut self) -> std::result::Result<(), Fault> {
+        self.values_left = self.values_left.checked_sub(1).ok_or_else(|| {
+            Fault::Broken("it holds too many values: one is named again and again".to_owned())
+        })?;
+        Ok(())
+    }
+
     fn visit(&mut self, value: Value, path: &mut Vec<Step>) -> std::result::Result<(), Fault> {
         if path.len() > DEEPEST {
             return Err(Fault::Unfit(format!(
                 "it is nested more than {DEEPEST} deep, or holds itself"
             )));
         }
-        self.values_left = self.values_left.checked_sub(1).ok_or_else(|| {
-            Fault::Broken("it holds too many values: one is named again and again".to_owned())
-        })?;
+        self.spend()?;
         if let Some(view) = view(self.pickle, value) {
             let view = view?;
             return self.add_tensor(path, view);
@@ -368,7 +373,96 @@ impl Walk<'_, '_> {
             }
             _ => {}
         }
+        match pickle.object(value) {
+            Some((arguments, state)) => self.visit_object(value, arguments, state, path),
+            None => self.add_value(path, value),
+        }
+    }
+
+    /// Visits an object of an unlisted class: its tensors are read, the object itself is reported as left out.
+    ///
+    /// A pickled module is read under the names of its `state_dict()`. For any other object, the attributes are
+    /// read if they contain tensors, and otherwise the constructor's arguments.
+    fn visit_object(
+        &mut self,
+        value: Value,
+        arguments: Value,
+        state: Value,
+        path: &mut Vec<Step>,
+    ) -> std::result::Result<(), Fault> {
+        // With `__slots__` the state is a pair: the attributes, and those in slots.
+        let attributes = match self.pickle.items(state) {
+            Some(&[attributes, slots]) => [attributes, slots],
+            _ => [state, Value::None],
+        };
+        if self.is_module(state) {
+            self.visit_module(state, path)?;
+        } else if self.holds_tensor(state, 0) {
+            for part in attributes {
+                if self
+                    .pickle
+                    .pairs(part)
+                    .is_some_and(|pairs| !pairs.is_empty())
+                {
+                    self.visit(part, path)?;
+                }
+            }
+        } else if self.holds_tensor(arguments, 0) {
+            self.visit(arguments, path)?;
+        }
+        let is_taken = match path.as_slice() {
+            [] => self.catalogue.has("value"),
+            path => self.catalogue.has(&join(path)),
+        };
+        if is_taken {
+            return Ok(()); // another tensor already has the object's name
+        }
         self.add_value(path, value)
+    }
+
+    fn is_module(&self, state: Value) -> bool {
+        let is_mapping = |key| {
+            let part = self.pickle.field(state, key);
+            part.is_some_and(|part| self.pickle.pairs(part).is_some())
+        };
+        is_mapping("_parameters") && is_mapping("_modules")
+    }
+
+    /// Visits the parameters, persistent buffers and submodules of a pickled module, in the order of
+    /// `state_dict()`.
+    fn visit_module(
+        &mut self,
+        state: Value,
+        path: &mut Vec<Step>,
+    ) -> std::result::Result<(), Fault> {
+        let pickle = self.pickle;
+        let passing = pickle.field(state, "_non_persistent_buffers_set");
+        let passing: &[Value] = match passing.and_then(|names| pickle.node(names)) {
+            Some(Node::Set(names) | Node::List(names)) => names,
+            _ => &[],
+        };
+        let is_passing = |name: &str| passing.iter().any(|&it| pickle.text(it) == Some(name));
+        for kind in ["_parameters", "_buffers", "_modules"] {
+            let parts = pickle.field(state, kind).and_then(|it| pickle.pairs(it));
+            for &(name, part) in parts.unwrap_or_default() {
+                self.spend()?;
+                let Some(name) = pickle.text(name) else {
+                    continue;
+                };
+                if part == Value::None || (kind == "_buffers" && is_passing(name)) {
+                    continue;
+                }
+                path.push(Step::Key(name.to_owned()));
+                match pickle.object(part) {
+                    Some((_, state)) if self.is_module(state) && path.len() <= DEEPEST => {
+                        self.visit_module(state, path)?;
+                    }
+                    _ => self.visit(part, path)?,
+                }
+                path.pop();
+            }
+        }
+        Ok(())
     }
 
     fn visit_items(
@@ -384,7 +478,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The keys of a mapping that is taken apart: text, or integers where tensors are below.
+    /// Returns the keys of a mapping to flatten: strings, or integers if the mapping contains tensors.
     fn keys(&mut self, pairs: &[(Value, Value)]) -> Option<Vec<Step>> {
         let keys: Vec<Step> = pairs
             .iter()
@@ -411,7 +505,7 @@ impl Walk<'_, '_> {
         )
     }
 
-    /// Whether a tensor is among what is near below. Each look is paid for, as a visit is.
+    /// Returns whether a tensor is found within a few levels below. Each node visited counts towards the limit.
     fn holds_tensor(&mut self, value: Value, depth: usize) -> bool {
         const NEAR: usize = 4;
         const FIRST: usize = 16;
@@ -427,14 +521,19 @@ impl Walk<'_, '_> {
                 items.iter().take(FIRST).copied().collect()
             }
             Some(Node::Dict(pairs)) => pairs.iter().take(FIRST).map(|&(_, item)| item).collect(),
-            _ => return false,
+            _ => match self.pickle.object(value) {
+                Some((_, state)) if self.is_module(state) => return true,
+                Some((arguments, state)) => vec![arguments, state],
+                None => return false,
+            },
         };
         below
             .into_iter()
             .any(|item| self.holds_tensor(item, depth + 1))
     }
 
-    /// Path and name of a leaf; a file that is one leaf calls it `value`. A long path is paid for: each leaf keeps its own.
+    /// Returns path and name of a leaf; a file that is a single leaf calls it `value`. Long paths count towards
+    /// the limit, because every leaf stores its own.
     fn name(&mut self, path: &[Step]) -> std::result::Result<(Vec<Step>, String), Fault> {
         self.values_left = self.values_left.saturating_sub(path.len() / 4);
         let path = match path {
@@ -453,7 +552,7 @@ impl Walk<'_, '_> {
 
     fn add_tensor(&mut self, path: &[Step], view: View) -> std::result::Result<(), Fault> {
         let (path, name) = self.name(path)?;
-        // Its place in the order; the row comes when its storage has been found.
+        // Reserves the position in the order; the row is filled in once the storage has been located.
         self.catalogue
             .tensors
             .insert(name.clone(), serde_json::Value::Null);

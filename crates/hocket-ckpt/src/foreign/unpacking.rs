@@ -1,4 +1,4 @@
-//! Compressed items, unpacked front to back: however large they are, some MiB of them are in memory.
+//! Streaming decompression of compressed items, with a few MiB in memory whatever their size.
 
 use std::ops::Range;
 
@@ -7,25 +7,26 @@ use zstd::stream::raw::{Decoder, Operation};
 use super::blob::Blob;
 use super::dcp_items::{TensorItem, find};
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
-use crate::place::Place;
+use crate::location::Location;
 use crate::safetensors::{Dtype, Memory};
+use crate::workers::Interrupted;
 
-/// Fetched at a time, and kept of an item's beginning and of its end, where its pickle and its directory are.
+/// Bytes fetched at a time. Also the bytes kept of an item's beginning and end, which contain its pickle and
+/// directory.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What a tensor's item has beside the tensor is shorter.
+/// Limit of the bytes in a tensor's item in addition to the tensor.
 const ZIP_BYTES: u64 = 1 << 20;
 
-/// What an item unpacks to, from its beginning on.
+/// A decompression stream over an item.
 pub(crate) struct Stream {
     blob: Blob,
-    /// What was not fetched yet.
+    /// The range that is still to be fetched.
     packed: Range<u64>,
     input: Vec<u8>,
     used: usize,
     decoder: Decoder<'static>,
-    /// Whether what was unpacked so far is whole frames.
+    /// Whether the data unpacked so far ends at a frame boundary.
     is_whole: bool,
     position: u64,
 }
@@ -44,12 +45,12 @@ impl Stream {
         })
     }
 
-    /// Bytes that were unpacked so far.
+    /// Returns the number of bytes unpacked so far.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
-    /// Unpacks some bytes; 0 at the end.
+    /// Unpacks some bytes; returns 0 at the end.
     pub(crate) fn next(&mut self, out: &mut [u8], interrupted: Interrupted<'_>) -> Result<usize> {
         loop {
             let input = self.input.get(self.used..).unwrap_or_default();
@@ -94,7 +95,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Unpacks up to a position, and hands what is passed over to `see`.
+    /// Unpacks up to a position and passes the skipped bytes to `see`.
     pub(crate) fn pass(
         &mut self,
         until: u64,
@@ -112,10 +113,10 @@ impl Stream {
     }
 }
 
-/// The two ends of what an item unpacks to, as a file of which nothing else can be read.
+/// Returns the two ends of an unpacked item as a file; reading anywhere else in it is an error.
 ///
 /// # Errors
-/// `Corrupt` where it is no zstd, or unpacks to more than `limit` bytes.
+/// `Corrupt` if it is not zstd or unpacks to more than `limit` bytes.
 pub(crate) fn ends(
     blob: &Blob,
     packed: Range<u64>,
@@ -144,28 +145,29 @@ pub(crate) fn ends(
     Ok(blob.unpacked_pieces(size, vec![(0, head), (tail_start, tail)]))
 }
 
-/// The tensor inside a compressed item, in ranges of its bytes. Those that ascend take one pass, others begin anew.
+/// A reader of byte ranges of the tensor inside a compressed item. Ascending ranges share one pass; a range
+/// before the current position starts another.
 pub struct Unpacker {
     blob: Blob,
     packed: Range<u64>,
-    /// Where the tensor's first item is in what the item unpacks to, and where its last one ends.
+    /// Byte range of the tensor in the unpacked item, from its first item to the end of its last.
     span: Range<u64>,
     strides: Option<Vec<u64>>,
     stream: Option<Stream>,
 }
 
 impl Unpacker {
-    /// Finds the tensor inside an item, which takes a pass over all of it.
+    /// Finds the tensor inside an item, with one pass over all of it.
     ///
     /// # Errors
-    /// `Corrupt` where the item does not hold what `.metadata` says, and what the disk or the store says.
+    /// `Corrupt` if the item does not match `.metadata`, and errors of the disk or the store.
     pub fn open(
-        place: &Place,
+        location: &Location,
         path: &str,
         item: &TensorItem,
         interrupted: Interrupted<'_>,
     ) -> Result<Self> {
-        let blob = Blob::open(place, path, interrupted)?;
+        let blob = Blob::open(location, path, interrupted)?;
         let dtype = Dtype::parse(&item.dtype).and_then(|dtype| dtype.num_bytes(&item.shape));
         let Some(expected) = dtype else {
             return Err(CkptError::Invalid(format!("`{}` is no dtype", item.dtype)));
@@ -188,22 +190,23 @@ impl Unpacker {
         })
     }
 
-    /// Bytes of the tensor, with what its strides leave between items.
+    /// Returns the bytes of the tensor, including gaps that its strides leave between items.
     #[must_use]
     pub fn num_bytes(&self) -> u64 {
         self.span.end - self.span.start
     }
 
-    /// Its strides in items, where they are not those of C order.
+    /// Returns the strides in items, if they are not C order.
     #[must_use]
     pub fn strides(&self) -> Option<&[u64]> {
         self.strides.as_deref()
     }
 
-    /// Reads ranges of the tensor's bytes, each given by where it begins.
+    /// Reads ranges of the tensor's bytes, each given by its start.
     ///
     /// # Errors
-    /// `Invalid` for a range outside of it, `Corrupt` for what is no zstd, and what the disk or the store says.
+    /// `Invalid` for a range out of bounds, `Corrupt` for data that is not zstd, and errors of the disk or the
+    /// store.
     pub fn read(&mut self, reads: Vec<(u64, Memory)>, interrupted: Interrupted<'_>) -> Result<()> {
         for (offset, memory) in reads {
             let begin = self.span.start.saturating_add(offset);
@@ -219,7 +222,7 @@ impl Unpacker {
                 None => Stream::open(&self.blob, self.packed.clone())?,
             };
             stream.pass(begin, |_| (), interrupted)?;
-            // SAFETY: the only slice of this memory; it is gone when the next one is made.
+            // SAFETY: the only slice of this memory; it is dropped before the next one is made.
             let out = unsafe { memory.slice_mut(0, memory.bytes()) };
             stream.fill(out, interrupted)?;
             self.stream = Some(stream);

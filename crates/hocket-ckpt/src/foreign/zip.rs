@@ -1,17 +1,19 @@
-//! The directory of a zip as torch writes it: members stored, sizes in the central directory, zip64 where needed.
+//! The directory of a zip as torch writes it: stored members, sizes in the central directory, zip64 where
+//! needed.
 
 use std::ops::Range;
 
 use crate::error::{CkptError, Result};
-use crate::pace::Interrupted;
+use crate::workers::Interrupted;
 
 use super::blob::Blob;
 
-/// The end record, a comment behind it, and zip64's records before it are looked for in so many last bytes.
+/// Number of bytes at the end of the zip that are searched for the end record, a comment after it, and the
+/// zip64 records before it.
 const TAIL_BYTES: u64 = 4096;
 const LONGEST_COMMENT: u64 = 65_535;
 
-/// A central directory has at most so many bytes: some 2 million members.
+/// Limit of a central directory in bytes: about 2 million members.
 const DIRECTORY_LIMIT: u64 = 256 << 20;
 
 const END_BYTES: usize = 22;
@@ -20,7 +22,7 @@ const END64: [u8; 4] = *b"PK\x06\x06";
 const LOCATOR: [u8; 4] = *b"PK\x06\x07";
 const CENTRAL: [u8; 4] = *b"PK\x01\x02";
 const LOCAL: [u8; 4] = *b"PK\x03\x04";
-/// Bytes of a local header, without the name.
+/// Bytes of a local header without the name.
 pub(crate) const LOCAL_BYTES: u64 = 30;
 
 /// A member of a zip.
@@ -31,11 +33,11 @@ pub(crate) struct Member {
     pub(crate) crc: u32,
     /// Neither compressed nor encrypted.
     is_stored: bool,
-    /// Where its local header begins in the file.
+    /// Offset of its local header in the file.
     pub(crate) header: u64,
 }
 
-/// A zip inside a file, from `range.start` on.
+/// A zip inside a file, starting at `range.start`.
 #[derive(Debug)]
 pub(crate) struct Zip {
     pub(crate) range: Range<u64>,
@@ -43,7 +45,7 @@ pub(crate) struct Zip {
 }
 
 impl Zip {
-    /// Reads the directory of the zip that takes `range` of a file.
+    /// Reads the directory of the zip in `range` of a file.
     pub(crate) fn open(
         blob: &Blob,
         range: Range<u64>,
@@ -70,13 +72,13 @@ impl Zip {
         }
         let end = found.ok_or_else(|| bad("it has no end record; it may have been cut short"))?;
         let tail_start = length - tail.len() as u64;
-        let place = directory_place(&tail, tail_start, end)
+        let location = directory_place(&tail, tail_start, end)
             .ok_or_else(|| bad("its end records do not say where the directory is"))?;
         let Directory {
             offset,
             bytes,
             count,
-        } = place;
+        } = location;
         if bytes > DIRECTORY_LIMIT || offset.checked_add(bytes).is_none_or(|end| end > length) {
             return Err(bad("its directory lies outside of it, or is too long"));
         }
@@ -102,7 +104,7 @@ impl Zip {
         Ok(Self { range, members })
     }
 
-    /// The member that is the pickle, and what stands before `/data.pkl` in its name.
+    /// Returns the member with the pickle, and the part of its name before `/data.pkl`.
     pub(crate) fn pickle(&self) -> Option<(&Member, &str)> {
         let prefix = |member: &'_ Member| member.name.strip_suffix("/data.pkl").map(str::len);
         let found = self.members.iter().filter_map(|member| {
@@ -116,7 +118,7 @@ impl Zip {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// Where the data of each member lies in the file; reads their local headers.
+    /// Reads the members' local headers and returns the range of each member's data in the file.
     pub(crate) fn locate(
         &self,
         blob: &Blob,
@@ -139,17 +141,17 @@ impl Zip {
             ranges.push(member.header..end);
         }
         let headers = blob.read_many(&ranges, interrupted)?;
-        let place = |(member, header): (&&Member, &Vec<u8>)| {
+        let location = |(member, header): (&&Member, &Vec<u8>)| {
             let start = local_data(header, member.header).map_err(|reason| bad(member, reason))?;
             match start.checked_add(member.size) {
                 Some(end) if end <= self.range.end => Ok(start..end),
                 _ => Err(bad(member, "its data ends beyond the zip")),
             }
         };
-        members.iter().zip(&headers).map(place).collect()
+        members.iter().zip(&headers).map(location).collect()
     }
 
-    /// The content of a member, `limit` bytes at most.
+    /// Reads the content of a member of at most `limit` bytes.
     pub(crate) fn read(
         &self,
         blob: &Blob,
@@ -166,8 +168,8 @@ impl Zip {
                 ),
             ));
         }
-        let place = self.locate(blob, &[member], interrupted)?;
-        let content = blob.read(place.into_iter().next().unwrap_or_default(), interrupted)?;
+        let location = self.locate(blob, &[member], interrupted)?;
+        let content = blob.read(location.into_iter().next().unwrap_or_default(), interrupted)?;
         if crc32fast::hash(&content) == member.crc {
             return Ok(content);
         }
@@ -185,7 +187,7 @@ impl Zip {
     }
 }
 
-/// Where a member's data begins, by its local header, which begins at `at`.
+/// Returns the start of a member's data, given its local header at `at`.
 pub(crate) fn local_data(header: &[u8], at: u64) -> std::result::Result<u64, &'static str> {
     if header.get(..4) != Some(&LOCAL) {
         return Err("it does not begin with a local header");
@@ -196,7 +198,7 @@ pub(crate) fn local_data(header: &[u8], at: u64) -> std::result::Result<u64, &'s
     }
 }
 
-/// Where the end record begins in the tail: the last one whose comment ends with the zip.
+/// Returns the offset of the end record in the tail: the last one whose comment ends at the end of the zip.
 fn find_end(tail: &[u8]) -> Option<usize> {
     let last = tail.len().checked_sub(END_BYTES)?;
     (0..=last).rev().find(|&at| {
@@ -206,13 +208,14 @@ fn find_end(tail: &[u8]) -> Option<usize> {
 }
 
 struct Directory {
-    /// From the beginning of the zip.
+    /// Relative to the start of the zip.
     offset: u64,
     bytes: u64,
     count: u64,
 }
 
-/// The directory's place by the end record at `end` of the tail, or by zip64's where there is one.
+/// Returns the location of the directory from the end record at `end` of the tail, or from the zip64 record if
+/// there is one.
 fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory> {
     let plain = Directory {
         count: u16_at(tail, end + 10)?.into(),
@@ -227,7 +230,7 @@ fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory
     let Some(locator) = locator else {
         return is_plain.then_some(plain);
     };
-    // Relative to the zip, as all offsets in it; the record stands shortly before its locator.
+    // The offset is relative to the zip, like all others; the zip64 record is shortly before its locator.
     let at = u64_at(tail, locator + 8)?.checked_sub(tail_start)?;
     let at = usize::try_from(at).ok()?;
     if tail.get(at..at.checked_add(4)?) != Some(&END64) {
@@ -240,7 +243,7 @@ fn directory_place(tail: &[u8], tail_start: u64, end: usize) -> Option<Directory
     })
 }
 
-/// The members of a directory. `base` is where the zip begins in its file, `length` its bytes.
+/// Returns the members of a directory. `base` is the offset of the zip in its file, `length` its size in bytes.
 fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<Member>, String> {
     let cut = || "its directory is cut short".to_owned();
     let mut members = Vec::new();
@@ -288,7 +291,7 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
     Ok(members)
 }
 
-/// The 64-bit numbers of an entry's extra field, in their order.
+/// The 64-bit numbers of an entry's extra field, in order.
 struct Zip64<'a>(&'a [u8]);
 
 impl<'a> Zip64<'a> {
@@ -303,7 +306,7 @@ impl<'a> Zip64<'a> {
         Self(&[])
     }
 
-    /// The number, or the next wide one where it only says that there is one.
+    /// Returns the number, or the next 64-bit number if it is the placeholder for one.
     fn widen(&mut self, number: u32) -> Option<u64> {
         if number != u32::MAX {
             return Some(number.into());

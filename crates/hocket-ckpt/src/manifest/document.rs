@@ -1,4 +1,4 @@
-//! The document's fields, as `packages/ckpt/docs/format.md` names them.
+//! The document's fields, named as in `packages/ckpt/docs/format.md`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,30 +9,31 @@ use serde::{Deserialize as DeriveDeserialize, Serialize};
 
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
 
-/// The greatest format number that is read, and the one that is written.
+/// The format number that is written, and the greatest that is read.
 pub const FORMAT: u64 = 1;
 
-/// A data file as the manifest lists it.
+/// The manifest's record of a data file.
 #[derive(Debug, Clone, PartialEq, Eq, DeriveDeserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// Its place inside the checkpoint.
+    /// Path inside the checkpoint.
     pub path: String,
-    /// Bytes of the whole file.
+    /// Size of the whole file in bytes.
     pub size: u64,
-    /// Where the data begins.
+    /// Offset of the data in the file.
     pub data_start: u64,
     /// Base64 digest of the bytes before the data.
     pub header: String,
-    /// Base64 of the digests of the data's blocks, one after the other.
+    /// Base64 of the concatenated digests of the data's blocks.
     pub digests: String,
-    /// For a compressed file: base64 of the bytes of each frame, the header's first, as little endian 32 bits.
+    /// For a compressed file: base64 of the frames' sizes in bytes, the header's first, as little-endian 32-bit
+    /// integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<String>,
 }
 
 impl DataFile {
-    /// Bytes of the file as it is stored. `size` is what a compressed one has when it is decompressed.
+    /// Returns the size of the stored file in bytes. For a compressed file, `size` is the decompressed size.
     pub(crate) fn stored_bytes(&self) -> u64 {
         match &self.frames {
             None => self.size,
@@ -43,7 +44,8 @@ impl DataFile {
         }
     }
 
-    /// Where the frame of each block begins, and where the last one ends; none where they do not fit the blocks.
+    /// Returns the offset of each block's frame, and the end of the last; none if the frames do not match the
+    /// blocks.
     pub(crate) fn frame_starts(&self) -> Option<Vec<u64>> {
         let bytes = from_base64(self.frames.as_deref()?)?;
         let (lengths, rest) = bytes.as_chunks::<4>();
@@ -56,12 +58,12 @@ impl DataFile {
         fits.then(|| starts.collect())
     }
 
-    /// Bytes of data.
+    /// Returns the size of the data in bytes.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.size.saturating_sub(self.data_start)
     }
 
-    /// The digests of the blocks; none where their number is not that of the blocks.
+    /// Returns the digests of the blocks; none if their number does not match the blocks.
     pub(crate) fn block_digests(&self) -> Option<Vec<Digest>> {
         let bytes = from_base64(&self.digests)?;
         let (digests, rest) = bytes.as_chunks::<DIGEST_BYTES>();
@@ -69,12 +71,12 @@ impl DataFile {
         fits.then(|| digests.to_vec())
     }
 
-    /// The digest of what stands before the data.
+    /// Returns the digest of the bytes before the data.
     pub(crate) fn header_digest(&self) -> Option<Digest> {
         from_base64(&self.header)?.try_into().ok()
     }
 
-    /// Bytes of one block.
+    /// Returns the size of one block in bytes.
     pub(crate) fn block_bytes(&self, block: u64) -> u64 {
         self.data_bytes()
             .saturating_sub(block * BLOCK_BYTES)
@@ -168,7 +170,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// A JSON object in its own order; a key that stands twice is refused, where a map would keep the last.
+/// A JSON object in its original order. Duplicate keys are rejected, where a map would keep the last.
 pub(super) struct Pairs<T>(pub(super) Vec<(String, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {

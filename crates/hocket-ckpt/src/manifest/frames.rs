@@ -1,4 +1,5 @@
-//! The manifest's bytes: a small frame with the head, the document's frame, a skippable frame with the digest of both.
+//! The manifest's encoding: a small frame with the head, the document's frame, and a skippable frame with the
+//! digest of both.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -7,17 +8,22 @@ use serde::{Deserialize, Serialize};
 use zstd::zstd_safe::{CParameter, find_frame_compressed_size, get_frame_content_size};
 
 use super::document::{Document, FORMAT};
-use super::{HEAD_BYTES, rules};
+use super::rules;
 use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
 
-/// A document has at most so many bytes, and where it has more than a few, at most so many for each as it is stored:
-/// a manifest of a million chunks fits, and a small one that unfolds to more than memory is refused before it does.
+/// Number of bytes that contain the first frame of every manifest.
+pub(crate) const HEAD_BYTES: u64 = 4096;
+
+/// Limit of a document in bytes. Documents above a small size are also limited to a multiple of their stored
+/// size. A manifest of a million chunks stays below both limits, and a small one that would expand to more than
+/// memory is rejected before decompression.
 const DOCUMENT_LIMIT: u64 = 1 << 30;
 const DOCUMENT_FREE_BYTES: u64 = 4 << 20;
 const DOCUMENT_RATIO: u64 = 256;
 
-/// A piece that is compressed for itself takes at least 4 bytes, the 128th part.
+/// Size of the pieces that are compressed separately. A compressed piece takes at least 4 bytes, 1/128 of its
+/// size.
 const PIECE_BYTES: usize = 512;
 
 /// Magic number of a skippable frame, and the length of ours.
@@ -25,27 +31,28 @@ const SKIPPABLE: [u8; 8] = [0x50, 0x2a, 0x4d, 0x18, DIGEST_BYTES as u8, 0, 0, 0]
 
 const TRAILER_BYTES: usize = SKIPPABLE.len() + DIGEST_BYTES;
 
-/// zstd's default: a manifest is mostly digests, which no level makes smaller.
+/// zstd's default level: a manifest consists mostly of digests, which do not compress at any level.
 const LEVEL: i32 = 3;
 
-/// What a listing shows: the manifest's first frame. Later formats keep these fields and may add others.
+/// The head: the manifest's first frame, which listings show. Later formats keep these fields and may add
+/// others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Number of the format.
     pub format: u64,
-    /// The version of Hocket that wrote it.
+    /// Version of Hocket that wrote it.
     pub version: String,
-    /// Who wrote it: 32 hexadecimal digits.
+    /// Id of the save that wrote it: 32 hexadecimal digits.
     pub save_id: String,
     /// The caller's step.
     pub step: u64,
-    /// When it was written, UTC.
+    /// Time of writing, in UTC.
     pub created: String,
     /// Number of data files.
     pub files: u64,
     /// Number of tensors.
     pub tensors: u64,
-    /// Bytes of the data files.
+    /// Total size of the data files in bytes.
     pub bytes: u64,
     /// Hexadecimal digest of the document's frame.
     pub digest: String,
@@ -54,7 +61,7 @@ pub struct Head {
 /// Compresses a document into a manifest's bytes.
 ///
 /// # Errors
-/// `Corrupt` where the document breaks a rule, `Incompatible` where its format is not ours to write.
+/// `Corrupt` if the document violates a rule, `Incompatible` if its format is not the one this version writes.
 pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
     let uri = "(not yet written)";
     let parsed = parse(document, uri)?;
@@ -90,10 +97,10 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The document inside a manifest's bytes, after every check.
+/// Returns the document inside a manifest's bytes after all checks.
 ///
 /// # Errors
-/// `Corrupt` where a digest or a rule does not hold, `Incompatible` for a later format.
+/// `Corrupt` if a digest or a rule is violated, `Incompatible` for a later format.
 pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
     let bad = |reason: String| CkptError::bad_manifest(uri, reason);
     let split = bytes
@@ -134,11 +141,11 @@ pub fn decode(bytes: &[u8], uri: &str) -> Result<Vec<u8>> {
     Ok(document)
 }
 
-/// The first frame: parsed, as JSON, and the bytes it takes.
+/// Decodes the first frame; returns it parsed, as JSON, and the number of bytes it takes.
 pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usize)> {
     let bad = |reason: String| CkptError::bad_manifest(uri, format!("head: {reason}"));
     let (json, used) = decompress(bytes, HEAD_BYTES).map_err(bad)?;
-    // A later format may have another head: its number and its version are all that is asked of it.
+    // A later format may have a different head, so only its number and version are parsed.
     #[derive(Deserialize)]
     struct Peek {
         format: u64,
@@ -159,10 +166,10 @@ pub(crate) fn decode_head(bytes: &[u8], uri: &str) -> Result<(Head, Vec<u8>, usi
     Ok((head, json, used))
 }
 
-/// The data files that a document names.
+/// Returns the data files that a document names.
 ///
 /// # Errors
-/// `Corrupt` where it is no document.
+/// `Corrupt` if it is not a document.
 pub(crate) fn data_paths(document: &[u8], uri: &str) -> Result<HashSet<String>> {
     let parsed = parse(document, uri)?;
     Ok(parsed.files.into_iter().map(|file| file.path).collect())
@@ -190,12 +197,13 @@ fn head_of(document: &Document, digest: String) -> Head {
     }
 }
 
-/// Bytes that the document in a frame has at most.
+/// Returns the limit of the document in a frame, in bytes.
 fn document_limit(frame: &[u8]) -> u64 {
     (frame.len() as u64 * DOCUMENT_RATIO + DOCUMENT_FREE_BYTES).min(DOCUMENT_LIMIT)
 }
 
-/// A frame that is at most [`DOCUMENT_RATIO`] times smaller: for a document that says the same over and over.
+/// Returns a frame that is at most [`DOCUMENT_RATIO`] times smaller than `bytes`, for very repetitive
+/// documents.
 fn compress_less(bytes: &[u8]) -> Result<Vec<u8>> {
     let run = || {
         let mut encoder = zstd::Encoder::new(Vec::new(), LEVEL)?;
@@ -219,7 +227,7 @@ fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
     run().map_err(|error: std::io::Error| CkptError::Invalid(format!("zstd: {error}")))
 }
 
-/// The content of the frame that `bytes` begins with, and the bytes of the frame.
+/// Returns the content of the first frame in `bytes`, and the size of the frame.
 fn decompress(bytes: &[u8], limit: u64) -> std::result::Result<(Vec<u8>, usize), String> {
     let used = find_frame_compressed_size(bytes).map_err(|_| "no whole zstd frame".to_owned())?;
     let frame = bytes.get(..used).ok_or("a zstd frame that is cut short")?;

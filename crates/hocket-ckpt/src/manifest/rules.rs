@@ -1,4 +1,4 @@
-//! The rules that every document keeps, whoever wrote it.
+//! The rules that every document must satisfy, independent of its writer.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,17 +8,17 @@ use super::document::{Chunks, DataFile, Document, Step, Tensor};
 use super::tiling::{self, Box as Region};
 use crate::digest::{BLOCK_BYTES, from_base64};
 use crate::error::{CkptError, Result};
-use crate::place::{BLOCKS_SUFFIX, is_data_path};
+use crate::file_names::{BLOCKS_SUFFIX, is_data_path};
 use crate::safetensors::{Dtype, HEADER_LIMIT};
 
-/// Tensors of at most so many bytes may stand in the manifest, and so many bytes in all.
+/// Limit of a tensor stored inside the manifest, and of all such tensors together, in bytes.
 const INLINE_BYTES: u64 = 1 << 10;
 const INLINE_TOTAL_BYTES: u64 = 4 << 20;
 
-/// NumPy's limit, so that what is read can be shown.
+/// NumPy's limit, so that every tensor read can be shown.
 const MAX_DIMS: usize = 64;
 
-/// Checks a document of a known format; the error says which rule it breaks and where.
+/// Checks a document of a known format; the error names the violated rule and the place.
 pub(super) fn check(document: &Document, uri: &str) -> Result<()> {
     let run = || -> std::result::Result<(), String> {
         check_top(document)?;
@@ -56,7 +56,7 @@ fn check_top(document: &Document) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// `YYYY-MM-DDTHH:MM:SS.ffffffZ`, as a listing shows it and compares it.
+/// Checks for `YYYY-MM-DDTHH:MM:SS.ffffffZ`, the form that listings show and compare.
 pub(super) fn check_created(created: &str) -> std::result::Result<(), String> {
     const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
     let fits = |(byte, form): (u8, u8)| byte == form || form == b'0' && byte.is_ascii_digit();
@@ -106,7 +106,8 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A compressed file has a frame for its header and one for each block, none larger than zstd makes them.
+/// Checks that a compressed file has a frame for its header and one for each block, none larger than zstd's
+/// bound.
 fn check_frames(file: &DataFile) -> std::result::Result<(), String> {
     if file.frames.is_some() != file.path.ends_with(BLOCKS_SUFFIX) {
         return Err(format!(
@@ -202,7 +203,7 @@ fn check_tensors(document: &Document) -> std::result::Result<(), String> {
     check_ranges(ranges, &document.files)
 }
 
-/// Bytes of the whole tensor.
+/// Returns the size of the whole tensor in bytes.
 fn check_shape(tensor: &Tensor) -> std::result::Result<u64, String> {
     let dtype = Dtype::parse(&tensor.dtype)
         .ok_or_else(|| format!("no dtype is called `{}`", tensor.dtype))?;
@@ -306,7 +307,7 @@ fn check_chunks(
     tiling::check(&tensor.shape, &mut regions)
 }
 
-/// No two chunks on the same bytes: what shares storage says so with `same_as`.
+/// Checks that no two chunks overlap in a file; shared storage is expressed with `same_as`.
 fn check_ranges(
     mut ranges: Vec<(u64, u64, u64, &str)>,
     files: &[DataFile],

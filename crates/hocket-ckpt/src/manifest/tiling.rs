@@ -1,9 +1,9 @@
-//! Whether boxes tile a tensor exactly: no gap, no overlap.
+//! Check that boxes tile a tensor exactly, without gaps or overlaps.
 //!
-//! Shards come from cutting along dimensions, so the boxes are cut apart again the same way: sorted
-//! along a dimension, they fall into groups that no box straddles, and each group is a smaller
-//! problem. That is O(n log n) per dimension however many ranks wrote. What no straight cut divides
-//! (a pinwheel) is compared pair by pair, for a bounded number of boxes.
+//! Shards result from cuts along dimensions, so the check divides the boxes in the same way: sorted along a
+//! dimension, they fall into groups that no box straddles, and each group is a smaller problem. This takes O(n
+//! log n) per dimension, for any number of ranks. Boxes that no straight cut divides (a pinwheel) are compared
+//! pairwise, up to a limit.
 
 /// A box of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,10 +12,10 @@ pub(crate) struct Box {
     pub(crate) size: Vec<u64>,
 }
 
-/// Boxes compared pair by pair at most: 2 million comparisons.
+/// Limit of boxes compared pairwise: 2 million comparisons.
 const MAX_PAIRWISE: usize = 2048;
 
-/// Cuts within cuts at most. A mesh needs one a dimension.
+/// Limit of nested cuts. A mesh needs one per dimension.
 const MAX_DEPTH: usize = 128;
 
 impl Box {
@@ -24,7 +24,7 @@ impl Box {
     }
 }
 
-/// Checks that non-empty boxes tile `shape`; the error says where they do not.
+/// Checks that non-empty boxes tile `shape`; the error describes where they do not.
 pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
     for region in boxes.iter() {
         let inside =
@@ -46,7 +46,7 @@ pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
     cut(&vec![0; shape.len()], shape, boxes, 0)
 }
 
-/// Checks that boxes, all inside `low..high`, tile it.
+/// Checks that boxes inside `low..high` tile it.
 fn cut(low: &[u64], high: &[u64], boxes: &mut [Box], depth: usize) -> Result<(), String> {
     if boxes.is_empty() {
         return Err(format!("no chunk covers {low:?} to {high:?}"));
@@ -97,7 +97,7 @@ fn cut(low: &[u64], high: &[u64], boxes: &mut [Box], depth: usize) -> Result<(),
     pairwise(low, high, boxes)
 }
 
-/// Runs of sorted boxes that no straight cut along `dim` divides, each with where it begins and ends.
+/// Returns the runs of sorted boxes that no straight cut along `dim` divides, each with its start and end.
 fn groups(boxes: &[Box], dim: usize) -> Vec<(std::ops::Range<usize>, u64, u64)> {
     let mut groups: Vec<(std::ops::Range<usize>, u64, u64)> = Vec::new();
     for (index, region) in boxes.iter().enumerate() {
@@ -182,7 +182,7 @@ mod tests {
         assert!(check(&[], &mut [region(&[], &[]), region(&[], &[])]).is_err());
     }
 
-    /// Says by counting what `check` says by cutting.
+    /// Computes the result of `check` by counting, as an independent reference.
     fn tiles_by_counting(shape: &[u64; 2], boxes: &[Box]) -> bool {
         let mut counts = vec![0_u32; (shape[0] * shape[1]) as usize];
         for region in boxes {

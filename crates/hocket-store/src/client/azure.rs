@@ -5,7 +5,7 @@ use crate::error::{Result, StoreError};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
 
-/// Names that Azure's own tools and mosaicml-streaming read, beside those that the client knows.
+/// Variable names that Azure's own tools and mosaicml-streaming read, in addition to those of `object_store`.
 const ALIASES: [(&str, AzureConfigKey); 6] = [
     ("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName),
     ("AZURE_ACCOUNT_NAME", AzureConfigKey::AccountName),
@@ -15,10 +15,10 @@ const ALIASES: [(&str, AzureConfigKey); 6] = [
     ("AZURE_STORAGE_BLOB_ENDPOINT", AzureConfigKey::Endpoint),
 ];
 
-/// Makes the client. The account is that of the URI, else of the variables.
+/// Creates the client. The account comes from the URI, or else from the variables.
 ///
 /// # Errors
-/// `Config` where no account is named, or for settings that cannot work.
+/// `Config` if no account is named or the settings are invalid.
 pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let mut settings: Vec<(AzureConfigKey, String)> = Vec::new();
     for (name, value) in key.env.iter() {
@@ -30,7 +30,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
             settings.push((known, value.clone()));
         }
     }
-    // The URI's account has an address of its own; the option's comes before both.
+    // An account in the URI implies an address; the `endpoint` option overrides it.
     if let Some(host) = &key.bucket.at {
         let account = host.split('.').next().unwrap_or(host);
         settings.push((AzureConfigKey::AccountName, account.to_owned()));
@@ -69,12 +69,12 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     Ok(Remote::service(Arc::new(store), key))
 }
 
-/// The parts of a connection string that say where and as whom.
+/// Parses a connection string into the settings for endpoint and account.
 fn connection_string(text: &str) -> Result<Vec<(AzureConfigKey, String)>> {
     let mut settings = Vec::new();
     let (mut scheme, mut suffix) = ("https", "core.windows.net");
     for pair in text.split(';').filter(|pair| !pair.trim().is_empty()) {
-        // The value may be a key: it is not repeated.
+        // The value may be a key, so the message does not repeat it.
         let (name, value) = pair.split_once('=').ok_or_else(|| {
             StoreError::config(
                 "`AZURE_STORAGE_CONNECTION_STRING` has a part without `=`; write `AccountName=…;AccountKey=…`",

@@ -1,4 +1,4 @@
-//! Google Cloud Storage, by its XML API.
+//! Google Cloud Storage, through its XML API.
 
 use super::{ClientKey, Connector, Remote, once};
 use crate::error::{Result, StoreError};
@@ -11,11 +11,11 @@ use url::Url;
 
 const ADDRESS: &str = "https://storage.googleapis.com";
 
-/// Makes the client. Credentials are found by the first request, in the variables, the application-default file of
-/// `gcloud`, or the machine's own account.
+/// Creates the client. The first request looks up credentials: in the variables, in the application-default
+/// file of `gcloud`, or from the machine's service account.
 ///
 /// # Errors
-/// `Config` for settings that cannot work.
+/// `Config` if the settings are invalid.
 pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let emulator = key.env.get("STORAGE_EMULATOR_HOST").map(|host| {
         let scheme = if host.contains("://") { "" } else { "http://" };
@@ -34,7 +34,8 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     if let Some(endpoint) = endpoint {
         builder = builder.with_base_url(endpoint);
     }
-    // An emulator has no accounts. Writes are signed even where reads are not, so they get an empty token.
+    // An emulator has no accounts. `object_store` signs writes even when reads are unsigned, so it gets an
+    // empty token.
     let is_signed = !key.anonymous && !key.env.is_true("GOOGLE_SKIP_SIGNATURE");
     if !is_signed || emulator.is_some() {
         let nobody = GcpCredential {

@@ -1,15 +1,16 @@
-//! S3 and what speaks like it, Oracle's object storage included.
+//! S3 and S3-compatible services, including Oracle's object storage.
 
 use super::{ClientKey, Connector, Remote, once};
-use crate::credentials::{self, Provided};
+use crate::credentials::{self, Missing, Provided};
 use crate::error::{Result, StoreError};
 use crate::uploads::{Dialect, Lister};
 use crate::uri::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Where an endpoint may stand, the first that is set wins.
+/// The variables that may hold an endpoint; the first that is set wins.
 const ENDPOINTS: [&str; 4] = [
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL",
@@ -17,19 +18,25 @@ const ENDPOINTS: [&str; 4] = [
     "AWS_ENDPOINT",
 ];
 
-/// The variables that a user is told to set.
+/// The variables named in a message when there are no credentials.
 const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
     (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
     `AWS_SKIP_SIGNATURE=true` for a public bucket, or have a profile that boto3 finds";
 
-/// Where the keys come from.
+/// How long an EC2 instance's metadata service may take to return keys. It answers in milliseconds; on other
+/// machines its address may not answer at all.
+const METADATA_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The source of the keys.
 #[derive(Debug, PartialEq)]
 enum Source {
     Anonymous,
-    /// Variables that the client reads itself.
+    /// Variables, read by `object_store` itself.
     Environment,
-    /// Whoever has claimed this profile.
+    /// Python's boto3, which renews the keys of this profile.
     Profile(String),
+    /// The metadata service of an EC2 instance, asked by `object_store` because boto3 is not installed.
+    Instance,
 }
 
 impl Source {
@@ -56,27 +63,44 @@ impl Source {
             Self::Profile(profile.to_owned())
         })
     }
+
+    /// Returns the source to use in place of boto3's default chain if boto3 is not installed. The other links of
+    /// the chain need boto3.
+    fn without_boto3(&self, key: &ClientKey, missing: &Missing) -> Option<Self> {
+        let is_default = *self == Self::Profile(String::new());
+        let is_off = key.env.is_true("AWS_EC2_METADATA_DISABLED");
+        let is_container = (key.env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")).is_some();
+        (missing.is_provider_missing && is_default && !is_off && !is_container)
+            .then_some(Self::Instance)
+    }
 }
 
 fn half(there: &str, missing: &str) -> StoreError {
     StoreError::config(format!("`{there}` is set and `{missing}` is not; set both"))
 }
 
-/// Makes the client, once there are keys for it.
+/// Creates the client once keys are available.
 ///
 /// # Errors
-/// `Permission` where there are none; `Config` for settings that cannot work.
+/// `Permission` if there are no keys; `Config` if the settings are invalid.
 pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
     let env = &key.env;
-    let source = Source::of(key)?;
+    let mut source = Source::of(key)?;
     let mut profile_region = None;
+    let refused = |reason: &str| StoreError::Permission {
+        uri: key.bucket.uri(),
+        reason: format!("{CREDENTIALS_HELP}: {reason}"),
+    };
+    let mut without_boto3 = String::new();
     if let Source::Profile(profile) = &source {
-        let refused = |reason: String| StoreError::Permission {
-            uri: key.bucket.uri(),
-            reason: format!("{CREDENTIALS_HELP}: {reason}"),
-        };
-        credentials::keys(profile).await.map_err(refused)?;
-        profile_region = credentials::region(profile);
+        match credentials::keys(profile).await {
+            Ok(_) => profile_region = credentials::region(profile),
+            Err(missing) => {
+                let other = source.without_boto3(key, &missing);
+                source = other.ok_or_else(|| refused(&missing.reason))?;
+                without_boto3 = missing.reason;
+            }
+        }
     }
     let region = (key.region.as_deref())
         .or_else(|| env.first(&["AWS_REGION", "AWS_DEFAULT_REGION", "OCI_REGION"]))
@@ -91,17 +115,17 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         .with_client_options(key.client_options(endpoint)?)
         .with_retry(once())
         .with_http_connector(Connector::default())
-        // One DELETE for one key: the bulk form is not known everywhere.
+        // Deletes use one DELETE request per key, because some services lack bulk deletes.
         .with_disable_bulk_delete(true);
     for (name, value) in env.iter() {
-        // Endpoints are chosen above; variables that are not the client's are somebody else's.
+        // Endpoints are resolved above; names that `object_store` does not know belong to other programs.
         if !ENDPOINTS.contains(&name.as_str())
             && let Ok(known) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>()
         {
             builder = builder.with_config(known, value);
         }
     }
-    // In the host's name only where the name is one label: certificates do not cover more.
+    // The bucket goes into the host name only if it is a single label: wildcard certificates cover one level.
     let in_path = key.path_style.unwrap_or_else(|| {
         let is_asked = env.is_true("AWS_VIRTUAL_HOSTED_STYLE_REQUEST");
         !is_asked && (endpoint.is_some() || key.bucket.name.contains('.'))
@@ -121,19 +145,35 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         builder = builder.with_request_payer(true);
     }
     let is_signed = source != Source::Anonymous;
+    let is_instance = source == Source::Instance;
     let mut provided = None;
     builder = match source {
         Source::Anonymous => builder.with_skip_signature(true),
         Source::Environment => builder,
+        Source::Instance => match env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
+            Some(service) => builder.with_metadata_endpoint(service.trim_end_matches('/')),
+            None => builder,
+        },
         Source::Profile(profile) => {
             provided = Some(profile.clone());
             builder.with_credentials(Arc::new(Provided { profile }))
         }
     };
-    let refused = |error| key.refused("AWS_*", &error);
-    // Last: `AWS_BUCKET` is a variable of the client's, too.
+    let invalid = |error| key.refused("AWS_*", &error);
+    // Set last, because `AWS_BUCKET` in the environment would override it.
     let store = builder.with_bucket_name(&key.bucket.name).build();
-    let store = Arc::new(store.map_err(refused)?);
+    let store = Arc::new(store.map_err(invalid)?);
+    if is_instance {
+        // The first keys are fetched here, where a machine without a role can be told what to install.
+        let asked = store.credentials().get_credential();
+        let answer = tokio::time::timeout(METADATA_PATIENCE, asked).await;
+        let is_given = answer.is_ok_and(|answer| answer.is_ok());
+        is_given.then_some(()).ok_or_else(|| {
+            refused(&format!(
+                "{without_boto3}; without boto3 only the role of an EC2 instance is found, and its metadata service gave no keys"
+            ))
+        })?;
+    }
     let lister = Lister {
         dialect: Dialect::S3 {
             store: Arc::clone(&store),
@@ -142,7 +182,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         },
         client: Connector::default()
             .connect(&key.client_options(endpoint)?)
-            .map_err(refused)?,
+            .map_err(invalid)?,
     };
     Ok(Remote {
         uploads: is_signed.then_some(lister),
@@ -164,7 +204,7 @@ fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
     }
 }
 
-/// By the option, by S3's own variable, or by mosaicml-streaming's list of buckets.
+/// Returns whether the requester pays, by the option, S3's own variable, or mosaicml-streaming's list of buckets.
 fn is_paid_by_requester(key: &ClientKey) -> bool {
     let listed = (key.env.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS"))
         .is_some_and(|list| list.split(',').any(|name| name.trim() == key.bucket.name));

@@ -1,14 +1,14 @@
-//! Plain HTTP servers: objects by name, to read.
+//! Plain HTTP servers, read-only.
 
 use super::{ClientKey, Connector, Remote, once};
 use crate::error::Result;
 use object_store::http::HttpBuilder;
 use std::sync::Arc;
 
-/// Makes the client.
+/// Creates the client.
 ///
 /// # Errors
-/// `Config` for a host that is none.
+/// `Config` for an invalid host.
 pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     let origin = key.bucket.uri();
     let store = HttpBuilder::new()

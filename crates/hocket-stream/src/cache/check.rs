@@ -1,20 +1,28 @@
-//! Whether bytes are what the index promises. What is not stays out of the cache, and is fetched again.
+//! Verification of shard files against the index. A file that fails stays out of the cache and is fetched
+//! again.
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use hocket_store::{Object, StoreError};
 
 use super::Cache;
 use super::mapped::{Mapped, stamp};
-use super::origin::{self, Mark};
+use super::origin::Mark;
 use crate::error::{Result, StreamError};
 use crate::hash::{Algorithm, NAMES};
 use crate::index::{FileInfo, ShardInfo, StoredFile};
 use crate::shard::check_table;
 
+/// Time after the reading of the index during which a later version of it may have the same timestamp.
+const AMBIGUOUS: Duration = Duration::from_secs(2);
+
+const MAX_CLOCK_DIFFERENCE_MS: i64 = 60_000;
+
 impl Cache {
-    /// Whether a raw file that was here is right: as [`check_raw`](Self::check_raw), and of this data.
+    /// Verifies a raw file from the cache: as [`check_raw`](Self::check_raw), and that it belongs to this data
+    /// set.
     pub(super) fn check_held(
         &self,
         shard: &ShardInfo,
@@ -26,8 +34,8 @@ impl Cache {
         self.check_raw(shard, file, &path.display().to_string(), bytes)
     }
 
-    /// Refuses a file without a digest that is of another data set, or of another writing of this one: sizes may
-    /// be alike.
+    /// Rejects a file without a digest that belongs to another data set or to another version of this one; the
+    /// sizes may be equal.
     pub(super) fn check_origin(&self, file: &FileInfo, path: &Path, bytes: &Mapped) -> Result<()> {
         let (Some(remote), false) = (&self.remote, has_digest(file)) else {
             return Ok(());
@@ -39,7 +47,7 @@ impl Cache {
             Some(_) => mark == self.mark,
             None => came.is_some_and(|came| came > self.valid_since),
         };
-        // What was looked at by its name is still what was mapped.
+        // The file that was examined by name is still the file that was mapped.
         if is_ours && named.and_then(|named| stamp(&named)) == bytes.stamp() {
             return Ok(());
         }
@@ -57,25 +65,54 @@ impl Cache {
         })
     }
 
-    /// Refuses an object without a digest that was written after the index of this cache, if that was written
-    /// anew, too: it is of the later one.
-    pub(super) fn check_version(&self, file: &FileInfo, object: &Object) -> Result<()> {
-        let is_late = |time: Option<i64>| time.is_some_and(|time| time > self.written_ms);
-        let Some(remote) = &self.remote else {
+    /// Refuses an object that may belong to a later writing of the data set.
+    ///
+    /// An object without a digest that is not older than the index of this cache leads to one request for the
+    /// version of the index. A data set that was copied may have such objects beside an index that has not changed.
+    pub(super) fn check_version(
+        &self,
+        file: &FileInfo,
+        object: &Object,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let (Some(remote), Some(version)) = (&self.remote, self.version) else {
             return Ok(());
         };
-        let known = || origin::last_modified_ms(&self.options.local, remote.uri());
-        if has_digest(file) || !is_late(object.modified_ms()) || !is_late(known()) {
+        let is_older = object
+            .modified_ms()
+            .is_none_or(|time| time < version.modified_ms);
+        if has_digest(file) || is_older {
+            return Ok(());
+        }
+        let now = remote.index_version(interrupted)?;
+        if now.is_some_and(|now| now.is_like(version)) {
             return Ok(());
         }
         Err(StreamError::Store(StoreError::Changed {
             uri: object.uri(),
-            expected: "[of the index that this run began with]".into(),
-            actual: "[of a later one]".into(),
+            expected: "[written with the index that this run started with]".into(),
+            actual: "[written later, and the index has changed since]".into(),
         }))
     }
 
-    /// Whether `bytes` are a shard's raw file: size and digest, and the table of offsets if it has it.
+    /// Returns whether a file fetched now may belong to an earlier version than an index that looks the same.
+    ///
+    /// Most stores give times in seconds, and an index without digests may have identical bytes after the data
+    /// set was rewritten. A file fetched within the same second as the index cannot be distinguished from a
+    /// later one. That second ends some time after the index was read; the store's clock is assumed to be
+    /// within a minute of this machine's.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        let Some(version) = self.version else {
+            return false;
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now_ms = now.map_or(0, |now| now.as_millis() as i64);
+        version.modified_ms % 1000 == 0
+            && now_ms - version.modified_ms < MAX_CLOCK_DIFFERENCE_MS
+            && self.made.elapsed() < AMBIGUOUS
+    }
+
+    /// Verifies the bytes of a shard's raw file: size, digest, and the table of offsets if it has one.
     pub(super) fn check_raw(
         &self,
         shard: &ShardInfo,
@@ -90,7 +127,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Compares bytes with what the index says of the file: size, then digest.
+    /// Compares bytes with the file's record in the index: first size, then digest.
     pub(super) fn check(&self, file: &FileInfo, origin: &str, bytes: &[u8]) -> Result<()> {
         let corrupt = |expected: String, actual: String| StreamError::ShardCorrupt {
             shard: file.basename.clone(),
@@ -118,7 +155,7 @@ impl Cache {
         }
     }
 
-    /// The digest by which a file is checked, if it has one.
+    /// Returns the digest that a file is checked against, if it has one.
     pub(super) fn digest<'a>(
         &self,
         file: &'a FileInfo,

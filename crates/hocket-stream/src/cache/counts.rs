@@ -1,10 +1,10 @@
-//! What a cache did, in numbers.
+//! Counters of a cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hocket_store::Counts;
 
-/// Counts that only grow.
+/// Monotonic counters.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) hits: AtomicU64,
@@ -13,20 +13,20 @@ pub(super) struct Counters {
     pub(super) passed: AtomicU64,
 }
 
-/// The counts at one moment.
+/// A snapshot of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheCounts {
-    /// Files of shards that were here when they were opened.
+    /// Shard files found locally when they were opened.
     pub hits: u64,
-    /// Files fetched from the remote, those fetched again included.
+    /// Files fetched from the remote, including repeated fetches.
     pub fetches: u64,
-    /// Bytes of these.
+    /// Bytes of these files.
     pub fetched_bytes: u64,
     /// Files held in memory because the limit left no room.
     pub passed: u64,
-    /// Requests to the remote, tries again included; none where that is a folder.
+    /// Requests to the remote, including retries; 0 if the remote is a folder.
     pub requests: u64,
-    /// Requests that were made again because one before had failed.
+    /// Requests repeated after a failed attempt.
     pub retries: u64,
 }
 
@@ -36,7 +36,7 @@ impl Counters {
         self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The counts now, with those of the remote.
+    /// Returns a snapshot that includes the counts of the remote.
     pub(super) fn now(&self, remote: Counts) -> CacheCounts {
         CacheCounts {
             hits: self.hits.load(Ordering::Relaxed),

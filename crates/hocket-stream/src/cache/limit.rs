@@ -1,9 +1,9 @@
-//! A limit on the bytes of cache folders, kept by all processes of a machine with none in charge.
+//! A limit on the bytes of cache folders, enforced jointly by all processes of a machine without a coordinator.
 //!
-//! Nobody keeps books: what is there is read off the folders at each admission, under a kernel lock on the
-//! folders themselves. A locked part counts as the file that it becomes, so room is taken before a download
-//! begins; a part without a lock was left by a process that died, and goes. Of the rest the file used longest
-//! ago goes first, unless somebody holds it open. Files are unlinked and never shortened.
+//! There is no shared state besides the folders: each admission scans them under a kernel lock on the folders
+//! themselves. A locked part counts with its final size, so room is reserved before a download begins; a part
+//! without a lock belongs to a dead process and is removed. Other files are evicted in LRU order, except those
+//! that a process holds open. Files are unlinked and never truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
@@ -20,22 +20,22 @@ use crate::error::{Result, StreamError};
 use crate::files::{is_same_file, part_target};
 use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo};
 
-/// Between two tries for a lock that is held for moments.
+/// Interval between attempts to take a lock that is only held briefly.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);
 
-/// How long to wait for a lock again once a wait was in vain.
+/// Time to wait for a lock after a previous wait has timed out.
 const LATE_WAIT: Duration = Duration::from_millis(10);
 
-/// File systems give room in blocks of about this size.
+/// Approximate block size in which file systems allocate space.
 const BLOCK_BYTES: u64 = 4096;
 
-/// So many bytes for the caches of several data sets together. Only for what has a remote.
+/// A limit on the total bytes of the caches of several data sets. Only for data sets with a remote.
 pub struct CacheLimit {
     bytes: u64,
-    /// In the order of their inodes, so that all processes lock them in one order, by whatever names.
+    /// Sorted by inode, so that all processes lock them in the same order, whatever their names.
     folders: Vec<Folder>,
     evicted: AtomicU64,
-    /// Whether a wait for the folders was in vain, and nobody here had them since.
+    /// Whether the last wait for the folders timed out and no later one succeeded in this process.
     is_late: AtomicBool,
 }
 
@@ -43,13 +43,13 @@ pub struct CacheLimit {
 struct Folder {
     path: PathBuf,
     index: Arc<Index>,
-    /// Every file of the index by a hash of its name: its shard, and its place in that.
+    /// Every file of the index by a hash of its name, with its shard and its position in the shard.
     by_name: Vec<(u64, u32, u8)>,
-    /// The folders within it that hold shards, relative to it.
+    /// The subfolders that contain shards, as relative paths.
     below: Vec<PathBuf>,
 }
 
-/// A file that may go.
+/// A candidate for eviction.
 struct Candidate {
     path: PathBuf,
     bytes: u64,
@@ -57,16 +57,17 @@ struct Candidate {
 }
 
 impl CacheLimit {
-    /// A limit of `bytes` for the folders of these data sets, whose indexes are there.
+    /// Creates a limit of `bytes` for the folders of these data sets, which must contain their indexes.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where the indexes alone reach it; [`StreamError::Io`] where a folder is not there.
+    /// [`StreamError::Config`] if the indexes alone reach the limit; [`StreamError::Io`] if a folder does not
+    /// exist.
     pub fn new(bytes: u64, data_sets: Vec<(PathBuf, Arc<Index>)>) -> Result<Self> {
-        // Two streams may be of one data set, and name its folder by different links.
+        // Two streams may share a data set and refer to its folder by different links.
         let mut folders = BTreeMap::new();
         for (path, index) in data_sets {
-            let metadata =
-                fs::metadata(&path).map_err(|e| StreamError::io(&path, "look at", &e))?;
+            let metadata = fs::create_dir_all(&path).and_then(|()| fs::metadata(&path));
+            let metadata = metadata.map_err(|e| StreamError::io(&path, "look at", &e))?;
             folders
                 .entry((metadata.ino(), metadata.dev()))
                 .or_insert_with(|| Folder::new(path, index));
@@ -89,21 +90,21 @@ impl CacheLimit {
         })
     }
 
-    /// The limit.
+    /// Returns the limit in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Files that this process has removed.
+    /// Returns the number of files that this process has evicted.
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// The right to change what is there, for as long as it is kept; `None` where another process had it for
-    /// longer than `wait`.
+    /// Takes the lock for changes to the folders; returns none if another process holds it for longer than
+    /// `wait`.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where a folder cannot be locked; [`StreamError::Closed`] once `stop` is set.
+    /// [`StreamError::Io`] if a folder cannot be locked; [`StreamError::Closed`] once `stop` is set.
     pub(super) fn turn(&self, wait: Duration, stop: &AtomicBool) -> Result<Option<Turn>> {
         let until = self.deadline(wait);
         let folders = self.folders.iter();
@@ -114,12 +115,12 @@ impl CacheLimit {
         Ok(turn.map(Turn))
     }
 
-    /// Whether the last wait for the folders was in vain.
+    /// Returns whether the last wait for the folders timed out.
     pub(super) fn is_late(&self) -> bool {
         self.is_late.load(Ordering::Relaxed)
     }
 
-    /// Until when to wait for another process; without end if `None`.
+    /// Returns the end of a wait for another process; none means no limit.
     pub(super) fn deadline(&self, wait: Duration) -> Option<Instant> {
         let wait = if self.is_late() {
             wait.min(LATE_WAIT)
@@ -129,10 +130,11 @@ impl CacheLimit {
         Instant::now().checked_add(wait)
     }
 
-    /// Makes room for the parts that there are, the caller's among them; whether they all fit now.
+    /// Evicts files to make room for the existing parts, including the caller's. Returns whether all parts now
+    /// fit.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where a folder cannot be read.
+    /// [`StreamError::Io`] if a folder cannot be read.
     pub(super) fn make_room(&self, _turn: &Turn) -> Result<bool> {
         let mut total = 0;
         let mut candidates = Vec::new();
@@ -141,7 +143,7 @@ impl CacheLimit {
         }
         candidates.sort_by_key(|candidate| candidate.used);
         loop {
-            // First all the locks, then the files: those that would not be enough may stay.
+            // First take all locks, then remove: if the locked files do not free enough room, they are kept.
             let (mut left, mut taken) = (total, Vec::new());
             for candidate in &candidates {
                 if left <= self.bytes {
@@ -158,7 +160,8 @@ impl CacheLimit {
             let mut tried = BTreeSet::new();
             for (candidate, _lock) in &taken {
                 match fs::remove_file(&candidate.path) {
-                    // Another user's, in a folder where each removes his own alone: others go in its place.
+                    // A file of another user in a sticky folder, which only the owner may remove; other files
+                    // are evicted instead.
                     Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                         return Err(StreamError::io(&candidate.path, "remove", &error));
@@ -200,7 +203,7 @@ impl Folder {
         }
     }
 
-    /// The file of the index that has this name.
+    /// Returns the index's file of this name.
     fn find(&self, wanted: &Path) -> Option<FileInfo> {
         let wanted = wanted.to_str()?;
         let hash = xxh3_64(wanted.as_bytes());
@@ -214,7 +217,7 @@ impl Folder {
             .find(|file| file.basename == wanted)
     }
 
-    /// The bytes of all that lies here and is to come, and the files that may go.
+    /// Returns the bytes of all files and of pending parts, and collects the candidates for eviction.
     fn survey(&self, candidates: &mut Vec<Candidate>) -> Result<u64> {
         let mut total = 0;
         for below in &self.below {
@@ -226,7 +229,7 @@ impl Folder {
             };
             for entry in entries {
                 let entry = entry.map_err(|e| StreamError::io(&folder, "list", &e))?;
-                // A file may go while one looks: then it takes no room.
+                // A file removed during the scan takes no room.
                 let Ok(metadata) = entry.metadata() else {
                     continue;
                 };
@@ -238,7 +241,7 @@ impl Folder {
         Ok(total)
     }
 
-    /// What one file counts.
+    /// Returns the bytes that one file counts for.
     fn weigh(&self, name: &Path, metadata: &Metadata, candidates: &mut Vec<Candidate>) -> u64 {
         let path = self.path.join(name);
         let bytes = on_disk(metadata);
@@ -270,27 +273,42 @@ fn files(index: &Index, number: u32) -> Vec<FileInfo> {
         .collect()
 }
 
-/// What a file takes, or will when all of it is written.
+/// Returns the disk space that a file takes, or will take when completely written.
 fn on_disk(metadata: &Metadata) -> u64 {
     let blocks = metadata.blocks().saturating_mul(512);
     blocks.max(metadata.len().next_multiple_of(BLOCK_BYTES))
 }
 
-/// The right to admit, to name and to evict in the folders, which one thread of the machine has at a time.
+/// The lock for admitting, renaming and evicting files in the folders, held by one thread of the machine at a
+/// time.
 pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<FolderLock>);
 
-/// That right in one folder.
+/// The lock on one folder.
 struct FolderLock(File);
 
 impl FolderLock {
-    /// `None` where another process has it still at `until`.
+    /// Takes the lock; returns none if another process still holds it at `until`. A folder that was removed is
+    /// created again.
     fn take(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Result<Option<Self>> {
-        let file = File::open(folder).map_err(|e| StreamError::io(folder, "open", &e))?;
+        let open = || match File::open(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                fs::create_dir_all(folder).and_then(|()| File::open(folder))
+            }
+            opened => opened,
+        };
         loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(Self(file))),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(StreamError::io(folder, "lock", &error.into())),
+            let lock = match open() {
+                Ok(file) => match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => Some(Self(file)),
+                    Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => None,
+                    Err(error) => return Err(StreamError::io(folder, "lock", &error.into())),
+                },
+                // Another process removed it again in between.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(error) => return Err(StreamError::io(folder, "open", &error)),
+            };
+            if let Some(lock) = lock.filter(|lock| is_same_file(&lock.0, folder)) {
+                return Ok(Some(lock));
             }
             if stop.load(Ordering::Relaxed) {
                 return Err(StreamError::Closed);
@@ -303,24 +321,24 @@ impl FolderLock {
     }
 }
 
-/// Whether there is a deadline, and it is over.
+/// Returns whether there is a deadline and it has passed.
 pub(super) fn is_past(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() > until)
 }
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // A child forked meanwhile holds the same lock open; let go of it for both.
+        // A child forked in the meantime shares the lock; unlocking explicitly releases it for both.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// A file that nobody uses, and nobody begins to use while this lives.
+/// An exclusive lock on an unused file, which prevents new uses while it is held.
 struct Unused(File);
 
 impl Unused {
     fn take(path: &Path) -> Option<Self> {
-        // Over NFS only who may write has a lock alone; another user's file may be open for reading alone.
+        // NFS grants exclusive locks only for writable files; another user's file may be read-only.
         let both = File::options().read(true).write(true).open(path);
         let file = both.or_else(|_| File::open(path)).ok()?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;

@@ -1,4 +1,4 @@
-//! Files as bytes, and the lock that says that they are in use.
+//! File contents as memory maps, and the lock that marks them as in use.
 
 use std::fs::{File, FileTimes, Metadata};
 use std::num::NonZeroU64;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
-use memmap2::{Advice, Mmap};
+use memmap2::Mmap;
 use rustix::fs::{FlockOperation, flock};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -15,21 +15,21 @@ use super::limit::{LOCK_POLL, is_past};
 use crate::error::{Result, StreamError};
 use crate::files::is_same_file;
 
-/// The bytes of a file, on disk or in memory.
+/// The bytes of a file, mapped or in memory.
 pub(super) struct Mapped {
     contents: Contents,
-    /// Of the file; memory has none.
+    /// The stamp of a mapped file; none for memory.
     stamp: Option<Stamp>,
     _in_use: Option<InUse>,
 }
 
-/// Which file it was, in one word: one that was put in its place, or that was written to, has another.
+/// A file's identity and state in one word. It differs for a file that replaced another or was written to.
 pub(super) type Stamp = NonZeroU64;
 
-/// The stamp of a file.
+/// Returns the stamp of a file.
 pub(super) fn stamp(metadata: &Metadata) -> Option<Stamp> {
     let mut hasher = Xxh3Default::new();
-    // Without the times of reading and of changes to the entry alone: holding a file sets them.
+    // The access and change times are left out, because `hold` updates them.
     for word in [metadata.dev(), metadata.ino(), metadata.len()] {
         hasher.update(&word.to_le_bytes());
     }
@@ -47,7 +47,7 @@ enum Contents {
 }
 
 impl Mapped {
-    /// Bytes that are in no file.
+    /// Wraps bytes that are in no file.
     pub(super) fn memory(bytes: Vec<u8>) -> Self {
         Self {
             contents: Contents::Memory(bytes),
@@ -56,7 +56,7 @@ impl Mapped {
         }
     }
 
-    /// Which file it is, if it is one.
+    /// Returns the stamp if it is a file.
     pub(super) fn stamp(&self) -> Option<Stamp> {
         self.stamp
     }
@@ -79,7 +79,7 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// A shared lock on a file, which keeps every process from evicting it.
+/// A shared lock on a file, which prevents its eviction by any process.
 struct InUse {
     file: File,
     process: u32,
@@ -87,14 +87,14 @@ struct InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        // A forked child holds the same lock open: its parent lets go for both, and the child for neither.
+        // A forked child shares the lock. Only the parent unlocks, which releases it for both.
         if self.process == std::process::id() {
             let _ = flock(&self.file, FlockOperation::Unlock);
         }
     }
 }
 
-/// Maps a file; `None` where there is none.
+/// Maps a file; returns none if it does not exist.
 pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
     let Some(file) = open(path)? else {
         return Ok(None);
@@ -102,8 +102,9 @@ pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
     contents(path, &file).map(Some)
 }
 
-/// Maps a file that may be evicted, and keeps it from that while the map lives; `None` where there is none, and
-/// also where somebody is about to evict it: at once without a `stop` to wait by, else if he is still at `until`.
+/// Maps a file that may be evicted, and protects it from eviction while the map lives. Returns none if it does
+/// not exist, or if another process is about to evict it: at once without `stop`, else if that process still
+/// holds its lock at `until`.
 pub(super) fn hold(
     path: &Path,
     until: Option<Instant>,
@@ -115,7 +116,7 @@ pub(super) fn hold(
         };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => {}
-            // Somebody is about to evict it; that takes a moment.
+            // Another process is about to evict it, which takes only a moment.
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
                 let Some(stop) = stop else {
                     return Ok(None);
@@ -135,11 +136,11 @@ pub(super) fn hold(
             file,
             process: std::process::id(),
         };
-        // Evicted or replaced while we waited: look again.
+        // Evicted or replaced during the wait: check again.
         if !is_same_file(&in_use.file, path) {
             continue;
         }
-        // The time by which the least recently used is found; another user's file keeps its own.
+        // Updates the access time, by which the LRU file is found; another user's file keeps its own.
         let now = FileTimes::new().set_accessed(SystemTime::now());
         let _ = in_use.file.set_times(now);
         let mut mapped = contents(path, &in_use.file)?;
@@ -175,11 +176,13 @@ fn contents(path: &Path, file: &File) -> Result<Mapped> {
     if metadata.len() == 0 {
         return Ok(mapped(Contents::Empty));
     }
-    // SAFETY: the map is only read. Files under a final name are replaced by rename or unlinked and never
-    // shortened in place by this crate; a part is shortened only by the holder of its lock, who is the one
-    // mapping it.
+    // SAFETY: the map is only read. This crate replaces files under a final name by rename or unlinks them, and
+    // never truncates them in place; a part is truncated only by the holder of its lock, which is the thread
+    // that maps it.
     let map = unsafe { Mmap::map(file) }.map_err(|e| StreamError::io(path, "map", &e))?;
-    // Now, in a thread that works ahead, rather than page by page where batches are made. Older kernels cannot.
-    let _ = map.advise(Advice::PopulateRead);
+    // Loads the pages now, in a prefetching thread, rather than one by one during batch assembly. Older kernels
+    // do not support it.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::PopulateRead);
     Ok(mapped(Contents::File(map)))
 }

@@ -1,12 +1,12 @@
-//! Shards on local disk: brought there whole, checked, by one process of a node for all of them.
+//! The local shard cache: one process of a node downloads and verifies each shard, for all processes.
 
-mod admission;
+mod cache_fill;
 mod check;
 mod counts;
 mod limit;
 mod mapped;
 mod origin;
-mod pick;
+mod range_read;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -16,13 +16,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
 use self::mapped::{Mapped, Stamp, hold, map};
+pub(crate) use self::origin::IndexVersion;
 use self::origin::Mark;
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
@@ -32,61 +33,69 @@ use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
 use crate::remote::{self, Remote};
 use crate::shard::{Shard, ShardBytes};
 
-/// How a cache behaves.
+/// The options of a cache.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// The folder; where there is no remote, the data set itself.
+    /// The cache folder; without a remote, the folder of the data set itself.
     pub local: PathBuf,
-    /// Whether a downloaded compressed file stays beside the raw one.
+    /// Whether a downloaded compressed file is kept beside the raw one.
     pub keep_zip: bool,
-    /// How often a shard is fetched before a wrong size or digest is final; at least 1.
+    /// Number of fetches of a shard before a wrong size or digest is reported; at least 1.
     pub attempts: u32,
-    /// The digest to check; the quickest known one of each file if `None`.
+    /// The digest to check; `None`: the fastest supported one of each file.
     pub validate_hash: Option<String>,
-    /// How long to wait for another process that has a lock, beside the time that the bytes may take where it
-    /// makes a file; then the file is held in memory.
+    /// Time to wait for another process that holds a lock, in addition to the expected transfer time if it is
+    /// creating a file. After that the file is held in memory.
     pub wait: Duration,
 }
 
-/// The shards of one data set, as this process sees them. Threads may share it; a forked child makes its
+/// The shards of one data set, as seen by this process. Threads may share it; a forked child must create its
 /// own.
 pub struct Cache {
     index: Arc<Index>,
     remote: Option<Remote>,
     options: CacheOptions,
-    /// The bytes that the folder may have; of no account without a remote.
+    /// The limit on the bytes of the folder; unused without a remote.
     limit: Option<Arc<CacheLimit>>,
     counters: Counters,
-    /// Files without a mark of before this are of other data, unless a digest says that they are not.
+    /// Files without a mark that are older than this belong to other data, unless a digest shows otherwise.
     valid_since: SystemTime,
-    /// When the index was last written, as the store says; 0 where that is not known.
-    written_ms: i64,
-    /// What files carry that this cache made; none without a remote.
+    /// The version of the remote index that was read; `None` if unknown.
+    version: Option<IndexVersion>,
+    /// The creation time of this cache.
+    made: Instant,
+    /// The mark of files that this cache creates; `None` without a remote.
     mark: Option<Mark>,
-    /// The files of each shard whose bytes this process has checked.
+    /// The stamps of each shard's files whose bytes this process has verified.
     checked: Mutex<HashMap<u32, [Option<Stamp>; 2]>>,
-    /// How often samples of a shard that is not here were picked out of it.
-    picked: Mutex<HashMap<u32, u32>>,
+    /// Number of range reads of each shard.
+    range_reads: Mutex<HashMap<u32, u32>>,
     versions: Versions,
     notices: Mutex<Vec<String>>,
 }
 
-/// Files of a shard that are whole and read, and not yet on the disk under their names. Dropped, they are gone.
+/// Verified files of a shard that are not yet durable under their final names. Dropping them removes them.
 #[derive(Default)]
 pub(crate) struct Unsettled(Vec<Part>);
 
 impl Unsettled {
-    /// Waits until they are.
+    /// Makes the files durable and renames them. A file that was removed in the meantime is not kept; its shard
+    /// is in use already.
     ///
     /// # Errors
-    /// [`StreamError::Io`] where the disk refuses.
+    /// [`StreamError::Io`] if the disk reports an error.
     pub(crate) fn commit(self) -> Result<()> {
-        self.0.into_iter().try_for_each(Part::commit)
+        self.0.into_iter().try_for_each(|part| match part.commit() {
+            Err(StreamError::Removed { .. }) => Ok(()),
+            other => other,
+        })
     }
 }
 
-/// Reads `index.json` of the data set; with a remote from there, leaving a copy in `local`. Also when it was last
-/// written, in milliseconds since 1970; 0 where that is not known, or of no account.
+/// Reads `index.json` of the data set; from the remote, if there is one, with a copy stored in `local`.
+///
+/// Returns the bytes, and the time of the index in milliseconds since 1970; 0 without a remote, or if the store
+/// does not report it.
 ///
 /// # Errors
 /// [`StreamError::IndexNotFound`]; the store's own errors.
@@ -107,17 +116,17 @@ pub fn load_index(
         })?;
         return Ok((data, 0));
     };
-    // Always the remote's own: a copy may be of a data set that was since written anew.
+    // Always read from the remote: a local copy may belong to a data set that has since been rewritten.
     let object = remote.object(INDEX_NAME);
     let data = remote::get(&object, None, interrupted)?
         .ok_or_else(|| StreamError::IndexNotFound { uri: object.uri() })?;
-    let modified_ms = object.modified_ms().unwrap_or_default();
-    origin::keep(&path, &data, remote.uri(), modified_ms, interrupted)?;
-    Ok((data, modified_ms))
+    let version = IndexVersion::new(object.modified_ms().unwrap_or_default(), object.etag());
+    origin::keep(&path, &data, remote.uri(), version, interrupted)?;
+    Ok((data, version.modified_ms))
 }
 
-/// The copy that [`load_index`] left in `local` of the index at `remote`, for want of that; `None` where there is
-/// none, or one of another data set.
+/// Reads the copy that [`load_index`] stored in `local`, for use when the index at `remote` is unavailable.
+/// Returns none if there is no copy, or only one of another data set.
 ///
 /// # Errors
 /// [`StreamError::Io`].
@@ -127,15 +136,18 @@ pub fn load_kept_index(local: &Path, remote: &Remote) -> Result<Option<(Vec<u8>,
         return Ok(None);
     }
     let data = fs::read(&path).map_err(|error| StreamError::io(&path, "read", &error))?;
-    let written_ms = origin::last_modified_ms(local, remote.uri());
-    Ok(Some((data, written_ms.unwrap_or_default())))
+    let version = origin::kept_version(local, remote.uri());
+    Ok(Some((
+        data,
+        version.map_or(0, |version| version.modified_ms),
+    )))
 }
 
 impl Cache {
-    /// A cache for `index`, fed from `remote` if there is one.
+    /// Creates a cache for `index`, filled from `remote` if there is one.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where `validate_hash` is unknown or not in the index.
+    /// [`StreamError::Config`] if `validate_hash` is unknown or not in the index.
     pub fn new(index: Arc<Index>, remote: Option<Remote>, options: CacheOptions) -> Result<Self> {
         if let Some(name) = &options.validate_hash {
             Algorithm::parse(name)?;
@@ -165,69 +177,75 @@ impl Cache {
             remote,
             options,
             valid_since,
-            written_ms: 0,
+            version: None,
+            made: Instant::now(),
             mark: None,
             limit: None,
             counters: Counters::default(),
             checked: Mutex::default(),
-            picked: Mutex::default(),
+            range_reads: Mutex::default(),
             versions: Versions::default(),
             notices: Mutex::default(),
         };
         Ok(cache.written(0))
     }
 
-    /// This cache of an index that was last written at `written_ms`, as [`load_index`] says.
+    /// Sets the time of this cache's index, as returned by [`load_index`].
     #[must_use]
     pub fn written(mut self, written_ms: i64) -> Self {
         let fingerprint = self.index.fingerprint();
         let remote = self.remote.as_ref();
-        self.mark = remote.map(|remote| Mark::new(remote.uri(), written_ms, fingerprint));
-        self.written_ms = written_ms;
+        // The copy stored by `load_index` also records the ETag.
+        let kept = remote.and_then(|it| origin::kept_version(&self.options.local, it.uri()));
+        let kept = kept.filter(|kept| kept.modified_ms == written_ms);
+        let version = kept.unwrap_or_else(|| IndexVersion::new(written_ms, None));
+        let version = (written_ms != 0).then_some(version);
+        self.mark = remote.map(|remote| Mark::new(remote.uri(), version, fingerprint));
+        self.version = version;
         self
     }
 
-    /// This cache under a limit, which may be one for several. Without a remote there is nothing to limit:
-    /// what is there is all there is.
+    /// Applies a limit, which several caches may share. Without a remote it has no effect, because nothing can
+    /// be evicted.
     #[must_use]
     pub fn limited(mut self, limit: Arc<CacheLimit>) -> Self {
         self.limit = self.remote.is_some().then_some(limit);
         self
     }
 
-    /// The limit in bytes, if there is one.
+    /// Returns the limit in bytes, if there is one.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit.as_ref().map(|limit| limit.bytes())
     }
 
-    /// What it did since it was made.
+    /// Returns the counts since the cache was created.
     pub fn counts(&self) -> CacheCounts {
         let remote = self.remote.as_ref().map(Remote::counts);
         self.counters.now(remote.unwrap_or_default())
     }
 
-    /// What this cache holds shards of.
+    /// Returns the index of the data set.
     pub fn index(&self) -> &Arc<Index> {
         &self.index
     }
 
-    /// Takes what happened that a person may want to know, such as a shard fetched twice.
+    /// Removes and returns the notices for the user, such as a shard that was fetched twice.
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Opens a shard, bringing it here first where it is not. Blocks; gives up once `stop` is set.
+    /// Opens a shard and fetches it first if necessary. Blocks; stops once `stop` is set.
     ///
     /// # Errors
-    /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] when no attempt brought the right
-    /// bytes, [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
+    /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] if no attempt returned the right bytes,
+    /// [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
     pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
         let (shard, unsettled) = self.open_early(number, stop)?;
         unsettled.commit()?;
         Ok(shard)
     }
 
-    /// As [`open`](Self::open), but what was brought here may still have to be committed.
+    /// Opens a shard like [`open`](Self::open), but leaves the commit of fetched files to the caller.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -247,10 +265,11 @@ impl Cache {
         Ok((self.assemble(number, &shard, data, meta)?, unsettled))
     }
 
-    /// Opens a shard if all of it is here; downloads and unpacks nothing, and waits for nobody.
+    /// Opens a shard if all of it is available locally. Neither downloads nor unpacks, and does not wait for
+    /// other processes.
     ///
     /// # Errors
-    /// As [`open`](Self::open); a shard with wrong bytes that can be fetched again is not here.
+    /// As [`open`](Self::open). A shard with wrong bytes that can be fetched again counts as not available.
     pub fn open_here(&self, number: u32) -> Result<Option<Shard>> {
         let shard = self.shard(number)?;
         let Some(data) = self.find(number, &shard, &shard.data, None)? else {
@@ -294,8 +313,8 @@ impl Cache {
         Ok(opened)
     }
 
-    /// A raw file's bytes, if it is here and they are right; if they are wrong and there are others to be had,
-    /// it is not here.
+    /// Returns the bytes of a raw file if it is in the cache and valid. An invalid file that can be replaced
+    /// counts as missing.
     fn find(
         &self,
         number: u32,
@@ -307,7 +326,7 @@ impl Cache {
         let Some(bytes) = self.map(&path, stop)? else {
             return Ok(None);
         };
-        // Another process may have put another file there since.
+        // Another process may have replaced the file since then.
         let stamps = self.checked().get(&number).copied().unwrap_or_default();
         let is_checked = bytes.stamp().is_some() && stamps.contains(&bytes.stamp());
         if !is_checked && let Err(error) = self.check_held(shard, file, &path, &bytes) {
@@ -325,7 +344,7 @@ impl Cache {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps a file of the cache, kept from eviction while the map lives.
+    /// Maps a file of the cache and protects it from eviction while the map lives.
     fn map(&self, path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
         match &self.limit {
             None => map(path),

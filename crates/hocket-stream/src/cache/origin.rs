@@ -1,10 +1,10 @@
-//! Which data set, and which writing of it, the files of a cache are of.
+//! The origin of cached files: which data set, and which version of it, they belong to.
 //!
-//! A data set that is written anew may have an index of the same bytes, and shards of the same sizes; so may
-//! another data set that shares the folder. The index has another time then, or another place. Each file of a
-//! shard carries a mark of both in an extended attribute. The copy of the index carries them in words, and since
-//! when files of the cache are of it, for files that others put there without a mark. Where a file system has no
-//! attributes, digests alone tell.
+//! A rewritten data set may have an index with the same bytes and shards of the same sizes; so may another data
+//! set that shares the folder. In these cases the time or the location of the index differs. Each shard file
+//! carries a mark with both in an extended attribute. The copy of the index carries them as text, together with
+//! the time from which cached files belong to it, for files that other programs placed there without a mark. On
+//! a file system without extended attributes, only digests distinguish them.
 
 use std::fs;
 use std::path::Path;
@@ -18,16 +18,42 @@ use crate::files::Part;
 use crate::index::INDEX_NAME;
 
 const ATTRIBUTE: &str = "user.hocket.origin";
-/// Writing an index takes moments; whoever has been at it for so long is stopped.
+/// Writing an index takes moments; a process that holds its lock for this long is assumed to be suspended.
 const INDEX_WAIT: Duration = Duration::from_secs(2);
 
-/// What the copy of an index remembers.
+/// The version of an index in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexVersion {
+    /// Time of the index in milliseconds since 1970, by the store's clock.
+    pub(crate) modified_ms: i64,
+    /// A hash of its ETag; 0 if there is none or it is unknown.
+    pub(crate) etag_hash: u64,
+}
+
+impl IndexVersion {
+    /// Returns the version of an object with this time and ETag.
+    pub(crate) fn new(modified_ms: i64, etag: Option<&str>) -> Self {
+        Self {
+            modified_ms,
+            etag_hash: etag.map_or(0, |etag| xxh3_64(etag.as_bytes())),
+        }
+    }
+
+    /// Returns whether the two cannot be distinguished.
+    pub(super) fn is_like(self, other: Self) -> bool {
+        let is_etag_known = self.etag_hash != 0 && other.etag_hash != 0;
+        self.modified_ms == other.modified_ms
+            && (!is_etag_known || self.etag_hash == other.etag_hash)
+    }
+}
+
+/// The extended attribute of the local copy of an index.
 struct Origin {
-    /// When the remote index was written, in milliseconds since 1970, as the store says.
-    modified_ms: i64,
-    /// Since when files of the cache are of it, by the clock of the cache's file system.
+    /// The version of the remote index.
+    version: IndexVersion,
+    /// Time from which cached files belong to it, by the clock of the cache's file system.
     since: Duration,
-    /// A hash of the remote's URI; not there where an earlier version kept the index.
+    /// A hash of the remote's URI; missing if an earlier release stored the index.
     place: Option<u64>,
 }
 
@@ -35,23 +61,31 @@ impl Origin {
     fn read(path: &Path) -> Option<Self> {
         let text = attribute(path)?;
         let mut words = text.split(' ');
+        let modified_ms = words.next()?.parse().ok()?;
+        let since = Duration::from_nanos(words.next()?.parse().ok()?);
+        let place = words.next().and_then(|word| word.parse().ok());
+        let etag_hash = words.next().and_then(|word| word.parse().ok());
         Some(Self {
-            modified_ms: words.next()?.parse().ok()?,
-            since: Duration::from_nanos(words.next()?.parse().ok()?),
-            place: words.next().and_then(|word| word.parse().ok()),
+            version: IndexVersion {
+                modified_ms,
+                etag_hash: etag_hash.unwrap_or_default(),
+            },
+            since,
+            place,
         })
     }
 
     fn write(&self, path: &Path) {
-        let place = self.place.map(|place| format!(" {place}"));
-        let (modified_ms, since) = (self.modified_ms, self.since.as_nanos());
-        set_attribute(
-            path,
-            &format!("{modified_ms} {since}{}", place.unwrap_or_default()),
-        );
+        let place = self.place.unwrap_or_default();
+        let IndexVersion {
+            modified_ms,
+            etag_hash,
+        } = self.version;
+        let since = self.since.as_nanos();
+        set_attribute(path, &format!("{modified_ms} {since} {place} {etag_hash}"));
     }
 
-    /// Whether it is of another place than `uri`, as far as is known.
+    /// Returns whether it is known to belong to a location other than `uri`.
     fn is_elsewhere(&self, uri: &str) -> bool {
         self.place
             .is_some_and(|place| place != xxh3_64(uri.as_bytes()))
@@ -65,21 +99,28 @@ fn attribute(path: &Path) -> Option<String> {
 }
 
 fn set_attribute(path: &Path, text: &str) {
-    // Some file systems have none.
+    // Some file systems have no extended attributes.
     let _ = setxattr(path, ATTRIBUTE, text.as_bytes(), XattrFlags::empty());
 }
 
-/// What files of shards carry of their data set: its place, the time of its index, and its content as that says.
+/// The mark of shard files: the location of their data set, the time of its index, and a fingerprint of its
+/// content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark(String);
 
 impl Mark {
-    pub(super) fn new(uri: &str, modified_ms: i64, fingerprint: &str) -> Self {
-        let text = format!("{modified_ms} {fingerprint} {uri}");
+    pub(super) fn new(uri: &str, version: Option<IndexVersion>, fingerprint: &str) -> Self {
+        let (modified_ms, etag_hash) = version.map_or((0, 0), |v| (v.modified_ms, v.etag_hash));
+        let text = format!("{modified_ms} {etag_hash} {fingerprint} {uri}");
         Self(format!("{:016x}", xxh3_64(text.as_bytes())))
     }
 
-    /// That of a file; `None` where nobody left one.
+    /// Returns the mark of a file that only the process that fetched it may use.
+    pub(super) fn provisional() -> Self {
+        Self("provisional".into())
+    }
+
+    /// Reads the mark of a file; returns none if it has none.
     pub(super) fn read(path: &Path) -> Option<Self> {
         attribute(path).map(Self)
     }
@@ -89,7 +130,7 @@ impl Mark {
     }
 }
 
-/// From when on files of the folder that have no mark are of the index there.
+/// Returns the time from which unmarked files of the folder belong to its index.
 pub(super) fn valid_since(folder: &Path) -> SystemTime {
     let origin = Origin::read(&folder.join(INDEX_NAME));
     let since = origin.map_or(Duration::ZERO, |origin| origin.since);
@@ -98,30 +139,30 @@ pub(super) fn valid_since(folder: &Path) -> SystemTime {
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// Whether the index in the folder is of another place than `uri`, as far as is known.
+/// Returns whether the index in the folder is known to belong to a location other than `uri`.
 pub(super) fn is_elsewhere(folder: &Path, uri: &str) -> bool {
     Origin::read(&folder.join(INDEX_NAME)).is_some_and(|origin| origin.is_elsewhere(uri))
 }
 
-/// When the index at `uri`, of which a copy is in the folder, was last written, as far as that knows.
-pub(super) fn last_modified_ms(folder: &Path, uri: &str) -> Option<i64> {
+/// Returns the version of the index at `uri` whose copy is in the folder, if known.
+pub(super) fn kept_version(folder: &Path, uri: &str) -> Option<IndexVersion> {
     let origin = Origin::read(&folder.join(INDEX_NAME))?;
-    (!origin.is_elsewhere(uri)).then_some(origin.modified_ms)
+    (!origin.is_elsewhere(uri)).then_some(origin.version)
 }
 
-/// Keeps the index of the remote at `uri`, last written at `modified_ms`, at `path`. Where another process has
-/// been at it for too long, it is not kept.
+/// Stores a `version` of the index of the remote at `uri` at `path`. If another process holds the lock for too
+/// long, or removes the folder, the index is not stored.
 ///
 /// # Errors
-/// [`StreamError::Io`] where the folder is not writable; [`StreamError::Closed`] once `interrupted` says so.
+/// [`StreamError::Io`] if the folder is not writable; [`StreamError::Closed`] once `interrupted` returns true.
 pub(super) fn keep(
     path: &Path,
     data: &[u8],
     uri: &str,
-    modified_ms: i64,
+    version: IndexVersion,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<()> {
-    if is_kept(path, data, uri, modified_ms) {
+    if is_kept(path, data, uri, version) {
         return Ok(());
     }
     let until = Instant::now() + INDEX_WAIT;
@@ -129,16 +170,23 @@ pub(super) fn keep(
         Err(StreamError::Closed) if !interrupted() => return Ok(()),
         part => part?,
     };
-    // Another process may have kept it meanwhile.
-    if is_kept(path, data, uri, modified_ms) {
+    // Another process may have stored it in the meantime.
+    if is_kept(path, data, uri, version) {
         return Ok(());
     }
-    fs::write(part.path(), data).map_err(|e| StreamError::io(part.path(), "write", &e))?;
+    let is_removed = |error: std::io::Error| match part.is_removed() {
+        true => StreamError::removed(part.path()),
+        false => StreamError::io(part.path(), "write", &error),
+    };
+    match fs::write(part.path(), data).map_err(is_removed) {
+        Err(StreamError::Removed { .. }) => return Ok(()),
+        other => other?,
+    }
     let before = Origin::read(path);
     let is_other = match (&before, fs::read(path)) {
         (_, Err(_)) => false,
         (Some(before), Ok(held)) => {
-            before.modified_ms != modified_ms || before.is_elsewhere(uri) || held != data
+            before.version != version || before.is_elsewhere(uri) || held != data
         }
         (None, Ok(held)) => held != data,
     };
@@ -148,22 +196,24 @@ pub(super) fn keep(
         before.map_or(Duration::ZERO, |before| before.since)
     };
     let origin = Origin {
-        modified_ms,
+        version,
         since,
         place: Some(xxh3_64(uri.as_bytes())),
     };
     origin.write(part.path());
-    part.commit()
+    match part.commit() {
+        Err(StreamError::Removed { .. }) => Ok(()),
+        other => other,
+    }
 }
 
-fn is_kept(path: &Path, data: &[u8], uri: &str, modified_ms: i64) -> bool {
-    let is_of_then = |origin: Origin| {
-        origin.modified_ms == modified_ms && origin.place == Some(xxh3_64(uri.as_bytes()))
-    };
+fn is_kept(path: &Path, data: &[u8], uri: &str, version: IndexVersion) -> bool {
+    let is_of_then =
+        |origin: Origin| origin.version == version && origin.place == Some(xxh3_64(uri.as_bytes()));
     fs::read(path).is_ok_and(|held| held == data) && Origin::read(path).is_some_and(is_of_then)
 }
 
-/// When a file was last written, since 1970.
+/// Returns the time of a file's last write, since 1970.
 fn written(path: &Path) -> Duration {
     let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
     let since = modified

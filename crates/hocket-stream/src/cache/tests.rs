@@ -9,9 +9,10 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+mod removal;
 mod versions;
 
-/// A data set of one shard, and a cache of it elsewhere.
+/// A data set of one shard, with a cache in another folder.
 struct Fixture {
     remote: TempDir,
     local: TempDir,
@@ -19,13 +20,13 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Of ten 4-byte samples.
+    /// Creates ten 4-byte samples.
     fn new(compression: Option<&str>, hash: &str) -> Self {
         let samples: Vec<[u8; 4]> = (0u32..10).map(u32::to_le_bytes).collect();
         Self::of(&samples, compression, &[hash])
     }
 
-    /// Of samples of one size.
+    /// Creates a data set of samples of equal size.
     fn of<T: AsRef<[u8]>>(samples: &[T], compression: Option<&str>, hashes: &[&str]) -> Self {
         let remote = tempfile::tempdir().unwrap();
         let algorithm = |name: &&str| (name.to_string(), Algorithm::parse(name).unwrap());
@@ -256,12 +257,12 @@ fn a_folder_by_two_names_is_locked_once() {
     let folders = [name.to_owned(), again, link];
     let folders = folders.map(|path| (path, fixture.index.clone())).to_vec();
     let limit = CacheLimit::new(1 << 20, folders).unwrap();
-    // Who waits for a lock, even for his own, is told to stop.
+    // With `stop` set, a wait for a lock fails; this succeeds because no folder is locked twice.
     let wait = std::time::Duration::MAX;
     assert!(limit.turn(wait, &AtomicBool::new(true)).unwrap().is_some());
 }
 
-/// As [`open`], but not without end.
+/// Opens like [`open`], but with a time limit.
 fn open_in_time(cache: &Cache) -> Result<Shard> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

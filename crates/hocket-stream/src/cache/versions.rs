@@ -1,4 +1,4 @@
-//! Which version of each object of the remote this data set is read from.
+//! The version of each remote object that this data set is read from.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,18 +9,18 @@ use crate::error::{Result, StreamError};
 use crate::index::FileInfo;
 use crate::remote::Remote;
 
-/// The objects that were read, each of which stays with the version that was seen first.
+/// The objects read so far, each pinned to the version that was seen first.
 #[derive(Default)]
 pub(super) struct Versions(Mutex<HashMap<String, Object>>);
 
 impl Versions {
-    /// Reads `file`, of the version that earlier reads were of.
+    /// Reads `file` in the version of earlier reads.
     ///
-    /// Where the digest of the whole `is_checked`, that says more: the object may be written again with the
-    /// same bytes, and what was read is then the version for reads of its parts.
+    /// If the digest of the whole file `is_checked`, that is sufficient: the object may be rewritten with the
+    /// same bytes, and the version just read is then pinned for range reads.
     ///
     /// # Errors
-    /// Those of `read`; of these, [`StreamError::ShardCorrupt`] leaves a version open that none was right of.
+    /// Those of `read`; a [`StreamError::ShardCorrupt`] pins no version.
     pub(super) fn read<T>(
         &self,
         remote: &Remote,

@@ -1,29 +1,29 @@
-//! The streams of a run: where their shards are, and how many samples an epoch takes of each.
+//! The streams of a run: their shards, and the number of samples that an epoch takes from each.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
 
-/// Several streams' shards, numbered as those of one data set in the order of the streams.
+/// The shards of several streams, numbered consecutively in the order of the streams.
 #[derive(Clone, Debug)]
 pub struct Mix {
-    /// `storage[i]` samples lie before shard `i`; one more entry than shards.
+    /// `storage[i]` is the number of samples before shard `i`; one more entry than shards.
     pub(super) storage: Arc<[u64]>,
     pub(super) streams: Vec<Stream>,
 }
 
-/// One of them.
+/// One of the streams.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     /// Its shards.
     pub(super) shards: Range<usize>,
-    /// Samples of an epoch, more or fewer than it has.
+    /// Number of samples per epoch; may differ from the number that the stream has.
     pub(super) wanted: u64,
 }
 
 impl Mix {
-    /// One stream, taken whole: `storage[i]` samples lie before its shard `i`.
+    /// Creates a mix of one whole stream: `storage[i]` samples are before its shard `i`.
     pub fn whole(storage: Arc<[u64]>) -> Self {
         let wanted = storage.last().copied().unwrap_or(0);
         let shards = 0..storage.len().saturating_sub(1);
@@ -33,11 +33,12 @@ impl Mix {
         }
     }
 
-    /// Streams by their prefix sums (as in [`whole`](Self::whole)) and the samples an epoch takes of each.
+    /// Creates a mix from the streams' prefix sums (as in [`whole`](Self::whole)) and the samples that an epoch
+    /// takes from each.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where the two lists differ in length, samples are wanted of a stream that has
-    /// none, or numbers of shards or samples leave their types.
+    /// [`StreamError::Config`] if the two lists differ in length, samples are requested from an empty stream,
+    /// or the numbers of shards or samples overflow their types.
     pub fn new(storages: &[Arc<[u64]>], wanted: &[u64]) -> Result<Self> {
         if storages.len() != wanted.len() {
             return Err(StreamError::config(format!(
@@ -85,7 +86,7 @@ impl Mix {
         })
     }
 
-    /// How many samples an epoch takes of all streams.
+    /// Returns the number of samples that an epoch takes from all streams.
     pub fn num_samples(&self) -> u64 {
         self.streams.iter().map(|stream| stream.wanted).sum()
     }

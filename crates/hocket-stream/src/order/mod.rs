@@ -1,28 +1,28 @@
-//! The native order: which samples batch `k` of an epoch holds, and in which order.
+//! The native order: the samples of batch `k` of an epoch, and their order.
 //!
 //! Let `B` be the global batch in samples, `C` the number of lanes (canonical nodes; `C` divides `B`).
 //!
 //! 1. Shards are permuted by a keyed bijection of (seed, epoch).
-//! 2. Their samples, `N` in that order, are cut into `C` lanes at `⌊iN/C⌋`.
-//! 3. Each lane is cut into blocks of `block` samples, each permuted by a keyed bijection of
-//!    (seed, epoch, lane, block).
-//! 4. Global batch `k` is lane 0's next `B/C` samples, then lane 1's, and so on; of `M` samples, rank
-//!    `r` of `W` takes `⌊rM/W⌋ .. ⌊(r+1)M/W⌋`.
+//! 2. Their samples, `N` in that order, are divided into `C` lanes at `⌊iN/C⌋`.
+//! 3. Each lane is divided into blocks of `block` samples, each permuted by a keyed bijection of (seed, epoch,
+//!    lane, block).
+//! 4. Global batch `k` is lane 0's next `B/C` samples, then lane 1's, and so on; of `M` samples, rank `r` of
+//!    `W` takes `⌊rM/W⌋ .. ⌊(r+1)M/W⌋`.
 //!
-//! Lanes differ by at most one sample, so every batch but the last is full and the last holds `N mod B`
-//! samples. Without shuffling, steps 1 and 3 are the identity, in every epoch.
+//! Lanes differ by at most one sample, so every batch except the last is full and the last has `N mod B`
+//! samples. Without shuffling, steps 1 and 3 are the identity in every epoch.
 //!
-//! An epoch may take a stream several times, or a part of it: [`units`] says which shards, and which samples
-//! of them, take the place of the shards in step 1. Several streams ([`mix`]) come together in three ways.
-//! *Random*: their units are one pool, dealt out as above. *Stratified*: each stream is a pool of its own that
-//! gives the same number of samples to each batch, by largest remainder; within the batch the streams take
-//! [`turns`], so that a rank's slice has their proportions too. The epoch ends with the first stream that
-//! cannot fill its part: the last batch has what each has left of its part, and what is left beyond is left
-//! out. *Per stream*: each stream is a pool and a sequence of batches, and the streams take turns by batches;
-//! the last batch of each may be short.
+//! An epoch may take a stream several times, or only a part of it: [`units`] determines the shards, and their
+//! samples, that replace the shards of step 1. Several streams ([`mix`]) are combined in one of three ways.
+//! *Random*: their units form one pool, dealt out as above. *Stratified*: each stream is a separate pool that
+//! gives the same number of samples to each batch, by largest remainder. Within the batch the streams are
+//! interleaved ([`interleave`]), so that a rank's slice has their proportions too. The epoch ends with the
+//! first stream that cannot fill its part: the last batch contains what each stream has left of its part, and
+//! further samples are left out. *Per stream*: each stream is a pool and a sequence of batches, and the streams
+//! alternate by batches; the last batch of each may be short.
 //!
-//! An epoch costs one pass over the shards, a position `O(log shards)` and at most one step for each stream;
-//! nothing is `O(samples)`. The numbers of ranks and workers appear nowhere but in the slice of step 4.
+//! Planning an epoch takes one pass over the shards; a position takes `O(log shards)` and at most one step per
+//! stream. Nothing is `O(samples)`. The numbers of ranks and workers affect only the slice of step 4.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,24 +30,24 @@ use std::sync::Arc;
 use crate::error::{Result, StreamError};
 use crate::permute::derive_key;
 
+mod interleave;
 mod mix;
 mod pool;
 mod spec;
-mod turns;
 mod units;
 
 pub use mix::Mix;
 pub use spec::{Batching, OrderSpec, Sampling, Tail};
 
+use interleave::{Interleave, apportion};
 use mix::Stream;
 use pool::{Block, Pool, PoolSpec};
-use turns::{Turns, apportion};
 use units::Draw;
 
-/// One sample: a shard by its number over all streams, and the sample's number in it.
+/// The location of a sample: its shard's number over all streams, and its number in the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// The shard's number in storage order, the streams one after the other.
+    /// The shard's number in storage order, over the streams in sequence.
     pub shard: u32,
     /// The sample's number in the shard.
     pub sample: u32,
@@ -56,14 +56,14 @@ pub struct Location {
 /// A rank's part of one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The batch to read from and the positions in it. Never empty: see `local`.
+    /// The batch to read from. It differs from the share's own batch if `local` is 0.
     pub from: u64,
-    /// Positions in batch `from`.
+    /// Positions in batch `from`; never empty.
     pub range: Range<u64>,
-    /// How many of them count. 0 for a rank without a share of a short batch: it reads one sample, to
-    /// make its step with, that weighs nothing.
+    /// Number of samples that count. 0 for a rank without a share of a short batch: it reads one sample with
+    /// weight zero, so that it can run the step.
     pub local: u64,
-    /// How many count over all ranks.
+    /// Number of samples that count over all ranks.
     pub global: u64,
 }
 
@@ -74,26 +74,26 @@ pub struct Order {
     tail: Tail,
     num_samples: u64,
     num_batches: u64,
-    /// Different samples that the batches hold.
+    /// Number of distinct samples in the batches.
     num_used: u64,
     storage: Arc<[u64]>,
     pools: Vec<Pool>,
     deal: Deal,
 }
 
-/// How batches are dealt out of pools.
+/// The rule by which batches are taken from pools.
 #[derive(Clone, Debug)]
 enum Deal {
-    /// Every batch out of every pool.
+    /// Every batch from every pool.
     Together {
         full_batches: u64,
-        /// Turns within a full batch, and within the last one.
-        full: Turns,
-        rest: Turns,
+        /// The interleaves of a full batch and of the last one.
+        full: Interleave,
+        rest: Interleave,
     },
-    /// Each batch out of one pool.
-    Alternate(Turns),
-    /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by numbers in storage order.
+    /// Each batch from one pool.
+    Alternate(Interleave),
+    /// Batch `k` is `ids[edges[k]..edges[k + 1]]`, by sample numbers in storage order.
     Listed { ids: Vec<u64>, edges: Vec<u64> },
 }
 
@@ -101,8 +101,8 @@ impl Order {
     /// Plans an epoch.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for a batch, lane or block size that is 0, lanes that do not divide the batch, a
-    /// stream that has no sample in a stratified batch, or one that repeats without measure.
+    /// [`StreamError::Config`] for a batch, lane or block size of 0, lanes that do not divide the batch, a
+    /// stream without a sample in a stratified batch, or a stream with too many repeats.
     pub fn new(spec: OrderSpec, mix: &Mix, epoch: u64) -> Result<Self> {
         spec.check()?;
         let pools = match spec.batching {
@@ -139,12 +139,12 @@ impl Order {
         })
     }
 
-    /// An order that somebody else has planned: batch `k` is `ids[edges[k]..edges[k + 1]]`, by the samples'
-    /// numbers in storage order, the streams one after the other.
+    /// Creates an order from an external plan: batch `k` is `ids[edges[k]..edges[k + 1]]`, by the samples'
+    /// numbers in storage order, over the streams in sequence.
     ///
     /// # Errors
-    /// [`StreamError::Config`] for a sample that `mix` does not have, or edges that are no ascending way from 0
-    /// to the number of ids.
+    /// [`StreamError::Config`] for a sample that `mix` does not have, or edges that do not ascend from 0 to the
+    /// number of ids.
     pub fn listed(mix: &Mix, ids: Vec<u64>, edges: Vec<u64>) -> Result<Self> {
         let held = mix.storage.last().copied().unwrap_or(0);
         if let Some(id) = ids.iter().find(|&&id| id >= held) {
@@ -173,12 +173,12 @@ impl Order {
         })
     }
 
-    /// How many batches the epoch has, the same for every rank.
+    /// Returns the number of batches in the epoch, which is the same for every rank.
     pub fn num_batches(&self) -> u64 {
         self.num_batches
     }
 
-    /// How many samples batch `k` holds over all ranks, repeated ones included.
+    /// Returns the number of samples in batch `k` over all ranks, including repeated ones.
     pub fn batch_len(&self, k: u64) -> u64 {
         match &self.deal {
             _ if self.tail == Tail::Pad => self.global_batch,
@@ -204,7 +204,7 @@ impl Order {
         }
     }
 
-    /// How many samples of all batches count on rank `rank` of `world`.
+    /// Returns the number of samples of all batches that count on rank `rank` of `world`.
     pub fn num_local_samples(&self, rank: u64, world: u64) -> u64 {
         let of = |len| {
             let range = slice(len, rank, world);
@@ -231,13 +231,13 @@ impl Order {
         }
     }
 
-    /// Samples that the epoch leaves out: of its last batch under [`Tail::Drop`], of streams that would last
-    /// longer than the others in stratified batches.
+    /// Returns the number of samples that the epoch leaves out: those of its last batch under [`Tail::Drop`],
+    /// and those of streams that are longer than the others in stratified batches.
     pub fn num_dropped(&self) -> u64 {
         self.num_samples - self.num_used
     }
 
-    /// Samples that the epoch repeats (under [`Tail::Pad`]).
+    /// Returns the number of samples that the epoch repeats (under [`Tail::Pad`]).
     pub fn num_repeated(&self) -> u64 {
         match self.tail {
             Tail::Pad => self.num_batches * self.global_batch - self.num_used,
@@ -245,7 +245,7 @@ impl Order {
         }
     }
 
-    /// The part of batch `k` that rank `rank` of `world` reads. `k` must be below
+    /// Returns the part of batch `k` that rank `rank` of `world` reads. `k` must be below
     /// [`num_batches`](Self::num_batches) and `rank` below `world`.
     pub fn share(&self, k: u64, rank: u64, world: u64) -> Share {
         let global = self.batch_len(k);
@@ -258,7 +258,7 @@ impl Order {
                 global,
             };
         }
-        // A sample that this rank has read just before needs no shard that it would not open anyway.
+        // A sample that this rank has just read requires no additional shard.
         let from = k.saturating_sub(1);
         let len = self.batch_len(from);
         let first = slice(len, rank, world).start.min(len.saturating_sub(1));
@@ -270,7 +270,7 @@ impl Order {
         }
     }
 
-    /// Appends where positions `range` of batch `k` lie to `out`.
+    /// Appends the locations of positions `range` of batch `k` to `out`.
     pub fn locate(&self, k: u64, range: Range<u64>, out: &mut Vec<Location>) {
         let mut blocks: Vec<Option<Block>> = self.pools.iter().map(|_| None).collect();
         for place in range {
@@ -301,7 +301,7 @@ impl Order {
         }
     }
 
-    /// Where the sample with a number in storage order lies.
+    /// Returns the location of the sample with a number in storage order.
     pub fn find(&self, id: u64) -> Location {
         let shard = self.storage.partition_point(|&start| start <= id);
         let shard = shard.saturating_sub(1);
@@ -311,7 +311,8 @@ impl Order {
         }
     }
 
-    /// The number of a sample in storage order, the same in every epoch; the streams one after the other.
+    /// Returns the number of a sample in storage order, over the streams in sequence; it is the same in every
+    /// epoch.
     pub fn storage_id(&self, location: Location) -> u64 {
         self.storage
             .get(location.shard as usize)
@@ -321,7 +322,7 @@ impl Order {
     }
 }
 
-/// The pool of some streams: of all of them, or of stream `number`, which gives `part` samples to a batch.
+/// Returns the pool of all streams, or of stream `number`, which gives `part` samples to a batch.
 fn pool(
     spec: &OrderSpec,
     mix: &Mix,
@@ -350,7 +351,7 @@ fn pool(
     let (batch, seed, block) = match own {
         None => (spec.global_batch, spec.seed, spec.block),
         Some((number, part)) => {
-            // A stream's block lasts as many batches as one of all streams together would.
+            // The block of a single stream covers as many batches as a block of all streams together would.
             let wanted: u64 = streams.iter().map(|stream| stream.wanted).sum();
             let (share, all) = match spec.batching {
                 Batching::Stratified => (part, spec.global_batch),
@@ -372,7 +373,7 @@ fn pool(
     Ok(Pool::new(pool_spec, draw, mix.storage.clone(), units))
 }
 
-/// How many samples of each stream a stratified batch holds.
+/// Returns the number of samples of each stream in a stratified batch.
 fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
     let wanted: Vec<u64> = mix.streams.iter().map(|stream| stream.wanted).collect();
     let parts = apportion(spec.global_batch, &wanted);
@@ -387,11 +388,12 @@ fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
     }
 }
 
-/// Batches that hold a part of each pool: the deal, their number, the different samples in them.
+/// Combines the pools in every batch: returns the deal, the number of batches, and the number of distinct
+/// samples.
 fn together(pools: &[Pool], is_tail_used: bool) -> (Deal, u64, u64) {
     let full_batches = pools.iter().map(Pool::full_batches).min().unwrap_or(0);
-    let at = |k: u64| Turns::new(pools.iter().map(|pool| pool.own_len(k)).collect());
-    let full = Turns::new(pools.iter().map(Pool::batch).collect());
+    let at = |k: u64| Interleave::new(pools.iter().map(|pool| pool.own_len(k)).collect());
+    let full = Interleave::new(pools.iter().map(Pool::batch).collect());
     let rest = at(full_batches);
     let last = if is_tail_used { rest.total() } else { 0 };
     let used = full_batches * full.total() + last;
@@ -404,7 +406,7 @@ fn together(pools: &[Pool], is_tail_used: bool) -> (Deal, u64, u64) {
     (deal, num_batches, used)
 }
 
-/// Batches that each hold one pool's samples: the deal, their number, the different samples in them.
+/// Takes each batch from one pool: returns the deal, the number of batches, and the number of distinct samples.
 fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64) {
     let num = |pool: &Pool| {
         if is_tail_used {
@@ -413,7 +415,7 @@ fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64)
             pool.full_batches()
         }
     };
-    let turns = Turns::new(pools.iter().map(num).collect());
+    let turns = Interleave::new(pools.iter().map(num).collect());
     let used = pools
         .iter()
         .map(|pool| (num(pool) * batch).min(pool.num_samples()))
@@ -422,13 +424,13 @@ fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64)
     (Deal::Alternate(turns), num_batches, used)
 }
 
-/// Rank `rank`'s contiguous part of `len` places.
+/// Returns rank `rank`'s contiguous part of `len` positions.
 pub fn slice(len: u64, rank: u64, world: u64) -> Range<u64> {
     let cut = |r: u64| (u128::from(r) * u128::from(len) / u128::from(world.max(1))) as u64;
     cut(rank)..cut(rank + 1)
 }
 
-/// The greatest common divisor; the default number of lanes is `gcd(global batch, 64)`.
+/// Returns the greatest common divisor; the default number of lanes is `gcd(global batch, 64)`.
 pub fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -1,4 +1,5 @@
-//! One sequence of samples: units in a keyed order, cut into lanes and blocks, dealt out batch by batch.
+//! A pool: a sequence of samples from units in a keyed order, divided into lanes and blocks, dealt out by
+//! batches.
 
 use std::sync::Arc;
 
@@ -6,14 +7,14 @@ use crate::order::Location;
 use crate::order::units::{Draw, Unit};
 use crate::permute::{Permutation, derive_key};
 
-/// What a pool's order depends on.
+/// The parameters of a pool's order.
 #[derive(Clone, Debug)]
 pub(super) struct PoolSpec {
-    /// Samples that it gives to each batch.
+    /// Number of samples per batch.
     pub(super) batch: u64,
     /// A divisor of `batch`.
     pub(super) lanes: u64,
-    /// Samples of a block.
+    /// Number of samples per block.
     pub(super) block: u64,
     pub(super) shuffle: bool,
     pub(super) seed: u64,
@@ -27,15 +28,15 @@ pub(super) struct Pool {
     draw: Draw,
     num_samples: u64,
     full_batches: u64,
-    /// Samples before each shard, over all streams.
+    /// Number of samples before each shard, over all streams.
     storage: Arc<[u64]>,
     units: Vec<Unit>,
     order: Permutation,
-    /// Samples before each unit in the epoch's order of units; one more entry than units.
+    /// Number of samples before each unit in the epoch's order of units; one more entry than units.
     starts: Vec<u64>,
 }
 
-/// The block that was asked for last: neighbours in a batch mostly share it.
+/// The block used last; neighbours in a batch mostly share it.
 #[derive(Debug)]
 pub(super) struct Block {
     lane: u64,
@@ -72,7 +73,7 @@ impl Pool {
         }
     }
 
-    /// Samples that it gives to a full batch.
+    /// Returns the number of samples that the pool gives to a full batch.
     pub(super) fn batch(&self) -> u64 {
         self.spec.batch
     }
@@ -85,7 +86,7 @@ impl Pool {
         self.full_batches
     }
 
-    /// How many different samples it gives to batch `k`.
+    /// Returns the number of distinct samples that the pool gives to batch `k`.
     pub(super) fn own_len(&self, k: u64) -> u64 {
         let batch = self.spec.batch;
         self.num_samples
@@ -93,7 +94,8 @@ impl Pool {
             .min(batch)
     }
 
-    /// Place `place` of what it gives to batch `k`. Beyond [`own_len`](Self::own_len) the pool begins again.
+    /// Returns the location of sample `place` that the pool gives to batch `k`. Beyond
+    /// [`own_len`](Self::own_len) the pool starts again from its beginning.
     pub(super) fn locate(&self, k: u64, place: u64, block: &mut Option<Block>) -> Location {
         let own = self.own_len(k);
         if place < own {
@@ -103,7 +105,7 @@ impl Pool {
         self.location(self.position(again / self.spec.batch, again % self.spec.batch, block))
     }
 
-    /// Where, in the order of units, place `place` of batch `k` lies.
+    /// Returns the position, in the order of units, of sample `place` of batch `k`.
     fn position(&self, k: u64, place: u64, block: &mut Option<Block>) -> u64 {
         let per_lane = self.spec.batch / self.spec.lanes;
         let (lane, offset) = if k < self.full_batches {
@@ -116,17 +118,17 @@ impl Pool {
         self.shuffled(lane, offset, block)
     }
 
-    /// Where lane `lane` begins.
+    /// Returns the start of lane `lane`.
     fn lane_start(&self, lane: u64) -> u64 {
         (u128::from(lane) * u128::from(self.num_samples) / u128::from(self.spec.lanes)) as u64
     }
 
-    /// Samples that the lanes before `lane` have left when each has given `taken`.
+    /// Returns the number of samples that the lanes before `lane` have left after each has given `taken`.
     fn rest_before(&self, lane: u64, taken: u64) -> u64 {
         self.lane_start(lane) - lane * taken
     }
 
-    /// The lane that holds place `place` of the last, short batch.
+    /// Returns the lane that contains sample `place` of the last, short batch.
     fn lane_of_rest(&self, place: u64, taken: u64) -> u64 {
         let (mut low, mut high) = (0, self.spec.lanes);
         while high - low > 1 {
@@ -140,7 +142,7 @@ impl Pool {
         low
     }
 
-    /// Sample `offset` of lane `lane` after its block was permuted.
+    /// Returns sample `offset` of lane `lane` after the permutation of its block.
     fn shuffled(&self, lane: u64, offset: u64, block: &mut Option<Block>) -> u64 {
         let start = self.lane_start(lane);
         if !self.spec.shuffle {
@@ -170,7 +172,8 @@ impl Pool {
     }
 
     fn location(&self, position: u64) -> Location {
-        // Empty units begin where the next one does: the last that begins here holds the sample.
+        // An empty unit has the same start as the next one, so the last unit with this start contains the
+        // sample.
         let place = self
             .starts
             .partition_point(|&start| start <= position)

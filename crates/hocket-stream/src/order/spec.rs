@@ -1,41 +1,41 @@
-//! What the order depends on beside the data and the epoch.
+//! The parameters of an order, apart from the data and the epoch.
 
 use crate::error::{Result, StreamError};
 use crate::order::gcd;
 
-/// What becomes of the last batch when the samples do not fill it.
+/// The policy for the last batch if the samples do not fill it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
-    /// It is short.
+    /// The batch is short.
     Short,
-    /// It is left out.
+    /// The batch is left out.
     Drop,
-    /// It is filled with the epoch's first samples, in the epoch's order.
+    /// The batch is filled with the epoch's first samples, in the epoch's order.
     Pad,
 }
 
-/// How the samples of several streams come together in batches.
+/// The method that combines several streams in batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// All streams' shards are shuffled as those of one data set.
+    /// The shards of all streams are shuffled together, as one data set.
     Random,
-    /// Each batch holds the same number of samples of each stream.
+    /// Each batch contains the same number of samples of each stream.
     Stratified,
-    /// Each batch is of one stream.
+    /// Each batch comes from one stream.
     PerStream,
 }
 
-/// Whether a part of a stream is drawn anew.
+/// The method that draws a part of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
-    /// In each epoch.
+    /// A new part in each epoch.
     Balanced,
-    /// Never: every epoch has the same part.
+    /// The same part in every epoch.
     Fixed,
 }
 
 impl Tail {
-    /// The policy called `name`: `short`, `drop` or `pad`.
+    /// Parses a policy: `short`, `drop` or `pad`.
     ///
     /// # Errors
     /// [`StreamError::Config`] for any other name.
@@ -50,7 +50,7 @@ impl Tail {
 }
 
 impl Batching {
-    /// The method called `name`: `random`, `stratified` or `per_stream`.
+    /// Parses a method: `random`, `stratified` or `per_stream`.
     ///
     /// # Errors
     /// [`StreamError::Config`] for any other name.
@@ -69,7 +69,7 @@ impl Batching {
 }
 
 impl Sampling {
-    /// The method called `name`: `balanced` or `fixed`.
+    /// Parses a method: `balanced` or `fixed`.
     ///
     /// # Errors
     /// [`StreamError::Config`] for any other name.
@@ -86,31 +86,31 @@ fn unknown(argument: &str, name: &str, expected: &str) -> StreamError {
     StreamError::config(format!("`{argument}` is `{name}`: expected {expected}"))
 }
 
-/// Everything the order depends on beside the data and the epoch.
+/// All parameters of an order, apart from the data and the epoch.
 #[derive(Clone, Debug)]
 pub struct OrderSpec {
-    /// `B`, samples of a batch over all ranks.
+    /// `B`, the number of samples in a batch over all ranks.
     pub global_batch: u64,
-    /// `C`, a divisor of `global_batch`.
+    /// `C`, the number of lanes, a divisor of `global_batch`.
     pub lanes: u64,
-    /// Whether shards and blocks are permuted at all.
+    /// Whether shards and blocks are permuted.
     pub shuffle: bool,
     /// The seed of the permutations and draws.
     pub seed: u64,
-    /// Samples of a block; at least 1.
+    /// Number of samples per block; at least 1.
     pub block: u64,
     /// The policy for the last batch.
     pub tail: Tail,
-    /// How streams come together.
+    /// The method that combines streams.
     pub batching: Batching,
-    /// Whether parts of streams are drawn anew each epoch.
+    /// The method that draws parts of streams.
     pub sampling: Sampling,
-    /// Samples drawn from one shard at a time where a part of a stream is taken; at least 1.
+    /// Number of samples drawn from one shard at a time if a part of a stream is taken; at least 1.
     pub granularity: u64,
 }
 
 impl OrderSpec {
-    /// Refuses sizes that mean nothing.
+    /// Rejects invalid sizes.
     ///
     /// # Errors
     /// [`StreamError::Config`] for a size of 0, or lanes that do not divide the batch.

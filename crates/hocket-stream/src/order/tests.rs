@@ -65,7 +65,7 @@ fn lanes_take_turns_and_leave_their_rest_to_the_last_batch() {
 
 #[test]
 fn the_order_is_pinned() {
-    // Saved runs carry on in this order: it may never change.
+    // Saved runs resume in this order, so it must never change.
     let order = Order::new(spec(8, 4, true), &whole(&[5, 7, 0, 4, 9]), 3).unwrap();
     let expected = [
         vec![8, 6, 4, 1, 17, 15, 24, 19],
@@ -153,7 +153,7 @@ fn lanes_must_divide_the_batch() {
 
 #[test]
 fn a_hundred_million_samples_cost_only_their_shards() {
-    // 6,104 shards of 16,384: were anything of the order of the samples, this test would take seconds.
+    // 6,104 shards of 16,384 samples: if any step were linear in the samples, this test would take seconds.
     let order = Order::new(
         OrderSpec {
             block: 1 << 18,
@@ -217,7 +217,7 @@ proptest! {
     }
 }
 
-/// Ids of a stream's samples by the number of the stream, as it was asked for in `mix`.
+/// Returns the mix of streams given as pairs of (samples of each shard, samples per epoch).
 fn streams(mix: &[(&[u64], u64)]) -> Mix {
     let storages: Vec<_> = mix.iter().map(|(sizes, _)| storage(sizes)).collect();
     let wanted: Vec<u64> = mix.iter().map(|(_, wanted)| *wanted).collect();
@@ -239,7 +239,7 @@ fn one_stream_is_the_same_by_any_method() {
 
 #[test]
 fn mixed_orders_are_pinned() {
-    // Saved runs carry on in these orders: they may never change.
+    // Saved runs resume in these orders, so they must never change.
     let mix = streams(&[(&[5, 7], 18), (&[4, 0, 9], 6)]);
     let at = |batching| epoch_ids(&Order::new(with(batching, spec(8, 4, true)), &mix, 3).unwrap());
     let expected = [
@@ -317,7 +317,7 @@ proptest! {
         let given: u64 = batches.iter().map(|batch| batch.len() as u64).sum();
         prop_assert_eq!(given, all - order.num_dropped() + order.num_repeated());
         prop_assert!(batches.iter().all(|batch| !batch.is_empty()));
-        // How often each sample came, by stream.
+        // Number of occurrences of each sample, by stream.
         let held: Vec<u64> = parts.iter().map(|(sizes, _)| sizes.iter().sum()).collect();
         let mut counts: Vec<Vec<u64>> = held.iter().map(|&held| vec![0; held as usize]).collect();
         let mut by_batch = Vec::new();
@@ -346,7 +346,7 @@ proptest! {
             Batching::Random => {}
         }
         if order.num_dropped() == 0 && order.num_repeated() == 0 {
-            // Repeated streams: every sample as often as any other, within one.
+            // Repeated streams: the numbers of occurrences of any two samples differ by at most one.
             for ((counts, wanted), held) in counts.iter().zip(&wanted).zip(&held) {
                 prop_assert_eq!(counts.iter().sum::<u64>(), *wanted);
                 let times = wanted / held;

@@ -1,47 +1,47 @@
-//! What an epoch takes of a stream: whole shards, as often as need be, and parts of shards for the rest.
+//! The units of an epoch: repeated whole shards of a stream, and parts of shards for the remainder.
 //!
-//! Of `S` samples, `n = qS + r` are wanted: each shard `q` times whole, and `r` samples spread over the shards
-//! in proportion to their sizes. The spread is systematic: along the shards in a keyed order, each adds its
-//! share `r·s/S` to a credit that starts at a keyed fraction of a grain, and gives as many whole samples (as many whole
-//! grains, where the granularity is greater) as the credit holds. So every sample is equally likely, the sum
-//! is exact, and one pass over the shards does it. Which samples of a shard: the first so many of a keyed
-//! bijection; without shuffling, evenly spaced ones, so that they stay in the order of storage.
+//! Of `S` samples, `n = qS + r` are requested: each whole shard `q` times, and `r` samples spread over the
+//! shards in proportion to their sizes. The spread is a systematic sample. Along the shards in a keyed order,
+//! each adds its share `r·s/S` to a credit that starts at a keyed fraction of a grain, and gives as many whole
+//! grains (of `granularity` samples) as the credit contains. Every sample is therefore equally likely, the sum
+//! is exact, and one pass over the shards suffices. The samples taken from a shard are the first ones of a
+//! keyed bijection; without shuffling, evenly spaced ones, so that they stay in storage order.
 
 use std::ops::Range;
 
 use crate::error::{Result, StreamError};
 use crate::permute::{Permutation, derive_key, scale};
 
-/// More units than this are refused: a plan holds 16 bytes of each.
+/// Limit of units: a plan takes 16 bytes for each.
 const MOST_UNITS: u64 = 1 << 26;
 
-/// A shard, or a part of it, as often as the epoch holds it.
+/// A shard or a part of it, once per occurrence in the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     /// The shard's number over all streams.
     pub(super) shard: u32,
-    /// How many of its samples.
+    /// Number of its samples that are taken.
     pub(super) take: u32,
 }
 
-/// How parts are drawn.
+/// The parameters of drawing parts.
 #[derive(Clone, Debug)]
 pub(super) struct Draw {
     /// The run's seed.
     pub(super) seed: u64,
-    /// The epoch, or 0 where every epoch has the same part.
+    /// The epoch, or 0 if every epoch has the same part.
     pub(super) epoch: u64,
-    /// Samples from one shard at a time.
+    /// Number of samples from one shard at a time.
     pub(super) granularity: u64,
-    /// Whether the samples of a part may come in any order.
+    /// Whether the samples of a part may be in any order.
     pub(super) shuffle: bool,
 }
 
 impl Draw {
-    /// Appends what an epoch takes of the stream that has `shards`, `wanted` samples in all.
+    /// Appends the units for `wanted` samples of the stream with `shards`.
     ///
     /// # Errors
-    /// [`StreamError::Config`] where the stream repeats so often that the plan would not be small.
+    /// [`StreamError::Config`] if the stream repeats so often that the plan would be too large.
     pub(super) fn units(
         &self,
         storage: &[u64],
@@ -82,13 +82,13 @@ impl Draw {
         Ok(())
     }
 
-    /// How many of `part` samples each shard gives; `part` is below `held`, the sum of `sizes`.
+    /// Returns how many of `part` samples each shard gives; `part` is below `held`, the sum of `sizes`.
     fn spread(&self, sizes: &[u64], held: u64, part: u64, first: u64) -> Vec<u64> {
         let key = derive_key(b"hkt-part", &[self.seed, self.epoch, first]);
         let order = Permutation::new(sizes.len() as u64, key);
         let mut takes = vec![0; sizes.len()];
         let mut left = part;
-        // Counted in samples times `held`, so that nothing is ever rounded.
+        // Counted in samples times `held`, so that nothing is rounded.
         let held_wide = u128::from(held);
         let fraction = scale(derive_key(b"hkt-frac", &[key]), held);
         let mut credit = u128::from(self.granularity) * u128::from(fraction);
@@ -103,7 +103,7 @@ impl Draw {
             takes[place] = take;
             left -= take;
         }
-        // What no shard could give in whole grains.
+        // The remainder that no shard could give in whole grains.
         for turn in 0..sizes.len() as u64 {
             let place = order.apply(turn) as usize;
             let more = left.min(sizes[place] - takes[place]);
@@ -113,7 +113,7 @@ impl Draw {
         takes
     }
 
-    /// Which sample of a shard of `size` samples place `offset` of `unit` holds.
+    /// Returns the number, in a shard of `size` samples, of the sample at `offset` of `unit`.
     pub(super) fn sample(&self, unit: Unit, size: u64, offset: u64) -> u64 {
         let take = u64::from(unit.take);
         if take == size {
@@ -204,7 +204,7 @@ mod tests {
                 }
             }
         }
-        // 2,000 expected of each, standard deviation 37.
+        // Expected 2,000 of each, standard deviation 37.
         assert!(
             counts.iter().all(|&count| (1830..2170).contains(&count)),
             "{counts:?}"

@@ -1,10 +1,10 @@
-//! The opcodes. A stack of plain values over an arena of nodes; nothing recurses and nothing is called.
+//! The opcode interpreter: a stack of plain values over an arena of nodes, without recursion or calls.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use super::names::{Allowed, Name, look_up};
-use super::{Fault, Node, Pickle, Value};
+use super::tree::{Fault, Node, Pickle, Value};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -18,7 +18,10 @@ pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
         marks: Vec::new(),
         memo: HashMap::new(),
         nodes: Vec::new(),
-        // Real pickles spend some ten bytes a node and some three a value: a small file cannot become a large heap.
+        names: Vec::new(),
+        indexes: HashMap::new(),
+        // Real pickles use about ten bytes per node and three per value; the limit prevents a small file from
+        // filling memory.
         max_nodes: (1 << 20) + input.len() / 4,
         values_left: (1 << 20) + input.len() / 2,
     };
@@ -32,6 +35,7 @@ pub(super) fn run(input: &[u8], allowed: Allowed) -> Result<Pickle<'_>> {
     let root = machine.pop()?;
     Ok(Pickle {
         nodes: machine.nodes,
+        names: machine.names,
         root,
     })
 }
@@ -41,10 +45,13 @@ struct Machine<'a> {
     at: usize,
     allowed: Allowed,
     stack: Vec<Value>,
-    /// Heights of the stack.
+    /// Marked heights of the stack.
     marks: Vec<usize>,
     memo: HashMap<u64, Value>,
     nodes: Vec<Node<'a>>,
+    /// Unlisted names, without duplicates; `indexes` maps them to their positions.
+    names: Vec<String>,
+    indexes: HashMap<String, u32>,
     max_nodes: usize,
     values_left: usize,
 }
@@ -126,7 +133,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Opcodes of the memo, of names and of what they make.
+    /// Executes an opcode of the memo, of names, or of objects built from names.
     fn step_name(&mut self, opcode: u8) -> Result<()> {
         match opcode {
             b'h' => self.number(1).and_then(|index| self.recall(index)),
@@ -163,9 +170,11 @@ impl<'a> Machine<'a> {
             0x82..=0x84 => Err(Fault::Unsafe(
                 "it uses the extension registry (EXT1, EXT2, EXT4)".to_owned(),
             )),
-            0x92 => Err(Fault::Unsafe(
-                "it makes an object with named arguments (NEWOBJ_EX)".to_owned(),
-            )),
+            0x92 => {
+                // The keyword arguments are ignored, because the object is left out as a whole.
+                let (_, arguments, name) = (self.pop()?, self.pop()?, self.pop()?);
+                self.make(name, arguments)
+            }
             _ => Err(Fault::Broken(format!(
                 "opcode 0x{opcode:02x} at byte {} is none that torch writes",
                 self.at.saturating_sub(1)
@@ -204,7 +213,7 @@ impl<'a> Machine<'a> {
         Ok(self.take(1)?.first().copied().unwrap_or_default())
     }
 
-    /// A little-endian number of so many bytes, eight at most.
+    /// Reads a little-endian number of `length` bytes, at most eight.
     fn number(&mut self, length: u64) -> Result<u64> {
         let bytes = self.take(length)?;
         Ok(bytes
@@ -307,7 +316,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The node on top of the stack.
+    /// Returns the node on top of the stack.
     fn top(&mut self) -> Option<&mut Node<'a>> {
         match self.stack.last() {
             Some(&Value::Node(index)) => self.nodes.get_mut(index as usize),
@@ -317,13 +326,18 @@ impl<'a> Machine<'a> {
 
     fn extend(&mut self, items: Vec<Value>) -> Result<()> {
         match self.top() {
-            // The first items as they came: a list of one is the smallest that can be, and a file may hold a million.
+            // The first items move without spare capacity: a file may contain a million lists of one item.
             Some(Node::List(list) | Node::Set(list)) if list.is_empty() => {
                 *list = items;
                 Ok(())
             }
             Some(Node::List(list) | Node::Set(list)) => {
                 list.extend(items);
+                Ok(())
+            }
+            // A subclass of `list` is read as a list.
+            Some(node @ Node::Record(_)) if is_other(node) => {
+                *node = Node::List(items);
                 Ok(())
             }
             _ => Err(Fault::Broken("it appends to what is no list".to_owned())),
@@ -334,6 +348,11 @@ impl<'a> Machine<'a> {
         match self.top() {
             Some(Node::Dict(dict)) => {
                 dict.extend(items);
+                Ok(())
+            }
+            // A subclass of `dict` is read as a mapping.
+            Some(node @ Node::Record(_)) if is_other(node) => {
+                *node = Node::Dict(items);
                 Ok(())
             }
             _ => Err(Fault::Broken(
@@ -361,7 +380,7 @@ impl<'a> Machine<'a> {
         self.push_node(Node::Bytes(Cow::Borrowed(bytes)))
     }
 
-    /// A two's complement number of any length; 16 bytes are the most that generators' states need.
+    /// Reads a two's complement number of any length; generator states need at most 16 bytes.
     fn long(&mut self, length: u64) -> Result<()> {
         let bytes = self.take(length)?;
         if bytes.len() > 17 {
@@ -404,6 +423,10 @@ impl<'a> Machine<'a> {
     fn global(&mut self, module: &str, name: &str) -> Result<()> {
         match look_up(self.allowed, module, name) {
             Some(found) => self.push(Value::Name(found)),
+            None if self.allowed == Allowed::TorchSave => {
+                let name = self.intern(format!("{}.{}", shorten(module), shorten(name)))?;
+                self.push(Value::Name(name))
+            }
             None => Err(Fault::Unsafe(format!(
                 "it names `{}.{}`, which is not on the list of what a checkpoint needs",
                 shorten(module),
@@ -412,10 +435,29 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// An inert record in place of a call.
-    fn make(&mut self, name: Value, arguments: Value) -> Result<()> {
-        let Value::Name(name) = name else {
-            return Err(Fault::Unsafe("it calls what is no name".to_owned()));
+    /// Returns the index of an unlisted name.
+    fn intern(&mut self, name: String) -> Result<Name> {
+        if let Some(&index) = self.indexes.get(&name) {
+            return Ok(Name::Other(index));
+        }
+        let index = u32::try_from(self.names.len()).ok();
+        let Some(index) = index.filter(|_| self.names.len() < self.max_nodes) else {
+            return Err(Fault::Broken(
+                "it names more classes than a file of its size may".to_owned(),
+            ));
+        };
+        self.names.push(name.clone());
+        self.indexes.insert(name, index);
+        Ok(Name::Other(index))
+    }
+
+    /// Pushes an inert record in place of a call. Nothing is imported or called.
+    fn make(&mut self, called: Value, arguments: Value) -> Result<()> {
+        let name = match (called, self.node(called)) {
+            (Value::Name(name), _) => name,
+            // The result of an unlisted call is itself called, as for `functools.partial` objects.
+            (_, Some(Node::Record(record))) if matches!(record.0, Name::Other(_)) => record.0,
+            _ => return Err(Fault::Unsafe("it calls what is no name".to_owned())),
         };
         let Some(Node::Tuple(items)) = self.node(arguments) else {
             return Err(Fault::Broken(
@@ -434,6 +476,19 @@ impl<'a> Machine<'a> {
             }
             (Name::Size | Name::Tuple, None) => self.push(arguments),
             (Name::Set, None) => self.push_node(Node::Set(Vec::new())),
+            (Name::DefaultDict, _) => self.push_node(Node::Dict(Vec::new())),
+            (Name::Deque, first) => {
+                let items = match first.and_then(|first| self.node(first)) {
+                    Some(Node::List(items) | Node::Tuple(items)) => items.clone(),
+                    _ => Vec::new(),
+                };
+                // Copies of a list recalled from the memo count towards the limit.
+                let left = self.values_left.checked_sub(items.len());
+                self.values_left = left.ok_or_else(|| {
+                    Fault::Broken("it holds more values than a file of its size may".to_owned())
+                })?;
+                self.push_node(Node::List(items))
+            }
             (Name::Bytes, None) => self.push_node(Node::Bytes(Cow::Borrowed(&[]))),
             (Name::Encode, Some(first)) => {
                 let bytes = self.latin1(first)?;
@@ -473,7 +528,8 @@ impl<'a> Machine<'a> {
         let Some(&Node::Text(text)) = self.node(value) else {
             return Err(Fault::Broken("bytes are not written as text".to_owned()));
         };
-        // Copies of one text that the memo recalls are counted, lest a few bytes become many.
+        // Copies of a text recalled from the memo count towards the limit, so that a few bytes cannot expand
+        // without bound.
         self.values_left = self
             .values_left
             .checked_sub(text.len() / 16)
@@ -492,13 +548,19 @@ impl<'a> Machine<'a> {
                 record.2 = state;
                 Ok(())
             }
-            // Attributes of a mapping, such as the `_metadata` of a module's state: no part of the state.
-            Some(Node::Dict(_)) => Ok(()),
+            // Attributes of a mapping or list, such as the `_metadata` of a module's state, are not part of the
+            // state.
+            Some(Node::Dict(_) | Node::List(_)) => Ok(()),
             _ => Err(Fault::Broken(
                 "it sets attributes of what has none".to_owned(),
             )),
         }
     }
+}
+
+/// Returns whether a node is an object of an unlisted class.
+fn is_other(node: &Node<'_>) -> bool {
+    matches!(node, Node::Record(record) if matches!(record.0, Name::Other(_)))
 }
 
 fn pairs(items: &[Value]) -> Result<Vec<(Value, Value)>> {
@@ -516,7 +578,7 @@ fn pairs(items: &[Value]) -> Result<Vec<(Value, Value)>> {
         .collect())
 }
 
-/// Enough of a hostile name to know it by.
+/// Truncates a possibly hostile name for messages.
 fn shorten(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(80).collect()
 }

@@ -1,6 +1,6 @@
-//! The names that a pickle of torch's may hold. All of them are inert here: nothing is imported, nothing is called.
+//! The names that a pickle of torch may contain. All of them are inert: nothing is imported or called.
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
     /// `Metadata` of a distributed checkpoint.
@@ -13,22 +13,22 @@ pub(crate) enum Name {
     Index,
     StorageMeta,
     StorageInfo,
-    /// `torch.Size`: its tuple.
+    /// `torch.Size`, read as its tuple.
     Size,
-    /// A dtype, by its place in [`DTYPES`].
+    /// A dtype, by its index in [`DTYPES`].
     Dtype(u8),
     Layout,
     Path,
     OrderedDict,
     Set,
     Tuple,
-    /// `_codecs.encode`: how protocol 2 writes bytes.
+    /// `_codecs.encode`, by which protocol 2 writes bytes.
     Encode,
     RebuildTensor,
-    /// With the dtype as an argument of its own.
+    /// With the dtype as a separate argument.
     RebuildTensorV3,
     RebuildParameter,
-    /// A typed storage, by its dtype's place in [`DTYPES`].
+    /// A typed storage, by its dtype's index in [`DTYPES`].
     Storage(u8),
     UntypedStorage,
     NumpyReconstruct,
@@ -36,22 +36,28 @@ pub(crate) enum Name {
     NumpyDtype,
     NumpyScalar,
     TimeDelta,
-    /// `bytes`: how protocol 2 writes those of length 0.
+    /// `bytes`, by which protocol 2 writes empty bytes.
     Bytes,
-    /// What has no form here, by its place in [`INERT`].
+    /// `collections.defaultdict`, read as a plain mapping; its factory is dropped.
+    DefaultDict,
+    /// `collections.deque`, read as a list; its maximum length is dropped.
+    Deque,
+    /// A known name that cannot be represented, by its index in [`INERT`].
     Inert(u8),
+    /// An unlisted name, by its index in the pickle's own table. It is never imported or called.
+    Other(u32),
 }
 
-/// Whose names are allowed.
+/// The list of names that are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Allowed {
     /// The `.metadata` of a distributed checkpoint.
     Metadata,
-    /// What `torch.save` writes; storages are persistent ids.
+    /// Files of `torch.save`; storages are persistent ids.
     TorchSave,
 }
 
-/// torch's name of a dtype, safetensors', and the name of its typed storage where it has one.
+/// torch's name of a dtype, that of safetensors, and the name of its typed storage if it has one.
 pub(crate) const DTYPES: [(&str, Option<&str>, Option<&str>); 24] = [
     ("float32", Some("F32"), Some("FloatStorage")),
     ("float64", Some("F64"), Some("DoubleStorage")),
@@ -79,7 +85,8 @@ pub(crate) const DTYPES: [(&str, Option<&str>, Option<&str>); 24] = [
     ("qint8", None, Some("QInt8Storage")),
 ];
 
-/// What else `torch.load` takes without trust, and what to call it. It is named where it stands, and the rest is read.
+/// Further names that `torch.load` accepts without trust, with a description. A leaf with such a name is
+/// reported by that description, and the rest is read.
 const INERT: [(&str, &str); 18] = [
     ("builtins.bytearray", "bytearray"),
     ("builtins.complex", "complex number"),
@@ -104,7 +111,7 @@ const INERT: [(&str, &str); 18] = [
     ("torch.per_channel_affine_float_qparams", "torch.qscheme"),
 ];
 
-/// What `module.name` stands for, if it is allowed.
+/// Returns the meaning of `module.name` if it is allowed.
 pub(crate) fn look_up(allowed: Allowed, module: &str, name: &str) -> Option<Name> {
     if let Some(found) = look_up_shared(module, name) {
         return Some(found);
@@ -163,12 +170,14 @@ fn look_up_torch_save(module: &str, name: &str) -> Option<Name> {
         ("torch", name) if storage(name).is_some() => storage(name),
         ("builtins" | "__builtin__", "bytes") => Some(Name::Bytes),
         ("_codecs", "encode") => Some(Name::Encode),
-        // What the generators' states and the timestamps in trainers' files are made of.
+        // Names used by the generator states and timestamps in trainers' files.
         (module, "_reconstruct") if NUMPY.contains(&module) => Some(Name::NumpyReconstruct),
         (module, "scalar") if NUMPY.contains(&module) => Some(Name::NumpyScalar),
         ("numpy", "ndarray") => Some(Name::NumpyArray),
         ("numpy", "dtype") => Some(Name::NumpyDtype),
         ("datetime", "timedelta") => Some(Name::TimeDelta),
+        ("collections", "defaultdict") => Some(Name::DefaultDict),
+        ("collections", "deque") => Some(Name::Deque),
         ("__builtin__", name) => inert("builtins", name),
         _ => inert(module, name),
     }
@@ -191,8 +200,8 @@ fn storage(name: &str) -> Option<Name> {
 }
 
 impl Name {
-    /// What a reader of a message knows it by.
-    pub(crate) fn shown(self) -> &'static str {
+    /// Returns a name for error messages; unlisted names are shown by [`super::Pickle::shown`].
+    pub(super) fn shown(self) -> &'static str {
         match self {
             Self::Dtype(index) | Self::Storage(index) => {
                 DTYPES.get(usize::from(index)).map_or("dtype", |it| it.0)

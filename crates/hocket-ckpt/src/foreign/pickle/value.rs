@@ -1,18 +1,20 @@
-//! Values of a pickle as the tagged JSON of our manifest.
+//! Conversion of pickle values to the manifest's tagged JSON.
 
 use serde_json::{Map, Number, Value as Json, json};
 
-use super::{DTYPES, Fault, Name, Node, Pickle, Value};
+use super::names::{DTYPES, Name};
+use super::tree::{Fault, Node, Pickle, Value};
 use crate::digest::to_base64;
 
 const DEEPEST: usize = 64;
 
-/// The largest integer that every JSON reader keeps.
+/// The largest integer that every JSON reader preserves.
 const EXACT: i64 = 1 << 53;
 
-/// A value without tensors as JSON.
+/// Converts a value without tensors to JSON.
 ///
-/// `left` is how many values and bytes (over 16) may still be written: a memo can name one list a million times.
+/// `left` is the remaining number of values and bytes (beyond 16 per text) that may be written: a memo can
+/// refer to one list a million times.
 pub(crate) fn to_json(pickle: &Pickle<'_>, value: Value, left: &mut usize) -> Result<Json, Fault> {
     write(pickle, value, left, 0)
 }
@@ -39,7 +41,7 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
             let name = DTYPES.get(usize::from(index)).map_or("", |dtype| dtype.0);
             return Ok(json!(format!("torch.{name}")));
         }
-        Value::Name(name) => return Err(unfit(name)),
+        Value::Name(name) => return Err(unfit(pickle, name)),
         Value::Node(_) => pickle.node(value),
     };
     let Some(node) = node else {
@@ -64,8 +66,10 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
                 Name::RebuildTensor | Name::RebuildTensorV3 => {
                     return Err(Fault::Broken("a tensor stands inside a value".to_owned()));
                 }
-                Name::NumpyScalar => numpy_scalar(pickle, arguments).ok_or_else(|| unfit(name))?,
-                _ => return Err(unfit(name)),
+                Name::NumpyScalar => {
+                    numpy_scalar(pickle, arguments).ok_or_else(|| unfit(pickle, name))?
+                }
+                _ => return Err(unfit(pickle, name)),
             }
         }
         Node::Persistent(_) => {
@@ -109,11 +113,12 @@ fn spend(left: &mut usize, count: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-fn unfit(name: Name) -> Fault {
-    Fault::Unfit(format!("a {}, which has no form here", name.shown()))
+fn unfit(pickle: &Pickle<'_>, name: Name) -> Fault {
+    let shown = pickle.shown(name);
+    Fault::Unfit(format!("a {shown}, which has no form here"))
 }
 
-/// A number of NumPy's as the plain one that it is; none for other dtypes and byte orders.
+/// Converts a NumPy scalar to a plain number; returns none for other dtypes and byte orders.
 fn numpy_scalar(pickle: &Pickle<'_>, arguments: Value) -> Option<Json> {
     let &[dtype, content] = pickle.items(arguments)? else {
         return None;
@@ -158,7 +163,7 @@ fn float(number: f64) -> Json {
     }
 }
 
-/// A long integer in decimal, by repeated division.
+/// Formats a long integer in decimal, by repeated division.
 fn decimal(bytes: &[u8]) -> String {
     let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
     let mut digits: Vec<u8> = Vec::new();

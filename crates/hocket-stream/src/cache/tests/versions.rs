@@ -1,11 +1,11 @@
-//! A data set that is written anew, or an object replaced, under a cache.
+//! Tests of a cache whose data set is rewritten, or whose objects are replaced.
 use super::*;
 use hocket_store::StoreError;
 use std::fs::{File, FileTimes};
 
 const BIG: usize = 128 << 10;
 
-/// Twelve samples of 128 KiB, each full of its number: a shard that samples are picked out of.
+/// Creates twelve samples of 128 KiB, each filled with its number: a shard large enough for range reads.
 fn big(hashes: &[&str]) -> Fixture {
     let samples: Vec<Vec<u8>> = (0u8..12).map(|number| vec![number; BIG]).collect();
     Fixture::of(&samples, None, hashes)
@@ -20,7 +20,7 @@ fn set_time(path: &Path, time: SystemTime) {
     file.set_times(FileTimes::new().set_modified(time)).unwrap();
 }
 
-/// Puts another file of the same size in the place of one, as a store does.
+/// Replaces a file by another one of the same size, as a store does.
 fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = fs::read(path).unwrap();
     change(&mut bytes);
@@ -30,7 +30,7 @@ fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 fn pick(cache: &Cache, numbers: &[u32]) -> Result<Option<Vec<Vec<u8>>>> {
-    let Some(shard) = cache.pick(0, numbers, &|| false)? else {
+    let Some(shard) = cache.read_ranges(0, numbers, &|| false)? else {
         return Ok(None);
     };
     let value = |number: &u32| {
@@ -41,12 +41,12 @@ fn pick(cache: &Cache, numbers: &[u32]) -> Result<Option<Vec<Vec<u8>>>> {
     numbers.iter().map(value).collect::<Result<_>>().map(Some)
 }
 
-/// A cache as a process that begins now has it: the index comes first.
+/// Opens a cache as a new process does: the index is read first.
 fn begin(fixture: &Fixture) -> Cache {
     begin_at(fixture, fixture.local.path(), false)
 }
 
-/// As [`begin`], in another folder.
+/// Opens a cache like [`begin`], in another folder.
 fn begin_at(fixture: &Fixture, local: &Path, keep_zip: bool) -> Cache {
     let remote = fixture.cache(keep_zip).remote.unwrap();
     let (_, written_ms) = load_index(local, Some(&remote), &|| false).unwrap();
@@ -82,7 +82,7 @@ fn a_data_set_written_anew_brings_files_without_digests_again() {
         }
         let cache = begin(&fixture);
         if cache.valid_since == SystemTime::UNIX_EPOCH {
-            // A file system without attributes: digests alone tell.
+            // On a file system without extended attributes, only digests distinguish them.
             continue;
         }
         let shard = open(&cache).unwrap();
@@ -104,12 +104,12 @@ fn samples_are_picked_out_of_a_large_shard_alone() {
         pick(&cache, &[3, 4, 11]).unwrap(),
         Some(vec![of(3), of(4), of(11)])
     );
-    let shard = cache.pick(0, &[3, 11], &|| false).unwrap().unwrap();
+    let shard = cache.read_ranges(0, &[3, 11], &|| false).unwrap().unwrap();
     assert!(shard.sample(4, |_, _| ()).is_err());
     assert!(fixture.local_names().is_empty());
-    // Four of twelve are many.
+    // Four samples of twelve are too many for a range read.
     assert_eq!(pick(&cache, &[0, 1, 2, 3]).unwrap(), None);
-    // A shard that is asked for again and again is had whole.
+    // A shard with repeated range reads is fetched whole.
     let times = (0..10).take_while(|_| pick(&cache, &[5]).unwrap().is_some());
     assert_eq!(times.count(), 5);
     let small = Fixture::new(None, "xxh3_64");
@@ -145,7 +145,7 @@ fn an_object_replaced_between_two_picks_is_not_mixed() {
             "{error}"
         );
     }
-    // The whole shard is no other either, where no digest says that it is the same.
+    // The whole shard must have the same version, unless a digest shows that it is the same.
     let error = open(&cache).unwrap_err();
     assert!(
         matches!(error, StreamError::Store(StoreError::Changed { .. })),
@@ -188,14 +188,14 @@ fn a_file_that_was_replaced_since_it_was_checked_is_checked_again() {
         let held = fixture.local.path().join("s.mds");
         let other = |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1;
         let open_map = open(&cache).unwrap();
-        // As another data set in the same folder does.
+        // As another data set in the same folder would.
         replace(&held, other);
         assert!(cache.take_notices().is_empty());
         open(&cache).unwrap();
         assert!(cache.take_notices().concat().contains("fetched again"));
         assert_eq!(third(&open(&cache).unwrap()), third(&open_map));
         assert_eq!((cache.counts().fetches, cache.counts().hits), (2, 1));
-        // As another process does once the data set was written anew.
+        // As another process would after the data set was rewritten.
         replace(&fixture.remote.path().join("s.mds"), other);
         replace(&held, other);
         let error = open(&cache).unwrap_err();
@@ -211,7 +211,7 @@ fn two_data_sets_without_digests_in_one_folder_are_not_mixed() {
         let begin = |fixture: &Fixture| begin_at(fixture, local.path(), keep_zip);
         let (first, second) = (begin(&one), begin(&other));
         if second.valid_since == SystemTime::UNIX_EPOCH {
-            // A file system without attributes: digests alone tell.
+            // On a file system without extended attributes, only digests distinguish them.
             continue;
         }
         assert_eq!(fourth(&open(&first).unwrap()), 1);
@@ -221,7 +221,7 @@ fn two_data_sets_without_digests_in_one_folder_are_not_mixed() {
             assert_eq!(fourth(&open(&first).unwrap()), 1);
         }
         assert!(second.take_notices().concat().contains("the same `local`"));
-        // The raw file goes, and the packed one beside it is the other's.
+        // The raw file is evicted; the compressed file beside it belongs to the other data set.
         open(&second).unwrap();
         fs::remove_file(local.path().join("s.mds")).unwrap();
         assert_eq!(fourth(&open(&first).unwrap()), 1);
@@ -263,6 +263,67 @@ fn a_process_that_began_before_the_data_set_was_written_anew_does_not_go_on_with
 }
 
 #[test]
+fn a_shard_written_later_is_refused_once_the_index_has_changed() {
+    let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
+    let (index, object) = (
+        fixture.remote.path().join(INDEX_NAME),
+        fixture.remote.path().join("s.mds"),
+    );
+    set_time(&index, hours(1));
+    // A copied data set: the shard is newer than its index.
+    set_time(&object, hours(2));
+    let before = begin(&fixture);
+    assert_eq!(fourth(&open(&before).unwrap()), 1);
+    fs::remove_file(fixture.local.path().join("s.mds")).unwrap();
+    let before = begin(&fixture);
+    // Rewritten while this cache is in use, before any process has read the new index.
+    replace(&object, |bytes| {
+        bytes.last_chunk_mut::<36>().unwrap().fill(9)
+    });
+    set_time(&object, hours(3));
+    replace(&index, |_| ());
+    set_time(&index, hours(3));
+    let error = open(&before).unwrap_err();
+    assert!(
+        matches!(error, StreamError::Store(StoreError::Changed { .. })),
+        "{error}"
+    );
+    assert_eq!(fourth(&open(&begin(&fixture)).unwrap()), 9);
+    // A replacement of a data set starts with the index.
+    let before = begin(&fixture);
+    fs::remove_file(fixture.local.path().join("s.mds")).unwrap();
+    fs::remove_file(&index).unwrap();
+    assert!(open(&before).is_err());
+}
+
+#[test]
+fn a_file_fetched_within_the_second_of_its_index_is_fetched_again_by_the_next_process() {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let this_second = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs());
+    let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
+    let (index, object) = (
+        fixture.remote.path().join(INDEX_NAME),
+        fixture.remote.path().join("s.mds"),
+    );
+    for path in [&index, &object] {
+        set_time(path, this_second);
+    }
+    let first = begin(&fixture);
+    assert_eq!(fourth(&open(&first).unwrap()), 1);
+    assert_eq!(fourth(&open(&first).unwrap()), 1);
+    assert_eq!(first.counts().fetches, 1);
+    replace(&object, |bytes| {
+        bytes.last_chunk_mut::<36>().unwrap().fill(9)
+    });
+    set_time(&object, this_second);
+    // A later index with the same bytes and time looks the same in a store whose ETags are digests.
+    let second = begin(&fixture);
+    assert_eq!(fourth(&open(&second).unwrap()), 9);
+}
+
+#[test]
 fn files_that_others_left_without_a_mark_are_used() {
     let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
     for name in [INDEX_NAME, "s.mds"] {
@@ -282,7 +343,7 @@ fn the_index_that_was_kept_is_of_this_data_set() {
     let kept = |remote| load_kept_index(local, remote).unwrap();
     assert_eq!(kept(&remotes[0]), None);
     let loaded = load_index(local, Some(&remotes[0]), &|| false).unwrap();
-    if origin::last_modified_ms(local, remotes[0].uri()).is_some() {
+    if origin::kept_version(local, remotes[0].uri()).is_some() {
         assert_eq!(kept(&remotes[0]), Some(loaded));
         assert_eq!(kept(&remotes[1]), None);
     }

@@ -1,4 +1,4 @@
-//! A local file written front to back, past the page cache.
+//! A sequential writer of a local file with direct I/O.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -9,18 +9,18 @@ use hocket_store::direct::Direct;
 
 use crate::aligned::{BUFFER_BYTES, Buffer};
 
-/// Buffers of a file; threads that write them.
+/// Number of buffers per file, and of threads that write them.
 const BUFFERS: usize = 4;
 const WRITERS: usize = 2;
 
 type Job = (Buffer, usize, u64);
 
-/// A file written front to back: what is full goes out in threads, which end with it, while the next buffer fills.
-pub(crate) struct Stream {
+/// A sequential writer: threads write full buffers while the next one fills. Its threads end with it.
+pub(crate) struct DirectWriter {
     file: Arc<Direct>,
     filling: Option<Buffer>,
     filled: usize,
-    /// Where the filling buffer's bytes go.
+    /// File offset of the buffer that is being filled.
     offset: u64,
     num_buffers: usize,
     jobs: Option<Sender<Job>>,
@@ -29,7 +29,7 @@ pub(crate) struct Stream {
     process: u32,
 }
 
-impl Stream {
+impl DirectWriter {
     pub(crate) fn new(file: Direct) -> Self {
         Self {
             file: Arc::new(file),
@@ -44,10 +44,10 @@ impl Stream {
         }
     }
 
-    /// Appends bytes. After an error the stream is of no further use.
+    /// Appends bytes. After an error the stream is unusable.
     ///
     /// # Errors
-    /// What the disk says of these or of earlier ones.
+    /// The I/O error of this write or of earlier ones.
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let mut buffer = match self.filling.take() {
@@ -69,7 +69,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until everything is written, and cuts the file to its length. Flushing it is the caller's.
+    /// Waits until everything is written, and sets the file's length. The caller flushes it.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -105,7 +105,7 @@ impl Stream {
         jobs.send(job).map_err(|_| given_up())
     }
 
-    /// Small files never come here: they need no threads.
+    /// Starts the threads, when the first buffer is full: small files need none.
     fn start(&mut self) -> io::Result<()> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (report, done) = mpsc::channel();
@@ -130,11 +130,11 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for DirectWriter {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
-        // A forked child has the handles and not the threads: there is nobody to join. To let go of a channel
-        // takes its lock, which one of them may have held when the process was forked.
+        // A forked child has the handles but not the threads, so there is nothing to join. Dropping a channel
+        // takes its lock, which one of the threads may have held at the fork.
         if self.process != std::process::id() {
             threads.into_iter().for_each(std::mem::forget);
             std::mem::forget((self.jobs.take(), self.done.take()));
@@ -175,7 +175,7 @@ mod tests {
             let path = folder.path().join(count.to_string());
             let file = File::create(&path).unwrap();
             let direct = Direct::open(&path, &file, count as u64).unwrap();
-            let mut stream = Stream::new(direct);
+            let mut stream = DirectWriter::new(direct);
             let all = bytes(count);
             for piece in all.chunks(step) {
                 stream.write(piece).unwrap();
@@ -191,7 +191,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, b"").unwrap();
         let read_only = File::open(&path).unwrap();
-        let mut stream = Stream::new(Direct::open(&path, &read_only, 0).unwrap());
+        let mut stream = DirectWriter::new(Direct::open(&path, &read_only, 0).unwrap());
         let all = bytes(BUFFER_BYTES);
         let failed = (0..100).any(|_| stream.write(&all).is_err());
         assert!(failed || stream.finish().is_err());

@@ -1,7 +1,7 @@
-//! A file written front to back in pieces: what writes checkpoints that are larger than memory.
+//! A sequential file writer, for checkpoints that are larger than memory.
 //!
-//! It appears under its name when it is whole, and never in the place of another. A file that stands there already is
-//! compared with what comes: the one that an earlier run finished before it was killed is good as it is.
+//! The file appears under its final name when it is complete, and never replaces another. An existing file is
+//! compared with the incoming data: a file that an earlier run completed before it was killed is kept.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,30 +11,30 @@ use bytes::Bytes;
 use hocket_store::Upload;
 use hocket_store::direct::Direct;
 
+use crate::compress::FrameWriter;
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
-use crate::durable::sync_parent;
-use crate::error::{CkptError, Result};
-use crate::finished::Finished;
-use crate::leftover;
+use crate::direct_writer::DirectWriter;
+use crate::durable::{create_folder, sync_parent};
+use crate::error::{CkptError, NEVER_REPLACED, Result};
+use crate::existing_file::ExistingFile;
+use crate::file_names::is_plain_name;
+use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
-use crate::pace::{self, Interrupted};
-use crate::place::{Kind, Place, is_plain_name};
 use crate::remote;
-use crate::squeeze::Squeezer;
-use crate::stream::Stream;
-use crate::write::NEVER_REPLACED;
+use crate::temp_file;
+use crate::workers::{self, Interrupted};
 
-/// How a file is written in pieces.
+/// Options of a sequential write.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SinkOptions {
-    /// Bytes of the header, where it and the blocks behind it are to be hashed.
+pub struct StreamOptions {
+    /// Size of the header in bytes; if set, the header and the blocks after it are hashed.
     pub data_start: Option<u64>,
-    /// zstd's level: header and blocks are written as a frame each. Only where they are hashed.
+    /// zstd level: the header and each block are written as one frame. Requires `data_start`.
     pub level: Option<i32>,
 }
 
-/// A file under construction. Dropped unfinished, it leaves nothing.
-pub struct Sink {
+/// A file being written. If it is dropped unfinished, nothing remains.
+pub struct StreamWriter {
     path: String,
     size: u64,
     written: u64,
@@ -45,27 +45,27 @@ pub struct Sink {
 enum Target {
     Local(Staged),
     Remote(Upload),
-    Finished(Finished),
+    ExistingFile(ExistingFile),
 }
 
-/// What a finished file was.
+/// The result of a finished file.
 #[derive(Debug)]
-pub struct Sunk {
-    /// Its manifest record, where digests were asked for.
+pub struct Streamed {
+    /// Its manifest record, if digests were requested.
     pub file: Option<DataFile>,
 }
 
-impl Sink {
-    /// Begins `path` inside `place`, to which exactly `size` bytes will come (before they are compressed).
+impl StreamWriter {
+    /// Starts `path` inside `place`, for exactly `size` bytes (before compression).
     ///
     /// # Errors
-    /// `Exists` where another file stands there, `Invalid` for a path that is not plain, and what the disk or the store
-    /// says.
+    /// `Exists` if a different file is there, `Invalid` for a path that is not plain, and errors of the disk or
+    /// the store.
     pub fn create(
-        place: &Place,
+        location: &Location,
         path: &str,
         size: u64,
-        options: SinkOptions,
+        options: StreamOptions,
         interrupted: Interrupted<'_>,
     ) -> Result<Self> {
         if path.is_empty() || !path.split('/').all(is_plain_name) {
@@ -73,14 +73,14 @@ impl Sink {
                 "`{path}`: expected a plain relative path"
             )));
         }
-        if let Kind::Local(root) = place.kind() {
-            leftover::sweep(&root.join(path));
+        if let Kind::Local(root) = location.kind() {
+            temp_file::sweep(&root.join(path));
         }
-        // What a compressed file will have is not known before.
+        // The size of a compressed file is not known in advance.
         let expected = options.level.is_none().then_some(size);
-        let target = match Finished::find(place, path, expected, interrupted)? {
-            Some(finished) => Target::Finished(finished),
-            None => Self::begin(place, path, size, expected.is_some(), interrupted)?,
+        let target = match ExistingFile::find(location, path, expected, interrupted)? {
+            Some(finished) => Target::ExistingFile(finished),
+            None => Self::begin(location, path, size, expected.is_some(), interrupted)?,
         };
         Ok(Self {
             path: path.to_owned(),
@@ -95,13 +95,13 @@ impl Sink {
     }
 
     fn begin(
-        place: &Place,
+        location: &Location,
         path: &str,
         size: u64,
         is_reserved: bool,
         interrupted: Interrupted<'_>,
     ) -> Result<Target> {
-        match place.kind() {
+        match location.kind() {
             Kind::Local(root) => {
                 let reserved = if is_reserved { size } else { 0 };
                 Ok(Target::Local(Staged::create(&root.join(path), reserved)?))
@@ -114,16 +114,16 @@ impl Sink {
         }
     }
 
-    /// Whether the file stood there already, so that what comes is only compared with it.
+    /// Returns whether the file existed already, so that the data is only compared with it.
     #[must_use]
     pub fn is_found(&self) -> bool {
-        matches!(self.target, Some(Target::Finished(_)))
+        matches!(self.target, Some(Target::ExistingFile(_)))
     }
 
     /// Appends bytes.
     ///
     /// # Errors
-    /// `Exists` where the file that stands there differs, and what the disk or the store says; the file is then given up.
+    /// `Exists` if the existing file differs, and errors of the disk or the store; the file is then abandoned.
     pub fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
         self.written += bytes.len() as u64;
         if let Some(digests) = &mut self.digests {
@@ -145,21 +145,21 @@ impl Sink {
                 let piece = Bytes::copy_from_slice(bytes);
                 Some(Target::Remote(remote::send(upload, piece, interrupted)?))
             }
-            Some(Target::Finished(mut finished)) => {
+            Some(Target::ExistingFile(mut finished)) => {
                 finished.compare(bytes, interrupted)?;
-                Some(Target::Finished(finished))
+                Some(Target::ExistingFile(finished))
             }
             None => return Err(CkptError::Invalid(format!("`{}` was given up", self.path))),
         };
         Ok(())
     }
 
-    /// Makes the file durable and gives it its name.
+    /// Makes the file durable and gives it its final name.
     ///
     /// # Errors
-    /// `Exists` where the name was taken meanwhile, `Invalid` where not all bytes came, and what the disk or the store
-    /// says.
-    pub fn finish(mut self, interrupted: Interrupted<'_>) -> Result<Sunk> {
+    /// `Exists` if the name is taken by now, `Invalid` if bytes are missing, and errors of the disk or the
+    /// store.
+    pub fn finish(mut self, interrupted: Interrupted<'_>) -> Result<Streamed> {
         if self.written != self.size {
             return Err(CkptError::Invalid(format!(
                 "`{}` was to have {} bytes and got {}",
@@ -173,15 +173,17 @@ impl Sink {
             }
         }
         match self.target.take() {
-            Some(Target::Local(staged)) => pace::detached(interrupted, move || staged.publish())?,
+            Some(Target::Local(staged)) => {
+                workers::detached(interrupted, move || staged.publish())?
+            }
             Some(Target::Remote(upload)) => {
                 remote::wait(async move { Ok(upload.finish().await?) }, interrupted)?;
             }
-            Some(Target::Finished(finished)) => finished.end()?,
+            Some(Target::ExistingFile(finished)) => finished.end()?,
             None => return Err(CkptError::Invalid(format!("`{}` was given up", self.path))),
         }
         let (path, size) = (self.path, self.size);
-        Ok(Sunk {
+        Ok(Streamed {
             file: self.digests.map(|digests| digests.describe(path, size)),
         })
     }
@@ -194,13 +196,13 @@ fn taken(uri: String) -> CkptError {
     }
 }
 
-/// Header and blocks, hashed and perhaps compressed as they pass.
+/// The running hashes, and optional compression, of header and blocks.
 struct Digests {
     data_start: usize,
     header: Vec<u8>,
     block: Vec<u8>,
     digests: Vec<u8>,
-    squeezer: Option<Squeezer>,
+    squeezer: Option<FrameWriter>,
 }
 
 impl Digests {
@@ -210,7 +212,7 @@ impl Digests {
             header: Vec::new(),
             block: Vec::new(),
             digests: Vec::new(),
-            squeezer: level.map(Squeezer::new).transpose()?,
+            squeezer: level.map(FrameWriter::new).transpose()?,
         })
     }
 
@@ -242,7 +244,7 @@ impl Digests {
         Ok(())
     }
 
-    /// Takes what has come of the current block for all of it.
+    /// Ends the current block with the data received so far.
     fn end(&mut self) -> Result<()> {
         let mut block = std::mem::take(&mut self.block);
         if !block.is_empty() {
@@ -261,9 +263,9 @@ impl Digests {
         }
     }
 
-    /// What is to be written in place of what came; none where that is written as it is.
+    /// Returns the bytes to write in place of the input; none if the input is written unchanged.
     fn take_frames(&mut self) -> Option<Vec<u8>> {
-        self.squeezer.as_mut().map(Squeezer::take)
+        self.squeezer.as_mut().map(FrameWriter::take)
     }
 
     fn describe(self, path: String, size: u64) -> DataFile {
@@ -283,7 +285,7 @@ struct Staged {
     hidden: PathBuf,
     target: PathBuf,
     file: File,
-    stream: Option<Stream>,
+    stream: Option<DirectWriter>,
     pid: u32,
 }
 
@@ -293,29 +295,29 @@ impl Staged {
             return Err(taken(target.display().to_string()));
         }
         let folder = target.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)
-            .map_err(|error| CkptError::io(folder, "make the folder", &error))?;
+        create_folder(folder)?;
         let name = target
             .file_name()
             .map(|name| name.to_string_lossy().into_owned());
         let name = name.unwrap_or_default();
-        let hidden = folder.join(leftover::hidden_name(&name));
+        let hidden = folder.join(temp_file::hidden_name(&name));
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&hidden)
             .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
-        leftover::mark_alive(&file);
+        temp_file::mark_alive(&file);
         let direct = Direct::open(&hidden, &file, size)
             .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {
             hidden,
             target: target.to_owned(),
             file,
-            stream: Some(Stream::new(direct)),
+            stream: Some(DirectWriter::new(direct)),
             pid: std::process::id(),
         };
-        // A full disk is told before anything is written; not every file system can say.
+        // Reserves the space, so that a full disk is reported before anything is written; some file systems do
+        // not support it.
         match rustix::fs::fallocate(
             &staged.file,
             rustix::fs::FallocateFlags::KEEP_SIZE,
@@ -343,12 +345,12 @@ impl Staged {
     }
 
     fn publish(mut self) -> Result<()> {
-        let written = self.stream.take().map_or(Ok(()), Stream::finish);
+        let written = self.stream.take().map_or(Ok(()), DirectWriter::finish);
         written.map_err(|error| CkptError::io(&self.hidden, "write", &error))?;
         self.file
             .sync_all()
             .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
-        // A link, unlike a rename, refuses a name that is taken.
+        // A hard link, unlike a rename, fails if the name exists.
         std::fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => taken(self.target.display().to_string()),
             _ => CkptError::io(&self.target, "link the file to its name", &error),
@@ -360,13 +362,13 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Its threads first: what they write after that would be nobody's.
+        // Its threads end first, so that they do not write to the file after its removal.
         self.stream = None;
-        // A forked child's copy must not take its parent's file away.
+        // The copy in a forked child must not remove the parent's file.
         if self.pid != std::process::id() {
             return;
         }
-        // Gone already where it was published.
+        // Already gone if it was published.
         let _ = std::fs::remove_file(&self.hidden);
     }
 }

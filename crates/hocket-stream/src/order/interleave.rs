@@ -1,49 +1,49 @@
-//! Several sequences woven into one, evenly, so that any stretch of it has nearly their proportions.
+//! Interleaves several sequences evenly, so that any stretch of the result has nearly their proportions.
 //!
-//! The first sequence takes its `n₀` of `n` turns at equal distances (Bresenham's line), the second its turns
-//! of those that are left, and so on. A turn's owner, and how many turns the owner had before, follow in one
-//! pass over the sequences, without a look at any other turn.
+//! The first sequence takes its `n₀` of `n` slots at equal distances (Bresenham's line), the second its slots of
+//! those that are left, and so on. The owner of a slot, and the number of slots the owner had before, follow in one
+//! pass over the sequences, without visiting other slots.
 
-/// Sequences by their lengths.
+/// Interleaved sequences, by their lengths.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(super) struct Interleave {
     counts: Vec<u64>,
     total: u64,
 }
 
-impl Turns {
+impl Interleave {
     pub(super) fn new(counts: Vec<u64>) -> Self {
         let total = counts.iter().sum();
         Self { counts, total }
     }
 
-    /// All turns.
+    /// Returns the length of the result.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Whose turn number `turn` is, and which of its own. `turn` must be below the total.
-    pub(super) fn at(&self, mut turn: u64) -> (usize, u64) {
+    /// Returns the sequence that slot `slot` belongs to, and the place in that sequence. `slot` must be below the total.
+    pub(super) fn at(&self, mut slot: u64) -> (usize, u64) {
         let mut left = self.total;
         for (owner, &count) in self.counts.iter().enumerate() {
             if count == left {
-                return (owner, turn);
+                return (owner, slot);
             }
-            let taken = |turns: u64| {
-                (u128::from(turns) * u128::from(count) / u128::from(left.max(1))) as u64
+            let taken = |slots: u64| {
+                (u128::from(slots) * u128::from(count) / u128::from(left.max(1))) as u64
             };
-            let before = taken(turn);
-            if taken(turn + 1) > before {
+            let before = taken(slot);
+            if taken(slot + 1) > before {
                 return (owner, before);
             }
-            turn -= before;
+            slot -= before;
             left -= count;
         }
-        (0, turn)
+        (0, slot)
     }
 }
 
-/// `total` things in whole numbers in proportion to `weights`, those of the largest remainders rounded up.
+/// Splits `total` into whole numbers in proportion to `weights`, rounding up those with the largest remainders.
 pub(super) fn apportion(total: u64, weights: &[u64]) -> Vec<u64> {
     let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     let all = all.max(1);
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn weaves_evenly() {
-        let turns = Turns::new(vec![2, 4, 0, 1]);
-        let owners: Vec<usize> = (0..7).map(|turn| turns.at(turn).0).collect();
+        let sequences = Interleave::new(vec![2, 4, 0, 1]);
+        let owners: Vec<usize> = (0..7).map(|slot| sequences.at(slot).0).collect();
         assert_eq!(owners, [3, 1, 1, 0, 1, 1, 0]);
     }
 
@@ -81,11 +81,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_turn_has_one_owner_and_owners_go_on_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
-            let turns = Turns::new(counts.clone());
+        fn each_slot_has_one_owner_and_owners_go_on_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
+            let sequences = Interleave::new(counts.clone());
             let mut had = vec![0u64; counts.len()];
-            for turn in 0..turns.total() {
-                let (owner, number) = turns.at(turn);
+            for slot in 0..sequences.total() {
+                let (owner, number) = sequences.at(slot);
                 prop_assert_eq!(number, had[owner]);
                 had[owner] += 1;
             }

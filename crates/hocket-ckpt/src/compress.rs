@@ -1,7 +1,7 @@
-//! Compressed data files: a zstd frame for the header, and one for each block.
+//! Compressed data files: one zstd frame for the header, and one for each block.
 //!
-//! `zstd -dc file.blocks` prints the plain safetensors file. The place of each frame stands in the manifest, so
-//! that a range of the data reads only the frames of its own blocks.
+//! `zstd -dc file.blocks` prints the plain safetensors file. The manifest records the location of each frame,
+//! so a read of a range decompresses only the frames of its own blocks.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,31 +15,32 @@ use zstd::zstd_safe::CParameter;
 
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
 use crate::error::{CkptError, Result};
-use crate::pace::{self, Interrupted};
 use crate::remote;
 use crate::safetensors::Layout;
+use crate::workers::{self, Interrupted};
 
-/// Blocks that are compressed side by side before they are written in order: so many MiB, twice, are held.
+/// Number of blocks compressed in parallel before they are written in order; twice that many MiB are held in
+/// memory.
 const GROUP_BLOCKS: u64 = 32;
 
 const MAX_WORKERS: usize = 8;
 
-/// What the manifest says of a compressed file, beside its path.
-pub(crate) struct Squeezed {
-    /// Of the blocks, one after the other.
+/// The manifest's data about a compressed file, except its path.
+pub(crate) struct Compressed {
+    /// The concatenated digests of the blocks.
     pub(crate) digests: Vec<u8>,
-    /// Bytes of each frame, the header's first.
+    /// Size of each frame in bytes, the header's first.
     pub(crate) frames: Vec<u32>,
 }
 
-/// Compresses what comes in pieces, one frame a piece.
-pub(crate) struct Squeezer {
+/// A compressor that turns each piece into one frame.
+pub(crate) struct FrameWriter {
     compressor: Compressor<'static>,
     frames: Vec<u8>,
     lengths: Vec<u8>,
 }
 
-impl Squeezer {
+impl FrameWriter {
     pub(crate) fn new(level: i32) -> Result<Self> {
         Ok(Self {
             compressor: compressor(level)?,
@@ -56,32 +57,32 @@ impl Squeezer {
         Ok(())
     }
 
-    /// The frames since the last call.
+    /// Returns the frames since the last call.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.frames)
     }
 
-    /// The lengths of all frames, as the manifest has them.
+    /// Returns the lengths of all frames in the manifest's encoding.
     pub(crate) fn lengths(self) -> String {
         to_base64(&self.lengths)
     }
 }
 
-/// A block's digest and frame.
+/// The digest and frame of a block.
 type Frame = ([u8; DIGEST_BYTES], Vec<u8>);
 
-/// Compresses header and blocks; `take` gets the file's bytes, in order, some MiB at a time.
-fn squeeze(
+/// Compresses header and blocks; passes the file's bytes to `take` in order, a few MiB at a time.
+fn compress(
     layout: &Layout,
     level: i32,
     background: bool,
     interrupted: Interrupted<'_>,
     mut take: impl FnMut(Vec<u8>) -> Result<()>,
-) -> Result<Squeezed> {
+) -> Result<Compressed> {
     let header = compressor(level)?
         .compress(&layout.header)
         .map_err(|error| failed(&error))?;
-    let mut squeezed = Squeezed {
+    let mut compressed = Compressed {
         digests: Vec::new(),
         frames: vec![length(&header)?],
     };
@@ -93,14 +94,14 @@ fn squeeze(
         let mut bytes = Vec::new();
         for (digest, frame) in compress_group(layout, level, background, first, count, interrupted)?
         {
-            squeezed.digests.extend(digest);
-            squeezed.frames.push(length(&frame)?);
+            compressed.digests.extend(digest);
+            compressed.frames.push(length(&frame)?);
             bytes.extend(frame);
         }
         take(bytes)?;
         first += count;
     }
-    Ok(squeezed)
+    Ok(compressed)
 }
 
 fn compress_group(
@@ -115,11 +116,11 @@ fn compress_group(
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let start = || {
         if background {
-            pace::give_way();
+            workers::give_way();
         }
         Ok((compressor(level)?, vec![0_u8; BLOCK_BYTES as usize]))
     };
-    pace::run(
+    workers::run(
         MAX_WORKERS.min(cores),
         count as usize,
         interrupted,
@@ -131,13 +132,13 @@ fn compress_group(
             let frame = compressor
                 .compress(content)
                 .map_err(|error| failed(&error))?;
-            if let Some(place) = done
+            if let Some(slot) = done
                 .lock()
                 .ok()
                 .as_mut()
                 .and_then(|done| done.get_mut(index))
             {
-                *place = (xxh3_128(content), frame);
+                *slot = (xxh3_128(content), frame);
             }
             Ok(())
         },
@@ -164,16 +165,16 @@ fn failed(error: &io::Error) -> CkptError {
     CkptError::process(format!("zstd: {error}"))
 }
 
-/// What `write_local` would say, without a file.
+/// Returns the result of `write_local` without writing a file.
 pub(crate) fn describe(
     layout: &Layout,
     level: i32,
     interrupted: Interrupted<'_>,
-) -> Result<Squeezed> {
-    squeeze(layout, level, false, interrupted, |_| Ok(()))
+) -> Result<Compressed> {
+    compress(layout, level, false, interrupted, |_| Ok(()))
 }
 
-/// Fills a new local file; flushing it is the caller's.
+/// Fills a new local file; the caller flushes it.
 pub(crate) fn write_local(
     path: &Path,
     mut file: &File,
@@ -181,8 +182,8 @@ pub(crate) fn write_local(
     level: i32,
     background: bool,
     interrupted: Interrupted<'_>,
-) -> Result<Squeezed> {
-    squeeze(layout, level, background, interrupted, |bytes| {
+) -> Result<Compressed> {
+    compress(layout, level, background, interrupted, |bytes| {
         file.write_all(&bytes)
             .map_err(|error| CkptError::io(path, &format!("write {} bytes", bytes.len()), &error))
     })
@@ -195,10 +196,10 @@ pub(crate) fn write_remote(
     layout: &Layout,
     level: i32,
     interrupted: Interrupted<'_>,
-) -> Result<Squeezed> {
+) -> Result<Compressed> {
     let size = layout.header.len() as u64 + layout.data_bytes;
     let mut upload = Some(remote::begin_upload(store, key, size, interrupted)?);
-    let squeezed = squeeze(layout, level, false, interrupted, |bytes| {
+    let compressed = compress(layout, level, false, interrupted, |bytes| {
         if let Some(begun) = upload.take() {
             upload = Some(remote::send(begun, Bytes::from(bytes), interrupted)?);
         }
@@ -207,5 +208,5 @@ pub(crate) fn write_remote(
     if let Some(upload) = upload {
         remote::wait(async move { Ok(upload.finish().await?) }, interrupted)?;
     }
-    Ok(squeezed)
+    Ok(compressed)
 }

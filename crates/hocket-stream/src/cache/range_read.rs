@@ -1,4 +1,4 @@
-//! A few samples out of a shard that is not here, by their ranges alone.
+//! Range reads: single samples of a remote shard, without fetching the shard.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -12,27 +12,28 @@ use crate::remote;
 use crate::schema::Format;
 use crate::shard::{Shard, join};
 
-/// Smaller shards come whole in about the time of the two requests that a range takes.
-const LEAST_BYTES: u64 = 1 << 20;
+/// A smaller shard is fetched whole in about the time of a range read's two requests.
+const MIN_SHARD_BYTES: u64 = 1 << 20;
 
-/// Of how many samples of a shard one may be asked for; of more, all come as quickly.
-const ONE_OF: usize = 4;
+/// A range read is used for at most one in this many samples of a shard; for more, a whole fetch is as fast.
+const MIN_SAMPLES_PER_REQUEST: usize = 4;
 
-/// A shard that was asked for so often is worth having.
-const MOST_TIMES: u32 = 8;
+/// After this many range reads, a shard is fetched whole.
+const MAX_RANGE_READS: u32 = 8;
 
 impl Cache {
-    /// A shard of which only samples `numbers` (ascending, each once) are there: read by their ranges out of
-    /// the remote, near ones together and all of one version of the object. The digest of the whole has no part
-    /// in it; that sizes and offsets fit is checked.
+    /// Reads the samples `numbers` (ascending, without repeats) of a remote shard by byte ranges.
     ///
-    /// `None` where the shard is better had whole: it is no raw MDS shard of a remote, it is small, much of it is
-    /// asked for, or it was asked for often. Whether it is here is not looked at.
+    /// Nearby ranges share a request, and all have the same version (ETag) of the object. Sizes and offsets are
+    /// checked; the digest of the whole shard cannot be. The cache is not consulted.
+    ///
+    /// Returns a shard with only these samples, or none if the whole shard should be fetched: it is not a raw
+    /// MDS shard of a remote, it is small, many of its samples are requested, or it was read often.
     ///
     /// # Errors
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`], the store's own errors;
-    /// [`StreamError::Closed`] once `interrupted` says so.
-    pub fn pick(
+    /// [`StreamError::Closed`] once `interrupted` returns true.
+    pub fn read_ranges(
         &self,
         number: u32,
         numbers: &[u32],
@@ -43,31 +44,40 @@ impl Cache {
             return Ok(None);
         };
         let is_raw = shard.layout.format == Format::Mds && shard.compression.is_none();
-        let is_much = numbers.len().saturating_mul(ONE_OF) > shard.samples as usize;
-        if !is_raw || is_much || shard.data.raw.bytes < LEAST_BYTES || self.is_wanted(number) {
+        let is_much =
+            numbers.len().saturating_mul(MIN_SAMPLES_PER_REQUEST) > shard.samples as usize;
+        if !is_raw
+            || is_much
+            || shard.data.raw.bytes < MIN_SHARD_BYTES
+            || self.is_often_read(number)
+        {
             return Ok(None);
         }
-        let pick = |object: &Object| {
-            let picked = take(&shard, numbers, object, interrupted)?;
-            self.check_version(&shard.data.raw, object)?;
-            Ok(picked)
+        let read = |object: &Object| {
+            let samples = take(&shard, numbers, object, interrupted)?;
+            self.check_version(&shard.data.raw, object, interrupted)?;
+            Ok(samples)
         };
-        let (bytes, shard) = self.versions.read(remote, &shard.data.raw, false, pick)?;
+        let (bytes, shard) = self.versions.read(remote, &shard.data.raw, false, read)?;
         self.counters.fetched(bytes);
         Ok(Some(shard))
     }
 
-    /// Counts one more request for a shard, and says whether there were so many that it should come whole.
-    fn is_wanted(&self, number: u32) -> bool {
-        let mut picked = self.picked.lock().unwrap_or_else(PoisonError::into_inner);
-        let times = picked.entry(number).or_default();
+    /// Counts a range read of a shard and returns whether the shard should be fetched whole from now on.
+    fn is_often_read(&self, number: u32) -> bool {
+        let mut counts = self
+            .range_reads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let times = counts.entry(number).or_default();
         *times = times.saturating_add(1);
-        *times > MOST_TIMES
+        *times > MAX_RANGE_READS
     }
 }
 
-/// The samples `numbers` as a shard, and how many bytes it has: their offsets, then all of them together, out of
-/// one version of the object.
+/// Reads the offsets of the samples `numbers`, then the samples, from one version of the object.
+///
+/// Returns the bytes of the samples, and a shard that contains them.
 fn take(
     shard: &ShardInfo,
     numbers: &[u32],
@@ -111,7 +121,9 @@ fn take(
     Ok((num_bytes, opened.only(numbers)))
 }
 
-/// Where the samples lie, by the offsets before and after each; or what was expected, and what was found.
+/// Returns the byte range of each sample, from its offset and the next one.
+///
+/// The error is a pair of texts: what was expected and what was found.
 fn extents<T: AsRef<[u8]>>(
     shard: &ShardInfo,
     numbers: &[u32],
@@ -128,7 +140,7 @@ fn extents<T: AsRef<[u8]>>(
         let (Some(begin), Some(end)) = (offsets.next(), offsets.next()) else {
             return Err((format!("offsets of sample {number}"), "fewer bytes".into()));
         };
-        // Ascending, as in the table: so all together are no more than the shard.
+        // Ascending and disjoint, so all ranges together are at most the size of the shard.
         if begin < before || end < begin || end > bytes {
             return Err((
                 format!("sample {number} between {before} and {bytes}"),

@@ -1,4 +1,4 @@
-//! The shards of one batch, no more of them open at once than there is room for.
+//! Opening of the shards of one batch, in several groups if they do not all fit in the window at once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,8 +9,10 @@ use crate::shard::Shard;
 use crate::sources::Sources;
 use crate::window::Window;
 
-/// The shards `numbers` of batch `turn`, which has the samples at `locations`. Where they may not all be open
-/// together, they are opened in waves, and the answer holds copies of their samples in this batch alone.
+/// Opens the shards `numbers` of batch `turn`, which has the samples at `locations`.
+///
+/// If the window cannot hold all of them at once, they are opened group by group, and the result contains
+/// copies of only the samples that the batch needs.
 ///
 /// # Errors
 /// As [`Window::take`]; as [`Shard::excerpt`].
@@ -36,8 +38,8 @@ pub(crate) fn open(
     let mut rest = numbers;
     while !rest.is_empty() {
         let count = window.room_for(rest, |number| sources.shard_bytes(number));
-        let (wave, later) = rest.split_at(count);
-        for (number, shard) in window.take(wave, later, turn)? {
+        let (group, later) = rest.split_at(count);
+        for (number, shard) in window.take(group, later, turn)? {
             let samples: Vec<u32> = wanted.remove(&number).into_iter().flatten().collect();
             excerpts.insert(number, Arc::new(shard.excerpt(&samples)?));
         }

@@ -1,4 +1,5 @@
-//! What saves and conversions leave in a folder or under a prefix, as far as it is ours by its name.
+//! Discovery of the files, uploads and probes that saves and conversions leave in a folder or under a prefix,
+//! by name.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -9,26 +10,42 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hocket_store::Store;
 
 use crate::error::{CkptError, Result};
-use crate::gc::Waste;
-use crate::leftover;
+use crate::file_names::save_of;
+use crate::local_file::found;
+use crate::local_file::list_folder;
+use crate::location::{Kind, Location};
 use crate::manifest::MANIFEST_NAME;
-use crate::pace::Interrupted;
-use crate::place::{Kind, Place, found, save_of};
 use crate::remote;
-use crate::remove::folder;
 use crate::replace::save_of_probe;
+use crate::temp_file;
+use crate::workers::Interrupted;
 
-/// A file, an upload or a probe that may be waste.
+/// The kind of a collected item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Waste {
+    /// A data file that no manifest names.
+    File,
+    /// An unfinished multipart upload.
+    Upload,
+    /// A temporary manifest that was never published.
+    Manifest,
+    /// A key that a commit wrote to test whether its store honours conditions.
+    Probe,
+    /// A hidden file outside `data/`, from an unfinished conversion to another format.
+    Unfinished,
+}
+
+/// A file, an upload or a probe that may be garbage.
 pub(crate) struct Found {
     pub(crate) path: String,
     pub(crate) waste: Waste,
-    /// The save it belongs to: the first digits of its id, or whatever else its files share.
+    /// The save it belongs to: the first digits of its id, or another key that its files share.
     pub(crate) save: String,
     pub(crate) bytes: u64,
     pub(crate) changed: SystemTime,
-    /// The upload's own name.
+    /// The store's id of the upload.
     pub(crate) upload: Option<String>,
-    /// Whether somebody is writing it.
+    /// Whether it has a live writer.
     pub(crate) is_held: bool,
 }
 
@@ -51,16 +68,16 @@ impl Found {
         }
     }
 
-    /// A data file by its name, be it a hidden one; none where it is not ours.
+    /// Recognizes a data file by its name, final or hidden; returns none if the name is not one of ours.
     fn data_file(name: &str, bytes: u64, changed: SystemTime) -> Option<Self> {
-        let save = save_of(leftover::name_of(name).unwrap_or(name))?;
+        let save = save_of(temp_file::name_of(name).unwrap_or(name))?;
         let path = format!("data/{name}");
         Some(Self::new(path, Waste::File, save, bytes, changed))
     }
 }
 
-/// What stands in a checkpoint's folder or under its prefix.
-pub(crate) fn files_of(child: &Place, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
+/// Returns the items in a checkpoint's folder or under its prefix.
+pub(crate) fn files_of(child: &Location, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
     match child.kind() {
         Kind::Local(root) => {
             let mut all = data_files(root)?;
@@ -77,12 +94,13 @@ fn data_files(root: &Path) -> Result<Vec<Found>> {
         let Some((bytes, changed)) = look_at(path, path.metadata())? else {
             return Ok(None);
         };
-        let is_held = leftover::name_of(name).is_some() && leftover::has_writer(path) == Some(true);
+        let is_held =
+            temp_file::name_of(name).is_some() && temp_file::has_writer(path) == Some(true);
         let file = Found::data_file(name, bytes, changed);
         Ok(file.map(|file| Found { is_held, ..file }))
     };
     let data = root.join("data");
-    // What stands beyond a link is somebody else's.
+    // The target of a link may belong to something else.
     if data.is_symlink() {
         return Ok(Vec::new());
     }
@@ -100,14 +118,14 @@ fn temporary_manifests(root: &Path) -> Result<Vec<Found>> {
     each(root, look)
 }
 
-/// Files that conversions to other formats write, or wrote when they were killed. Each is a save of its own: a run
-/// writes one after the other.
+/// Returns files that conversions to other formats are writing, or were writing when they were killed. Each
+/// counts as a save of its own, because a run writes one after the other.
 pub(crate) fn hidden_files(root: &Path) -> Result<Vec<Found>> {
     let look = |path: &Path, name: &str| {
-        if leftover::name_of(name).is_none() {
+        if temp_file::name_of(name).is_none() {
             return Ok(None);
         }
-        // No writer of ours makes a link, a folder or a pipe of that name.
+        // A link, folder or pipe of that name was not created by Hocket.
         let metadata = path.symlink_metadata();
         if metadata.as_ref().is_ok_and(|metadata| !metadata.is_file()) {
             return Ok(None);
@@ -116,17 +134,17 @@ pub(crate) fn hidden_files(root: &Path) -> Result<Vec<Found>> {
             return Ok(None);
         };
         Ok(Some(Found {
-            is_held: leftover::has_writer(path) == Some(true),
+            is_held: temp_file::has_writer(path) == Some(true),
             ..Found::new(name, Waste::Unfinished, name, bytes, changed)
         }))
     };
     each(root, look)
 }
 
-/// What `look` finds among the files of a folder, of which it gets path and name.
+/// Collects the results of `look` for the files of a folder; `look` receives path and name.
 fn each(dir: &Path, look: impl Fn(&Path, &str) -> Result<Option<Found>>) -> Result<Vec<Found>> {
     let mut all = Vec::new();
-    for path in folder(dir)?.unwrap_or_default() {
+    for path in list_folder(dir)?.unwrap_or_default() {
         if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
             all.extend(look(&path, name)?);
         }
@@ -134,7 +152,8 @@ fn each(dir: &Path, look: impl Fn(&Path, &str) -> Result<Option<Found>>) -> Resu
     Ok(all)
 }
 
-/// Bytes and time of a file; none where it is gone since it was listed: a save that has ended.
+/// Returns size and modification time of a file; none if it is gone since the listing, because its save has
+/// ended.
 fn look_at(path: &Path, metadata: io::Result<Metadata>) -> Result<Option<(u64, SystemTime)>> {
     let Some(metadata) = found(metadata, path, "look at the file")? else {
         return Ok(None);
@@ -145,7 +164,7 @@ fn look_at(path: &Path, metadata: io::Result<Metadata>) -> Result<Option<(u64, S
     Ok(Some((metadata.len(), changed)))
 }
 
-/// Data files and probes.
+/// Returns data files and probes.
 fn remote_files(store: Store, interrupted: Interrupted<'_>) -> Result<Vec<Found>> {
     let look = async move {
         let mut objects = store.list_dirs("").await?.objects;
@@ -171,19 +190,19 @@ fn remote_files(store: Store, interrupted: Interrupted<'_>) -> Result<Vec<Found>
     Ok(found.collect())
 }
 
-/// The save of a manifest that never came to its name.
+/// Returns the save of a temporary manifest.
 fn save_of_temporary(name: &str) -> Option<&str> {
     let id = name.strip_prefix(&format!(".{MANIFEST_NAME}."))?;
     id.get(..8)
         .filter(|save| *save != "lock" && id.len() > 32 && save.is_ascii())
 }
 
-/// Unfinished uploads of data files, by the name of their checkpoint.
+/// Returns unfinished uploads of data files, grouped by the name of their checkpoint.
 pub(crate) fn uploads_by_name(
-    place: &Place,
+    location: &Location,
     interrupted: Interrupted<'_>,
 ) -> Result<BTreeMap<String, Vec<Found>>> {
-    let Kind::Remote(store) = place.kind() else {
+    let Kind::Remote(store) = location.kind() else {
         return Ok(BTreeMap::new());
     };
     let store = store.clone();

@@ -1,17 +1,18 @@
-//! Of many threads, so many at a time.
+//! A counting semaphore that limits concurrent threads.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// So many permits, which threads wait for and give back.
-pub(crate) struct Permits {
+/// A fixed number of permits, each held by one thread at a time.
+pub(crate) struct Semaphore {
     give: Sender<()>,
     take: Receiver<()>,
 }
 
-/// The right to go on, until it is dropped.
-pub(crate) struct Permit<'a>(&'a Permits);
+/// A permit of a [`Semaphore`], given back when it is dropped.
+pub(crate) struct Permit<'a>(&'a Semaphore);
 
-impl Permits {
+impl Semaphore {
+    /// Makes a semaphore with `count` permits.
     pub(crate) fn new(count: usize) -> Self {
         let (give, take) = bounded(count);
         for _ in 0..count {
@@ -20,9 +21,9 @@ impl Permits {
         Self { give, take }
     }
 
-    /// Waits for one.
-    pub(crate) fn take(&self) -> Permit<'_> {
-        // Never disconnected: both ends are here.
+    /// Waits for a free permit and takes it.
+    pub(crate) fn acquire(&self) -> Permit<'_> {
+        // Never disconnected: this struct owns both ends.
         let _ = self.take.recv();
         Permit(self)
     }
@@ -40,14 +41,14 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn no_more_than_so_many_go_on() {
-        let permits = Permits::new(3);
+    fn concurrency_stays_within_the_number_of_permits() {
+        let semaphore = Semaphore::new(3);
         let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..12 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _permit = permits.take();
+                        let _permit = semaphore.acquire();
                         let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                         most.fetch_max(now, Ordering::SeqCst);
                         std::thread::yield_now();

@@ -1,30 +1,30 @@
-//! A file that an earlier run finished: read along with what would be written, and left as it is.
+//! A file completed by an earlier run, compared with the new data and left unchanged.
 
 use crate::error::{CkptError, Result};
 use crate::foreign::blob::Blob;
-use crate::pace::Interrupted;
-use crate::place::Place;
+use crate::location::Location;
+use crate::workers::Interrupted;
 
-/// Read and compared at a time.
+/// Bytes read and compared at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-pub(crate) struct Finished {
+pub(crate) struct ExistingFile {
     blob: Blob,
     at: u64,
 }
 
-impl Finished {
-    /// The file that stands at `path`; none where there is none.
+impl ExistingFile {
+    /// Opens the existing file at `path`; returns none if there is none.
     ///
     /// # Errors
-    /// `Exists` where it cannot be the same for its size alone.
+    /// `Exists` if its size already shows that it differs.
     pub(crate) fn find(
-        place: &Place,
+        location: &Location,
         path: &str,
         expected: Option<u64>,
         interrupted: Interrupted<'_>,
     ) -> Result<Option<Self>> {
-        let Some(blob) = Blob::find(place, path, interrupted)? else {
+        let Some(blob) = Blob::find(location, path, interrupted)? else {
             return Ok(None);
         };
         let found = Self { blob, at: 0 };
@@ -49,7 +49,7 @@ impl Finished {
         Ok(())
     }
 
-    /// Nothing more comes.
+    /// Ends the comparison; all data has been passed.
     pub(crate) fn end(self) -> Result<()> {
         if self.at == self.blob.size() {
             return Ok(());

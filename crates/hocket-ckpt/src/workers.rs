@@ -1,4 +1,4 @@
-//! Workers that share a list of jobs while the calling thread watches for interrupts.
+//! Worker threads that share a list of jobs while the calling thread checks for interrupts.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use crate::error::{CkptError, Result};
 
-/// Asked on the calling thread, at least every 50 ms, whether to give up.
+/// A callback, called on the calling thread at least every 50 ms, that returns whether to stop.
 pub type Interrupted<'a> = &'a dyn Fn() -> bool;
 
-/// How often `Interrupted` is asked.
+/// Interval between calls of `Interrupted`.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
 
 /// Runs `job(state, index)` for every index below `count` on up to `workers` threads.
 ///
-/// Each thread has a state of its own, made by `start` (a buffer, say). The first error, or an
-/// interrupt, lets the others finish the job in hand and take no more: memory that jobs point to
-/// is safe to free when this returns.
+/// Each thread has its own state, created by `start` (a buffer, for example). After the first error or an
+/// interrupt, the workers finish their current job and take no more. The memory that jobs point to can be freed
+/// when this returns.
 pub(crate) fn run<S>(
     workers: usize,
     count: usize,
@@ -58,14 +58,15 @@ pub(crate) fn run<S>(
     })
 }
 
-/// Has the calling thread, a worker, give way to all that does not: a write beside a training job takes what that
-/// leaves.
+/// Lowers the priority of the calling worker thread, so that a save beside a training job mostly uses idle
+/// CPU time.
 ///
-/// Not to the utmost: where every core is busy it still gets a tenth of one.
+/// Not to the lowest priority: when all cores are busy, the thread still gets a tenth of one.
 pub(crate) fn give_way() {
     const STEPS: i32 = 10;
     const LEAST: i32 = 19;
-    // Elsewhere a priority is the process's, not the thread's. Refused, it is forgone.
+    // On other systems the priority applies to the whole process. If the call fails, the priority stays
+    // unchanged.
     #[cfg(target_os = "linux")]
     if let Ok(priority) = rustix::process::getpriority_process(None) {
         let _ = rustix::process::setpriority_process(None, (priority + STEPS).min(LEAST));
@@ -110,16 +111,16 @@ fn gather(
     }
 }
 
-/// Runs `job` on a thread of its own and waits for it; an interrupt leaves it to finish alone.
+/// Runs `job` on its own thread and waits for it; after an interrupt it finishes in the background.
 ///
-/// For system calls that cannot be cut short, such as a flush: the job owns all that it touches.
+/// For system calls that cannot be cancelled, such as a flush; the job owns everything that it uses.
 pub(crate) fn detached<T: Send + 'static>(
     interrupted: Interrupted<'_>,
     job: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = mpsc::channel();
     let body = move || {
-        // Nobody listens after an interrupt.
+        // After an interrupt there is no receiver.
         let _ = sender.send(job());
     };
     let named = std::thread::Builder::new().name("hocket-ckpt-sync".to_owned());

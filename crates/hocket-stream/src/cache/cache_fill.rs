@@ -1,4 +1,4 @@
-//! How a shard comes into the cache: downloaded, unpacked and checked as a part, then named.
+//! Cache fills: download, decompress and verify a temporary file, then rename it.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Cache;
 use super::limit::{CacheLimit, Turn};
 use super::mapped::{Mapped, map, stamp};
+use super::origin::Mark;
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
@@ -15,9 +16,13 @@ use crate::index::{FileInfo, ShardInfo, StoredFile};
 use crate::remote::{self, Remote};
 use hocket_store::Object;
 
+/// After this many removals of one unfinished file, its shard is held in memory.
+const MAX_REMOVALS: u32 = 3;
+
 impl Cache {
-    /// Makes a raw file, or waits for the process that does. Where there is no room for it, it stays in memory.
-    /// A part among the answer holds the bytes and has to be committed.
+    /// Creates a raw file, or waits for the process that is creating it. If the limit leaves no room for it, it
+    /// is held in memory. A part in the result contains the bytes and must be committed. If the cache folder is
+    /// removed in the meantime, the file is created again.
     pub(super) fn admit(
         &self,
         shard: &ShardInfo,
@@ -31,46 +36,69 @@ impl Cache {
                 uri: path.display().to_string(),
             });
         }
-        loop {
-            let Some(part) = self.part(path, file.raw.bytes, stop)? else {
-                return Ok((self.in_memory(shard, file, stop)?, None));
-            };
-            // Another process may have admitted it while this one waited for the lock.
-            if let Some(bytes) = self.map(path, Some(stop))?
-                && self.check_held(shard, file, path, &bytes).is_ok()
-            {
-                self.counters.hits.fetch_add(1, Ordering::Relaxed);
-                return Ok((bytes, None));
-            }
-            if !self.has_room(stop)? {
-                drop(part);
-                return Ok((self.pass_through(shard, file, stop)?, None));
-            }
-            self.attempt(|| self.make(shard, file, &part, stop))?;
-            self.mark(&part);
-            if self.limit.is_none()
-                && let Some(bytes) = map(part.path())?
-            {
-                return Ok((bytes, Some(part)));
-            }
-            // What may be evicted is held by a lock on its final name.
-            let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
-            if let Some(part) = self.commit(part, stop)? {
-                self.counters.passed.fetch_add(1, Ordering::Relaxed);
-                let bytes = fs::read(part.path());
-                let bytes = bytes.map_err(|e| StreamError::io(part.path(), "read", &e))?;
-                return Ok((Mapped::memory(bytes), None));
-            }
-            // It may be evicted or replaced before it is held, and then it is looked at or made again.
-            if let Some(bytes) = self.map(path, Some(stop))?
-                && bytes.stamp() == made
-            {
-                return Ok((bytes, None));
+        let mut removals = 0;
+        while removals < MAX_REMOVALS {
+            match self.admit_once(shard, file, path, stop) {
+                Ok(Some(admitted)) => return Ok(admitted),
+                Ok(None) => {}
+                Err(StreamError::Removed { .. }) => removals += 1,
+                Err(error) => return Err(error),
             }
         }
+        self.note(format!(
+            "`{}` was removed {removals} times while it was being fetched: it is held in memory; look for a program that cleans up this folder",
+            path.display()
+        ));
+        Ok((self.in_memory(shard, file, stop)?, None))
     }
 
-    /// The right to make a file of so many bytes; `None` where another process has had it for too long.
+    /// Makes one attempt of [`admit`](Self::admit); returns none if the file was evicted or replaced right after
+    /// its creation.
+    fn admit_once(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        path: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Option<(Mapped, Option<Part>)>> {
+        let Some(part) = self.part(path, file.raw.bytes, stop)? else {
+            return Ok(Some((self.in_memory(shard, file, stop)?, None)));
+        };
+        // Another process may have created it while this one waited for the lock.
+        if let Some(bytes) = self.map(path, Some(stop))?
+            && self.check_held(shard, file, path, &bytes).is_ok()
+        {
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(Some((bytes, None)));
+        }
+        if !self.has_room(stop)? {
+            drop(part);
+            return Ok(Some((self.pass_through(shard, file, stop)?, None)));
+        }
+        self.attempt(|| self.make(shard, file, &part, stop))?;
+        self.mark(&part);
+        if self.limit.is_none() {
+            let bytes = map(part.path())?;
+            return match bytes {
+                Some(bytes) if !part.is_removed() => Ok(Some((bytes, Some(part)))),
+                _ => Err(StreamError::removed(part.path())),
+            };
+        }
+        // A lock on the final name protects the file from eviction.
+        let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
+        if let Some(part) = self.commit(part, stop)? {
+            self.counters.passed.fetch_add(1, Ordering::Relaxed);
+            let bytes = fs::read(part.path());
+            let bytes = bytes.map_err(|e| read_error(&part, "read", &e))?;
+            return Ok(Some((Mapped::memory(bytes), None)));
+        }
+        // The file may be evicted or replaced before the lock is taken; it is then checked or created again.
+        let bytes = self.map(path, Some(stop))?;
+        let bytes = bytes.filter(|bytes| bytes.stamp() == made);
+        Ok(bytes.map(|bytes| (bytes, None)))
+    }
+
+    /// Returns the lock for creating a file of `bytes`; none if another process has held it for too long.
     fn part(&self, path: &Path, bytes: u64, stop: &AtomicBool) -> Result<Option<Part>> {
         let wait = self
             .options
@@ -91,7 +119,7 @@ impl Cache {
         }
     }
 
-    /// A raw file's bytes, for which there is no room.
+    /// Returns the bytes of a raw file that does not fit under the limit.
     fn pass_through(
         &self,
         shard: &ShardInfo,
@@ -109,7 +137,7 @@ impl Cache {
         self.in_memory(shard, file, stop)
     }
 
-    /// A raw file's bytes, in memory alone.
+    /// Returns the bytes of a raw file, held in memory only.
     fn in_memory(&self, shard: &ShardInfo, file: &StoredFile, stop: &AtomicBool) -> Result<Mapped> {
         let raw = self.attempt(|| {
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
@@ -123,7 +151,7 @@ impl Cache {
         Ok(Mapped::memory(raw))
     }
 
-    /// Tries again what brought wrong bytes, as often as the options say.
+    /// Calls `make` again after wrong bytes, as often as the options allow.
     fn attempt<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
         let mut attempt = 1;
         loop {
@@ -142,7 +170,7 @@ impl Cache {
         }
     }
 
-    /// One attempt: `part` holds the raw file, checked, or the attempt failed.
+    /// Makes one attempt to fill `part` with the verified raw file.
     fn make(
         &self,
         shard: &ShardInfo,
@@ -152,15 +180,16 @@ impl Cache {
     ) -> Result<()> {
         if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
             let raw = self.unpacked(shard, file, zip, compression, stop)?;
-            return fs::write(part.path(), &raw)
-                .map_err(|e| StreamError::io(part.path(), "write", &e));
+            check_is_there(part)?;
+            return fs::write(part.path(), &raw).map_err(|e| read_error(part, "write", &e));
         }
-        self.download(&file.raw, part.path(), stop, |origin, bytes| {
+        self.download(&file.raw, part, stop, |origin, bytes| {
             self.check_raw(shard, file, origin, bytes)
         })
     }
 
-    /// One attempt at a raw file out of its compressed one, which stays in the cache if the options say so.
+    /// Makes one attempt to unpack a raw file from its compressed file, which stays in the cache if the options
+    /// say so.
     fn unpacked(
         &self,
         shard: &ShardInfo,
@@ -192,7 +221,7 @@ impl Cache {
                 other => return other,
             }
         }
-        // Under a limit, a file that is not to stay takes no room for the time of its unpacking either.
+        // Under a limit, a compressed file that is not kept does not take up room during unpacking either.
         if self.limit.is_some() && !self.options.keep_zip {
             return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         }
@@ -203,15 +232,24 @@ impl Cache {
         let Some(packed) = packed else {
             return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         };
-        let raw = self.download(zip, packed.path(), stop, unpack)?;
+        let raw = match self.download(zip, &packed, stop, unpack) {
+            Err(StreamError::Removed { .. }) => {
+                return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
+            }
+            other => other?,
+        };
         if self.options.keep_zip {
             self.mark(&packed);
-            self.commit(packed, stop)?;
+            match self.commit(packed, stop) {
+                // The raw file was unpacked already; the compressed one is not kept.
+                Err(StreamError::Removed { .. }) => {}
+                other => drop(other?),
+            }
         }
         Ok(raw)
     }
 
-    /// Whether the parts that there are fit under the limit, now that what had to go for them went.
+    /// Evicts files as needed and returns whether the existing parts now fit under the limit.
     fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
         let Some(limit) = &self.limit else {
             return Ok(true);
@@ -220,7 +258,7 @@ impl Cache {
         turn.map_or(Ok(false), |turn| limit.make_room(&turn))
     }
 
-    /// The right to change what is there; `None` where another process has had it for too long.
+    /// Returns the lock for changes to the cache folders; none if another process has held it for too long.
     fn turn(&self, limit: &CacheLimit, stop: &AtomicBool) -> Result<Option<Turn>> {
         let was_late = limit.is_late();
         let turn = limit.turn(self.options.wait, stop)?;
@@ -233,34 +271,39 @@ impl Cache {
         Ok(turn)
     }
 
-    /// Leaves word in a part of what data it is.
+    /// Records the data set of a part in its mark.
     fn mark(&self, part: &Part) {
         if let Some(mark) = &self.mark {
-            mark.write(part.path());
+            if self.is_ambiguous() {
+                Mark::provisional().write(part.path());
+            } else {
+                mark.write(part.path());
+            }
         }
     }
 
-    /// Gives the part back where another process keeps this one from naming it.
+    /// Commits a part; returns it if the lock of another process prevents the rename.
     fn commit(&self, part: Part, stop: &AtomicBool) -> Result<Option<Part>> {
         part.sync()?;
         let Some(limit) = &self.limit else {
             return part.commit().map(|()| None);
         };
-        // Not while another process adds up what is there: it might meet the file under neither name.
+        // The rename must not happen while another process sums up the folder, which could then miss both
+        // names.
         match self.turn(limit, stop)? {
             Some(_turn) => part.commit().map(|()| None),
             None => Ok(Some(part)),
         }
     }
 
-    /// What `take` makes of a file's bytes from the remote, told where they are from.
+    /// Fetches a file from the remote and returns the result of `take` for its bytes and their origin.
     fn get<T>(
         &self,
         file: &FileInfo,
         stop: &AtomicBool,
         take: impl FnOnce(&str, Vec<u8>) -> Result<T>,
     ) -> Result<T> {
-        self.fetch(file, |object| {
+        self.fetch(file, stop, |object| {
             let interrupted = || stop.load(Ordering::Relaxed);
             let bytes = remote::get(object, Some(file.bytes), &interrupted)?;
             let bytes = bytes.ok_or_else(|| missing(file, object.uri()))?;
@@ -269,31 +312,44 @@ impl Cache {
         })
     }
 
-    /// As [`get`](Self::get), by way of the file `into`, where the bytes stay.
+    /// Fetches like [`get`](Self::get), but through `part`, which keeps the bytes.
     fn download<T>(
         &self,
         file: &FileInfo,
-        into: &Path,
+        part: &Part,
         stop: &AtomicBool,
         take: impl FnOnce(&str, &[u8]) -> Result<T>,
     ) -> Result<T> {
-        self.fetch(file, |object| {
-            if !remote::download(object, file.bytes, into, stop)? {
+        self.fetch(file, stop, |object| {
+            check_is_there(part)?;
+            let is_found = match remote::download(object, file.bytes, part.path(), stop) {
+                Err(StreamError::Io { .. }) if part.is_removed() => {
+                    return Err(StreamError::removed(part.path()));
+                }
+                other => other?,
+            };
+            if !is_found {
                 return Err(missing(file, object.uri()));
             }
             self.counters.fetched(file.bytes);
-            let bytes = map(into)?;
+            let bytes = map(part.path())?;
+            check_is_there(part)?;
             take(&object.uri(), bytes.as_ref().map_or(&[], |bytes| bytes))
         })
     }
 
-    /// Reads a whole file of the remote, of the version that it had before unless it has a digest.
-    fn fetch<T>(&self, file: &FileInfo, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
+    /// Reads a whole file from the remote; without a digest, its version must equal that of earlier reads.
+    fn fetch<T>(
+        &self,
+        file: &FileInfo,
+        stop: &AtomicBool,
+        read: impl FnOnce(&Object) -> Result<T>,
+    ) -> Result<T> {
         let is_checked = self.digest(file).is_some();
         let remote = self.remote_of(file)?;
         self.versions.read(remote, file, is_checked, |object| {
             let value = read(object)?;
-            self.check_version(file, object)?;
+            self.check_version(file, object, &|| stop.load(Ordering::Relaxed))?;
             Ok(value)
         })
     }
@@ -305,7 +361,7 @@ impl Cache {
             .ok_or_else(|| missing(file, path().display().to_string()))
     }
 
-    /// Whether the raw file can be made anew: from a remote, or from the compressed file beside it.
+    /// Returns whether the raw file can be created again, from a remote or from the compressed file beside it.
     pub(super) fn can_refetch(&self, file: &StoredFile) -> bool {
         self.remote.is_some()
             || file
@@ -313,6 +369,22 @@ impl Cache {
                 .as_ref()
                 .is_some_and(|zip| self.options.local.join(&zip.basename).exists())
     }
+}
+
+/// Raises an error if the part was removed.
+fn check_is_there(part: &Part) -> Result<()> {
+    if part.is_removed() {
+        return Err(StreamError::removed(part.path()));
+    }
+    Ok(())
+}
+
+/// Builds the error of a failed call on a part, which another program may have removed.
+fn read_error(part: &Part, doing: &str, error: &std::io::Error) -> StreamError {
+    if part.is_removed() {
+        return StreamError::removed(part.path());
+    }
+    StreamError::io(part.path(), doing, error)
 }
 
 fn missing(file: &FileInfo, uri: String) -> StreamError {

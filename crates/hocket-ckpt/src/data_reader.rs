@@ -1,39 +1,58 @@
-//! A data file open for reading: through the page cache where that has it, past it where not.
+//! A data file open for reading: through the page cache if it is cached or may be kept there, by direct I/O
+//! otherwise.
 //!
-//! Several threads read blocks of one file side by side, which the kernel's read-ahead takes for chance. Past
-//! the cache each of their requests goes to the disk as it is, and what a trainer has cached stays.
+//! Several threads read blocks of one file concurrently, which the kernel's read-ahead takes for random access.
+//! A file that is read into the page cache is therefore requested ahead explicitly. With direct I/O each request
+//! reaches the disk unchanged, and other cached data of the training process is not evicted.
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{Advice, fadvise};
+
 use crate::aligned::{BUFFER_BYTES, Buffer};
-use crate::place::open_file;
+use crate::local_file::open_file;
 use crate::safetensors::ALIGNMENT;
 
-/// Smaller files go through the page cache: there is nothing to gain.
+/// Smaller files go through the page cache; direct I/O has no advantage for them.
 const DIRECT_MIN_BYTES: u64 = 64 << 20;
 
-/// Nor where less of a file is read: the look alone takes as long as some small reads.
+/// Smaller reads also go through the page cache: the check of the cache alone takes as long as a few small
+/// reads.
 const LOOK_MIN_BYTES: u64 = 16 << 20;
 
-/// So many places stand for the whole file, each of so many bytes: every page takes time to tell.
+/// Number of sampled places that represent the whole file, and the size of each: the check takes time for every
+/// page.
 const PLACES: usize = 16;
 const PLACE_BYTES: usize = 256 << 10;
 
-/// A data file, and a second way to it.
-pub(crate) struct Opened {
+/// What a read does with a file that is not in the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caching {
+    /// Reads it into the page cache, where the next read finds it.
+    Keep,
+    /// Reads past the page cache.
+    Bypass,
+}
+
+/// A data file with an optional second handle for direct I/O.
+pub(crate) struct DataReader {
     cached: File,
     direct: Option<File>,
     is_refused: AtomicBool,
+    /// Whether callers request ranges ahead of their reads.
+    is_ahead: bool,
 }
 
-impl Opened {
+impl DataReader {
     /// Opens `path`, of which about `wanted` bytes will be read.
-    pub(crate) fn open(path: &Path, wanted: u64) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, wanted: u64, caching: Caching) -> io::Result<Self> {
         let cached = open_file(path)?;
         let size = cached.metadata()?.len();
         let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
@@ -45,19 +64,35 @@ impl Opened {
                 .open(path)
                 .ok()
         };
+        let is_kept = caching == Caching::Keep;
+        if is_cold && is_kept {
+            // The threads' requests are no sequence in which the kernel could read ahead by itself.
+            let _ = fadvise(&cached, 0, None, Advice::Random);
+        }
         Ok(Self {
-            direct: is_cold.then(open_direct).flatten(),
+            direct: (is_cold && !is_kept).then(open_direct).flatten(),
+            is_ahead: is_cold && is_kept,
             cached,
             is_refused: AtomicBool::new(false),
         })
     }
 
-    /// Bytes of the file.
+    /// Requests a range that will be read soon, if the file is read into the page cache; does not wait for it.
+    pub(crate) fn read_ahead(&self, range: &Range<u64>) {
+        let length = NonZeroU64::new(range.end.saturating_sub(range.start));
+        if self.is_ahead && length.is_some() {
+            // Only a hint: if it fails, the read itself fetches the range.
+            let _ = fadvise(&self.cached, range.start, length, Advice::WillNeed);
+        }
+    }
+
+    /// Returns the size of the file in bytes.
     pub(crate) fn size(&self) -> io::Result<u64> {
         Ok(self.cached.metadata()?.len())
     }
 
-    /// Fills `target` with the bytes at `at`; `buffer` is the calling thread's own, made when it is needed.
+    /// Fills `target` with the bytes at `at`. `buffer` belongs to the calling thread and is created when
+    /// needed.
     pub(crate) fn read_exact_at(
         &self,
         target: &mut [u8],
@@ -76,7 +111,7 @@ impl Opened {
         for piece in target.chunks_mut(BUFFER_BYTES - 2 * ALIGNMENT as usize) {
             match read_direct(direct, buffer, piece, at) {
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                    // The file system opens such files, and reads them not.
+                    // The file system allows opening for direct I/O, but not reading.
                     self.is_refused.store(true, Ordering::Relaxed);
                     self.cached.read_exact_at(piece, at)?;
                 }
@@ -88,7 +123,7 @@ impl Opened {
     }
 }
 
-/// Reads whole pages around what is asked for, and copies that.
+/// Reads the whole pages around the requested bytes and copies those.
 fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> io::Result<()> {
     let from = at - at % ALIGNMENT;
     let skip = (at - from) as usize;
@@ -107,10 +142,10 @@ fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> 
     Ok(())
 }
 
-/// Whether the page cache has most of a file of `size` bytes, no fewer than the places looked at. Where the kernel
-/// does not tell, it is taken to.
+/// Returns whether the page cache holds most of a file of `size` bytes, estimated from the sampled places. If
+/// the kernel does not report it, returns true.
 fn is_cached(file: &File, size: usize) -> bool {
-    // SAFETY: a new map of a file that is open, which nobody reads through.
+    // SAFETY: a new mapping of an open file, which is never read through.
     let map = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -129,12 +164,13 @@ fn is_cached(file: &File, size: usize) -> bool {
     let (mut found, mut is_told) = (0, true);
     for place in 0..PLACES {
         let at = size.saturating_sub(PLACE_BYTES) / PLACES * place / page * page;
-        // SAFETY: the place lies within the map; a page has at least `ALIGNMENT` bytes, so each has its byte.
+        // SAFETY: the place lies within the mapping; a page has at least `ALIGNMENT` bytes, so each page has
+        // its byte.
         let answer = unsafe { libc::mincore(map.add(at), PLACE_BYTES, resident.as_mut_ptr()) };
         is_told &= answer == 0;
         found += resident.iter().filter(|&&page| page & 1 == 1).count();
     }
-    // SAFETY: the map made above, which nothing else knows.
+    // SAFETY: the mapping created above, which has no other user.
     unsafe { libc::munmap(map, size) };
     !is_told || 2 * found >= PLACES * resident.len()
 }
@@ -144,7 +180,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Odd offsets, lengths and ends, cached or not, on whatever file system the temporary folder has.
+    /// Odd offsets, lengths and ends, cached or not, on the file system of the temporary folder.
     #[test]
     fn both_ways_read_the_same() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -153,7 +189,7 @@ mod tests {
             .collect();
         std::fs::write(file.path(), &data).unwrap();
         file.as_file().sync_all().unwrap();
-        let mut opened = Opened::open(file.path(), u64::MAX).unwrap();
+        let mut opened = DataReader::open(file.path(), u64::MAX, Caching::Bypass).unwrap();
         assert!(opened.direct.is_none(), "small");
         opened.direct = OpenOptions::new()
             .read(true)
@@ -185,15 +221,34 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         // A hole, of which nothing is cached.
         file.as_file().set_len(DIRECT_MIN_BYTES).unwrap();
-        let has_direct = |wanted| {
-            let opened = Opened::open(file.path(), wanted).unwrap();
-            opened.direct.is_some()
-        };
+        let open = |wanted, caching| DataReader::open(file.path(), wanted, caching).unwrap();
+        let has_direct = |wanted| open(wanted, Caching::Bypass).direct.is_some();
         let direct = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT)
             .open(file.path());
         assert!(!has_direct(LOOK_MIN_BYTES - 1));
         assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_ok());
+        let kept = open(LOOK_MIN_BYTES, Caching::Keep);
+        assert!(kept.direct.is_none() && kept.is_ahead);
+        assert!(!open(LOOK_MIN_BYTES - 1, Caching::Keep).is_ahead);
+    }
+
+    #[test]
+    fn what_is_read_ahead_is_in_the_page_cache_afterwards() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![7; DIRECT_MIN_BYTES as usize]).unwrap();
+        file.as_file().sync_all().unwrap();
+        fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+        let size = DIRECT_MIN_BYTES as usize;
+        if is_cached(file.as_file(), size) {
+            return; // a file system in memory
+        }
+        let kept = DataReader::open(file.path(), DIRECT_MIN_BYTES, Caching::Keep).unwrap();
+        kept.read_ahead(&(0..DIRECT_MIN_BYTES));
+        let mut read = vec![0; size];
+        kept.read_exact_at(&mut read, 0, &mut None).unwrap();
+        assert!(read.iter().all(|&byte| byte == 7));
+        assert!(is_cached(file.as_file(), size));
     }
 }

@@ -1,6 +1,6 @@
-//! Files under hidden names: whose writer was killed they are nobody's.
+//! Hidden files of unfinished writes, and detection of those whose writer was killed.
 //!
-//! A writer holds a lock on its file, which the system takes back when the process ends, however it ends.
+//! A writer holds a lock on its file, which the system releases whenever the process ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,22 +8,22 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::place::open_file;
+use crate::local_file::open_file;
 
-/// How hidden names end. No other program calls its files so: whatever else stands in a folder, these are ours.
+/// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
 const SUFFIX: &str = ".hocket-unfinished";
 
-/// What this process calls a file until it is whole.
+/// Returns this process's hidden name for a file that is not yet complete.
 pub(crate) fn hidden_name(name: &str) -> String {
     format!(".{name}.{}{SUFFIX}", std::process::id())
 }
 
-/// Says that a hidden file has a writer. Where the file system has no locks, it says nothing.
+/// Marks a hidden file as having a writer, by a lock. Has no effect if the file system does not support locks.
 pub(crate) fn mark_alive(file: &File) {
     let _ = flock(file, FlockOperation::NonBlockingLockExclusive);
 }
 
-/// What a hidden file was to be called when it is whole; none where the name is no hidden one of ours.
+/// Returns the final name of a hidden file; none if the name is not one of our hidden names.
 pub(crate) fn name_of(hidden: &str) -> Option<&str> {
     let (name, writer) = hidden
         .strip_prefix('.')?
@@ -33,7 +33,7 @@ pub(crate) fn name_of(hidden: &str) -> Option<&str> {
     is_ours.then_some(name)
 }
 
-/// Whether a file has a writer; none where the file system does not tell, or the file is gone.
+/// Returns whether a file has a writer; none if the file system has no locks or the file is gone.
 pub(crate) fn has_writer(path: &Path) -> Option<bool> {
     let file = open_file(path).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -43,7 +43,8 @@ pub(crate) fn has_writer(path: &Path) -> Option<bool> {
     }
 }
 
-/// Removes what killed writers of a file left beside it. Best effort: what stays is only waste.
+/// Removes hidden files that killed writers of `target` left beside it. Failures are ignored, because the files
+/// only waste space.
 pub(crate) fn sweep(target: &Path) {
     let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
         return;

@@ -1,0 +1,77 @@
+//! The data files of one checkpoint, with their digests decoded once for any number of reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::block::Table;
+use crate::data_reader::Caching;
+use crate::error::Result;
+use crate::free_memory::free_memory;
+use crate::location::Location;
+use crate::manifest::DataFile;
+use crate::plan::{Read, plan};
+use crate::read::Job;
+use crate::workers::Interrupted;
+
+/// Reads that together fit this share of the free memory go through the page cache; larger ones would only
+/// evict what others keep there.
+const CACHED_SHARE: u64 = 4;
+
+/// The data files of a checkpoint. It holds no open file and may be kept across a fork.
+#[derive(Debug)]
+pub struct DataFiles {
+    location: Location,
+    files: Vec<DataFile>,
+    tables: Vec<Table>,
+    check: bool,
+    /// Bytes of all reads so far.
+    num_read: AtomicU64,
+}
+
+impl DataFiles {
+    /// Decodes the tables of `files`; does no I/O. With `check`, reads verify the digest of every block that they
+    /// touch.
+    ///
+    /// # Errors
+    /// `Corrupt` if the digests or the frames of a file do not match its size.
+    pub fn new(location: Location, mut files: Vec<DataFile>, check: bool) -> Result<Self> {
+        let mut tables = Vec::with_capacity(files.len());
+        for file in &mut files {
+            tables.push(Table::of(&location, file, check)?);
+            // The table has them decoded, and for a large checkpoint they are most of the manifest.
+            file.digests = String::new();
+        }
+        Ok(Self {
+            location,
+            files,
+            tables,
+            check,
+            num_read: AtomicU64::new(0),
+        })
+    }
+
+    /// Reads byte ranges of the files into the caller's memory.
+    ///
+    /// # Errors
+    /// `Corrupt` with file and offset if a block or a size differs (destinations are then undefined), `NotFound`
+    /// if a file is gone, `Invalid` for a range outside its file, and errors of the disk or the store.
+    pub fn read(&self, reads: &[Read], interrupted: Interrupted<'_>) -> Result<()> {
+        let touches = plan(&self.files, reads)?;
+        let wanted: u64 = reads.iter().map(|read| read.memory.bytes() as u64).sum();
+        let total = self.num_read.fetch_add(wanted, Ordering::Relaxed) + wanted;
+        let is_kept = free_memory().is_some_and(|free| total <= free / CACHED_SHARE);
+        let caching = if is_kept {
+            Caching::Keep
+        } else {
+            Caching::Bypass
+        };
+        Job::new(
+            &self.location,
+            &self.files,
+            &self.tables,
+            reads,
+            &touches,
+            self.check,
+        )
+        .run(caching, interrupted)
+    }
+}

@@ -1,0 +1,90 @@
+//! Names of data files: how a save's files are recognized, and which paths a manifest may contain.
+
+use crate::temp_file;
+
+/// Suffix of compressed data files.
+pub(crate) const BLOCKS_SUFFIX: &str = ".blocks";
+
+/// Returns whether a name has the suffix of a data file.
+fn is_data_file(name: &str) -> bool {
+    name.ends_with(".safetensors") || name.ends_with(BLOCKS_SUFFIX)
+}
+
+/// Returns the save that a data file belongs to, as the first 8 digits of its id, from the file's name; none if
+/// the name is not one of ours.
+pub(crate) fn save_of(name: &str) -> Option<&str> {
+    let (save, rest) = name.split_once("-r")?;
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_ours = save.len() == 8
+        && save.bytes().all(is_hex)
+        && rest.starts_with(|c: char| c.is_ascii_digit())
+        && is_data_file(rest);
+    is_ours.then_some(save)
+}
+
+/// Returns whether a path inside a checkpoint is the name of a data file of Hocket, or the hidden name of an
+/// unfinished one.
+pub(crate) fn is_ours(path: &str) -> bool {
+    let name = path.strip_prefix("data/");
+    name.is_some_and(|name| save_of(temp_file::name_of(name).unwrap_or(name)).is_some())
+}
+
+/// Returns whether `path` is a plain relative path below `data/`, as data files must have.
+pub(crate) fn is_data_path(path: &str) -> bool {
+    path.len() <= 1024 && path.starts_with("data/") && path.split('/').all(is_plain_name)
+}
+
+/// Returns whether `name` is one plain path component.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty()
+        && name != "."
+        && name != ".."
+        && !name
+            .chars()
+            .any(|c| c == '/' || c == '\\' || c.is_control())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_data_file_of_ours_is_told_by_its_save_and_its_rank() {
+        for good in [
+            "data/0badc0de-r00000-000.safetensors",
+            "data/0badc0de-r12-1.blocks",
+        ] {
+            assert!(is_ours(good), "{good}");
+        }
+        for bad in [
+            "data/model.safetensors",
+            "data/model-r00000.safetensors",
+            "data/0badc0de-rank0.safetensors",
+            "data/0badc0de-r00000-000.bin",
+            "0badc0de-r00000-000.safetensors",
+        ] {
+            assert!(!is_ours(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_plain_paths_below_data_are_data_files() {
+        for good in ["data/a.safetensors", "data/x/y"] {
+            assert!(is_data_path(good), "{good}");
+        }
+        for bad in [
+            "",
+            "a",
+            "/data/a",
+            "data/",
+            "data/../a",
+            "data//a",
+            "data/./a",
+            "data/a\\b",
+            "data/a\n",
+            "../data/a",
+        ] {
+            assert!(!is_data_path(bad), "{bad}");
+        }
+    }
+}

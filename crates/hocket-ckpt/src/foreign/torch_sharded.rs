@@ -1,0 +1,58 @@
+//! Sharded Hugging Face models from before safetensors: several files of `torch.save` and an index.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::Value as Json;
+
+use super::blob::Blob;
+use super::catalogue::Catalogue;
+use super::huggingface::read_index;
+use super::torch_file;
+use crate::error::Result;
+use crate::location::Location;
+use crate::workers::Interrupted;
+
+/// Suffix of an index file; the rest of the name differs between publishers.
+pub(crate) const INDEX_SUFFIX: &str = ".bin.index.json";
+
+/// Lists a sharded checkpoint; `weight_map` determines the file of a tensor.
+pub(crate) fn catalogue(
+    location: &Location,
+    index: &Blob,
+    interrupted: Interrupted<'_>,
+) -> Result<Catalogue> {
+    let weight_map = read_index(index, interrupted)?;
+    let mut files: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
+    for (name, file) in &weight_map {
+        files.entry(file).or_default().insert(name);
+    }
+    let mut catalogue = Catalogue::new("torch", location.uri());
+    for (number, (file, names)) in files.into_iter().enumerate() {
+        let blob = Blob::open(location, file, interrupted)?;
+        let found = torch_file::catalogue(location.uri(), &blob, interrupted)?;
+        if let Some(missing) = names.iter().find(|name| !found.has(name)) {
+            return Err(index.corrupt(
+                None,
+                format!("it says that `{missing}` is in `{file}`, and it is not"),
+            ));
+        }
+        catalogue.files.push((file.to_owned(), blob.size()));
+        for (name, mut row) in found.tensors {
+            // Renumbers the file. Below, tensors that the index assigns to another file are left out; tensors that
+            // it does not list, such as aliases of listed ones, are kept.
+            if let Some(Json::Array(chunks)) = row.get_mut("chunks") {
+                for chunk in chunks {
+                    if let Some(slot) = chunk.get_mut("file") {
+                        *slot = number.into();
+                    }
+                }
+            }
+            if names.contains(name.as_str()) || !weight_map.contains_key(&name) {
+                catalogue.tensors.insert(name, row);
+            }
+        }
+        catalogue.values.extend(found.values);
+        catalogue.opaque.extend(found.opaque);
+    }
+    Ok(catalogue)
+}

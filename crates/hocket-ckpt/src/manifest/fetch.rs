@@ -1,0 +1,44 @@
+//! Reads of a checkpoint's manifest.
+
+use super::frames::{HEAD_BYTES, decode, decode_head};
+use crate::error::{CkptError, Result};
+use crate::location::Location;
+use crate::workers::Interrupted;
+
+/// The manifest's name inside a checkpoint; its presence is the commit.
+pub const MANIFEST_NAME: &str = "checkpoint.json.zst";
+
+/// Limit of the stored manifest in bytes.
+const MANIFEST_LIMIT: u64 = 1 << 30;
+
+/// Reads and validates a checkpoint's manifest; returns the document as JSON.
+///
+/// # Errors
+/// `NotFound`, `Partial` (data without a manifest), `Corrupt`, `Incompatible`, and errors of the disk or the
+/// store.
+pub fn read_document(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+    let bytes = fetch(location, MANIFEST_LIMIT, interrupted)?;
+    decode(&bytes, location.uri())
+}
+
+/// Reads the first frame of a checkpoint's manifest and returns its JSON.
+///
+/// # Errors
+/// As `read_document`; the document itself is not checked.
+pub fn read_head(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+    let bytes = fetch(location, HEAD_BYTES, interrupted)?;
+    decode_head(&bytes, location.uri()).map(|(_, json, _)| json)
+}
+
+/// Reads the first `limit` bytes of the manifest. If there is none, the error describes what exists instead.
+fn fetch(location: &Location, limit: u64, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+    match location.get_start(MANIFEST_NAME, limit, interrupted)? {
+        Some(bytes) => Ok(bytes),
+        None if location.has_data(interrupted)? => Err(CkptError::Partial {
+            uri: location.uri().to_owned(),
+        }),
+        None => Err(location.not_found(format!(
+            "expected a checkpoint, a folder with `{MANIFEST_NAME}` in it. `hocket-ckpt ls` lists the checkpoints of a folder"
+        ))),
+    }
+}

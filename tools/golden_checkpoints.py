@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.file_names import data_path, entry_name, file_metadata
 from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord, ValueRecord
 from hocket.native import _native
 

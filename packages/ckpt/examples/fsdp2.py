@@ -1,9 +1,9 @@
 """A plain FSDP2 training script that saves and resumes through `torch.distributed.checkpoint`.
 
     torchrun --nproc-per-node 2 fsdp2.py runs/net --steps 4
-    torchrun --nproc-per-node 3 fsdp2.py runs/net --steps 8     # goes on from step 4, on three ranks
+    torchrun --nproc-per-node 3 fsdp2.py runs/net --steps 8     # resumes from step 4, on three ranks
 
-Nothing in it is Hocket's but where the checkpoint is written and read.
+Only the storage reader and writer are Hocket's.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from hocket.ckpt.dcp import HocketReader, HocketWriter
 
 
 def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model, sharded over the mesh, and its optimizer."""
+    """Return a model, sharded over the mesh, and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(13, 101), nn.ReLU(), nn.Linear(101, 7))
     fully_shard(model, mesh=mesh)
@@ -30,7 +30,7 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def newest(folder: str) -> str | None:
-    """The newest committed checkpoint; one that a killed job left unfinished is passed over."""
+    """Return the newest committed checkpoint; unfinished saves are ignored."""
     try:
         found = [listing for listing in list_checkpoints(folder) if listing.status == "committed"]
     except errors.CheckpointNotFoundError:
@@ -41,7 +41,7 @@ def newest(folder: str) -> str | None:
 def save(
     folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
 ) -> None:
-    """Saves the model, the optimizer and the step."""
+    """Save the model, the optimizer and the step."""
     weights, slots = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": weights, "optimizer": slots, "step": step}
     uri = f"{folder}/step-{step}"
@@ -49,7 +49,7 @@ def save(
 
 
 def resume(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> int:
-    """Loads the newest checkpoint, whatever number of ranks wrote it; returns the step to go on with."""
+    """Load the newest checkpoint, written by any number of ranks, and return the step to resume from."""
     uri = newest(folder)
     if uri is None:
         return 0
@@ -62,7 +62,7 @@ def resume(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, mesh
 
 
 def train(folder: str, mesh: DeviceMesh, *, steps: int, every: int = 2) -> nn.Module:
-    """Trains up to a step, from the newest checkpoint on."""
+    """Train up to a step, starting from the newest checkpoint."""
     model, optimizer = build(mesh)
     for step in range(resume(folder, model, optimizer, mesh), steps):
         generator = torch.Generator().manual_seed(step * mesh.size() + mesh.get_local_rank())
@@ -76,7 +76,7 @@ def train(folder: str, mesh: DeviceMesh, *, steps: int, every: int = 2) -> nn.Mo
 
 
 def main() -> None:
-    """Reads the command line and trains."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", help="where the checkpoints go: a folder or a URI")
     parser.add_argument("--steps", type=int, default=4)

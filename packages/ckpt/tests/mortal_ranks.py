@@ -17,8 +17,8 @@ import torch
 from torch.distributed import TCPStore
 
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.keyvalue import Patient
-from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.torch.kv_store import DeadlineStore
 
 WORLD_SIZE = 2
 DEADLINE_S = 60
@@ -39,17 +39,17 @@ def save(request, rank, nonce, ports, begun):
         os.write(ports[1], f"{shared.port}\n".encode())
     else:
         port = int(os.read(ports[0], 16))
-        shared = Patient(
+        shared = DeadlineStore(
             lambda: TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=False, wait_for_workers=False),
             timeout_s=10 if request["stopped"] is None else 1.5,
         )
-    rendezvous = Rendezvous(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
+    coordinator = Coordinator(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
     is_whole = request["victim"] is None and request["stopped"] is None
     timeout_s = 30 if is_whole else 1.5  # how long to wait for one that will not come
-    store = CheckpointStore(request["folder"], timeout_s=timeout_s, rendezvous=rendezvous)
+    store = CheckpointStore(request["folder"], timeout_s=timeout_s, coordinator=coordinator)
     held = state(request["step"], request["num_items"])
-    rendezvous.tick("ready")
-    rendezvous.await_ticks("ready", WORLD_SIZE, timeout_s=30)
+    coordinator.tick("ready")
+    coordinator.await_ticks("ready", WORLD_SIZE, timeout_s=30)
     os.write(begun, b"%d" % rank)
     began = time.monotonic()
     try:
@@ -59,9 +59,9 @@ def save(request, rank, nonce, ports, begun):
             store.close()
         if request["stopped"] is not None:
             os.write(begun, b"+")
-            rendezvous.tick("through")
-            if rank == 0:  # it serves the rendezvous, which the other one still needs
-                rendezvous.await_ticks("through", WORLD_SIZE, timeout_s=30)
+            coordinator.tick("through")
+            if rank == 0:  # it serves the coordinator, which the other one still needs
+                coordinator.await_ticks("through", WORLD_SIZE, timeout_s=30)
     return time.monotonic() - began
 
 

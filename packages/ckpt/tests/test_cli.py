@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 import hocket.ckpt
 from hocket.ckpt.cli import progress, statistics
 from hocket.ckpt.cli.app import app
+from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.cli.tree import rows_of
 from hocket.ckpt.converting import convert
 from hocket.ckpt.demo import write_demo
@@ -273,7 +274,7 @@ def test_long_work_says_how_far_it_is_where_there_is_no_terminal(demo, tmp_path,
         assert call(capsys, verb, demo, tmp_path / f"{verb}-json", *options, "--json")[2] == ""
     # A folder that cannot be made is the disk's failure, and no key that is missing in a store.
     code, _, error = call(capsys, "convert", demo, "/proc/no", "--to", "dcp")
-    assert (code, "cannot make the folder" in error) == (5, True)
+    assert (code, "cannot create the folder" in error) == (5, True)
 
 
 def test_a_store_without_credentials_is_5():
@@ -366,3 +367,42 @@ def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
         assert call(capsys, *shlex.split(command, comments=True)[1:])[0] == 0, command
     (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     exec(compile(snippet, "README.md", "exec"), {})
+
+
+def test_retries_are_told_while_the_store_does_not_answer(server, capsys):
+    server.set_faults("kind=500,op=GetObject,times=3", "kind=500,op=HeadObject,times=3")
+    with retry_notice(look_s=0.01, every_s=0.01):
+        code, _, error = call(capsys, "inspect", server.uri("nothing"))
+    server.set_faults()
+    assert code == 3
+    assert re.search(
+        r"^hocket-ckpt: requests to the store fail; \d+ (retry|retries) so far$", error, re.MULTILINE
+    )
+
+
+def test_an_interrupted_conversion_leaves_no_empty_folder(demo, tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    for to in ("safetensors", "hocket", "dcp"):
+        with pytest.raises(KeyboardInterrupt):
+            convert(demo, tmp_path / "new" / to, to=to, on_progress=interrupt)
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "own").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        convert(demo, tmp_path / "own", to="hocket", on_progress=interrupt)
+    assert not list((tmp_path / "own").iterdir())
+
+
+def test_inspect_shows_what_accelerate_saved_beside_the_model(tmp_path, capsys):
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl", "config.json"):
+        (tmp_path / name).write_bytes(b"x" * 2048)
+    code, out, _ = call(capsys, "inspect", tmp_path)
+    assert code == 0
+    beside = [line.split()[0] for line in out.partition("beside it")[2].splitlines()[1:]]
+    assert beside == ["optimizer.bin", "random_states_0.pkl", "scheduler.bin"]
+    _, out, _ = call(capsys, "inspect", tmp_path, "--json")
+    assert json.loads(out)["beside"] == dict.fromkeys(beside, 2048)
+    _, out, _ = call(capsys, "inspect", tmp_path / "model.safetensors")
+    assert "beside it" not in out

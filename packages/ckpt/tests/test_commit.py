@@ -27,7 +27,7 @@ def save_id(writer):
 
 
 def write(uri, writer):
-    """Writes a data file and returns its manifest, ready to be committed."""
+    """Write a data file and returns its manifest, ready to be committed."""
     array = np.full(1000, writer, np.int64)
     written = _native.ckpt_write_file(
         uri,

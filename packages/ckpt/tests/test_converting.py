@@ -26,10 +26,10 @@ from hocket.ckpt.cli.app import app
 from hocket.ckpt.converting import convert
 from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointError, CheckpointExistsError
-from hocket.ckpt.formats.parts import Tensor
+from hocket.ckpt.formats.output_file import Tensor
 from hocket.ckpt.formats.pickling import Call, Global, New, Persistent, dumps
-from hocket.ckpt.formats.targets import _size, _tensor_metadata
 from hocket.ckpt.formats.torch_save import torch_zip
+from hocket.ckpt.formats.writers import _size, _tensor_metadata
 from hocket.ckpt.resharding import reshard
 from hocket.native import _native
 from support.sampling import cases

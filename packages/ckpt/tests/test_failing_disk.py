@@ -31,7 +31,7 @@ STORE_FAILED = 5
 
 @pytest.fixture(scope="module")
 def command(shim):
-    """Runs `hocket-ckpt` on a disk on which a call for a file fails; gives its exit code and what it said."""
+    """Run `hocket-ckpt` on a disk on which a call for a file fails; gives its exit code and what it said."""
     if shim is None:
         pytest.skip("failing calls are built with `cc`, which is not here")
     with worker(sys.executable, "-c", WORK, env={"LD_PRELOAD": shim}) as ask:

@@ -1,27 +1,18 @@
 """Checkpoints of others without torch: what is opened, and what is told of it."""
 
-import ctypes
 import json
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import hocket.ckpt
 from hocket.ckpt.converting import convert
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
-from hocket.ckpt.formats import boxes
-from hocket.ckpt.formats.boxes import Filling, pieces
-from hocket.ckpt.formats.catalogue import ForeignChunk
-from hocket.ckpt.planning import Box
-from support.sampling import cases
 
 TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"
 
@@ -151,95 +142,3 @@ def test_strict_counts_what_readers_let_pass(tmp_path):
     assert "stands twice" in problems
     assert "`more`" in problems
     assert "`__metadata__` is null" in problems
-
-
-@st.composite
-def strided_chunk(draw, shape):
-    """Those of a view of a larger array, its dims in any order; or any, so that items lie over each other."""
-    if draw(st.booleans()):
-        return tuple(draw(st.integers(0, 40)) for _ in shape)
-    order = draw(st.permutations(range(len(shape))))
-    strides, step = [0] * len(shape), draw(st.integers(1, 3))
-    for dim in order:
-        strides[dim] = step
-        step *= shape[dim] + draw(st.sampled_from([0, 0, 1, 7]))
-    return tuple(strides)
-
-
-def test_items_that_lie_over_each_other_may_span_as_many_as_they_are():
-    file = np.arange(9, dtype=np.uint8)
-    chunk = ForeignChunk(file=0, offset=0, length=9, start=(0, 0), size=(3, 3), strides=(2, 2))
-    target, filling = np.zeros((3, 3), np.uint8), Filling()
-    filling.add(target, Box((0, 0), (3, 3)), [chunk])
-    filling.run(lambda reads: [ctypes.memmove(to, file.ctypes.data + at, n) for _, at, n, to in reads])
-    assert target.tolist() == [[0, 2, 4], [2, 4, 6], [4, 6, 8]]
-
-
-@settings(max_examples=cases(full=5000, sample=150), deadline=None)
-@given(st.data())
-def test_any_part_of_any_strided_chunks_is_read(data):
-    """Boxes filled from bytes in memory, slice by slice, are what NumPy's slicing gives."""
-    shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
-    dtype = np.dtype(data.draw(st.sampled_from(["u1", "i4", "c8", ml_dtypes.bfloat16])))
-    whole = np.empty(shape, dtype)
-    cut = data.draw(st.integers(0, shape[0] - 1)) if shape else 0
-    chunks, files = [], []
-    for low, high in [(0, cut), (cut, shape[0])] if shape else [(0, 0)]:
-        part = whole[low:high] if shape else whole
-        if not part.size:
-            continue
-        strides = data.draw(strided_chunk(part.shape))
-        before = data.draw(st.integers(0, 9))
-        span = sum((n - 1) * step for n, step in zip(part.shape, strides, strict=True)) + 1
-        file = np.random.default_rng(span).integers(0, 256, before + span * dtype.itemsize, np.uint8)
-        steps = [step * dtype.itemsize for step in strides]
-        part[...] = np.ndarray(part.shape, dtype, file, before, steps)
-        start = (low, *[0] * (len(shape) - 1)) if shape else ()
-        length = span * dtype.itemsize
-        chunks.append(
-            ForeignChunk(
-                file=len(files), offset=before, length=length, start=start, size=part.shape, strides=strides
-            )
-        )
-        files.append(file)
-    if shape and data.draw(st.booleans()):
-        # One part of it, from anywhere.
-        start = tuple(data.draw(st.integers(0, extent - 1)) for extent in shape)
-        size = tuple(data.draw(st.integers(1, n - a)) for n, a in zip(shape, start, strict=True))
-        wanted = [Box(start, size)]
-    else:
-        # All of it, in pieces.
-        wanted = list(pieces(shape, dtype.itemsize, data.draw(st.integers(1, 300))))
-        assert sum(box.num_items for box in wanted) == whole.size
-    least, largest, hole, long_run = (data.draw(st.integers(8, 300)) for _ in range(4))
-    filling, targets = (
-        Filling(is_remote=data.draw(st.booleans())),
-        [np.full(box.size, 99, dtype) for box in wanted],
-    )
-    at_once = []
-
-    def read(reads):
-        taken = np.zeros(0, np.int64)
-        for file, offset, num_bytes, address in reads:
-            assert 0 <= offset <= offset + num_bytes <= len(files[file])
-            ctypes.memmove(address, files[file].ctypes.data + offset, num_bytes)
-            taken = np.append(taken, np.arange(address, address + num_bytes))
-        assert len(np.unique(taken)) == len(taken), "destinations lie over each other"
-        own = [(array.ctypes.data, array.nbytes) for array in targets]
-        at_once.append(sum(not any(a <= byte < a + n for a, n in own) for byte in taken))
-
-    limits = {"_LEAST_SLICE_BYTES": least, "_LARGEST_SLICE_BYTES": max(least, largest)}
-    limits |= {
-        "_HOLE_BYTES": hole,
-        "_STORE_HOLE_BYTES": 2 * hole,
-        "_LONG_RUN_BYTES": long_run,
-        "_READ_BYTES": data.draw(st.integers(0, 40)),
-    }
-    with mock.patch.multiple(boxes, **limits):
-        for box, target in zip(wanted, targets, strict=True):
-            filling.add(target, box, chunks)
-        filling.run(read)
-    for box, target in zip(wanted, targets, strict=True):
-        index = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
-        assert target.tobytes() == whole[(*index, ...)].tobytes()
-    assert max(at_once) <= min(max(least, whole.nbytes), max(least, largest))

@@ -91,7 +91,7 @@ print(json.dumps(told))
 
 @pytest.fixture
 def refused(tmp_path):
-    """Opens files in a process of their own; checks what it took, and returns the errors by name."""
+    """Open files in a process of their own; checks what it took, and returns the errors by name."""
 
     def act(files):
         done = subprocess.run(
@@ -120,8 +120,15 @@ def test_pickles(tmp_path, refused):
     errors = refused(files)
     # A list of nothing, however odd, is data: only what is not can be refused.
     harmless = {name for name, error in errors.items() if error == "opened"}
-    assert harmless <= {"many-zip", "laughs-zip", "deep-zip", "holds-itself-zip"}
-    assert {errors[name] for name in ("call", "inst", "stack-global", "call-zip", "inst-zip")} == {
+    # In a file of torch.save a call is an object that is left out by name: nothing is imported or run.
+    calls = {"call-zip", "stack-global-zip"}
+    assert calls <= harmless <= calls | {"many-zip", "laughs-zip", "deep-zip", "holds-itself-zip"}
+    for name in calls:
+        checkpoint = hocket.ckpt.open(files[name])
+        assert not list(checkpoint)
+        assert "system" in checkpoint.contents.opaque["value"]
+    assert not list(tmp_path.rglob("executed"))
+    assert {errors[name] for name in ("call", "inst", "stack-global", "inst-zip")} == {
         "CheckpointUnsafeError"
     }
     kinds = {f"Checkpoint{kind}Error" for kind in ("Unsafe", "Corrupt", "Incompatible")}

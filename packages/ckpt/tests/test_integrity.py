@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import hocket.ckpt
+from hocket.ckpt.block_index import BlockIndex
 from hocket.ckpt.demo import _tensors, write_demo
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointPartialError
 from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord, join_path
-from hocket.ckpt.owners import Owners
 from hocket.native import _native
 
 
@@ -108,7 +108,7 @@ def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
     manifest = Manifest(
         save_id="", step=0, created="", version="", writer="", world_size=1, files=files, tensors=tensors
     )
-    owners = Owners(manifest)
+    index = BlockIndex(manifest)
     for file, offset in [(i, at) for i in (0, 1) for at in (None, *range(0, ends[i] + block, block))]:
         first, last = (0, math.inf) if offset is None else (offset, offset + block)
         expected = [
@@ -118,8 +118,8 @@ def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
             for chunk in tensors[owner].chunks
             if chunk.file == file and chunk.offset < last and chunk.offset + chunk.length > first
         ]
-        assert owners.hits(f"data/{file}", offset) == expected
-    assert owners.hits("data/2", None) == []
+        assert index.lookup(f"data/{file}", offset) == expected
+    assert index.lookup("data/2", None) == []
 
 
 def test_any_safetensors_reader_reads_a_data_file(sound):
@@ -205,7 +205,7 @@ def read_all_of_file(folder, name):
     manifest = hocket.ckpt.open(str(folder)).manifest
     number = [file["path"] for file in manifest.files].index(name)
     buffer = np.empty(4, np.uint8)
-    _native.ckpt_read(str(folder), manifest.files, [(number, 0, 4, buffer.ctypes.data)])
+    _native.CkptFiles(str(folder), manifest.files).read([(number, 0, 4, buffer.ctypes.data)])
 
 
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
@@ -243,7 +243,7 @@ def test_a_name_that_is_not_there_is_told_with_its_neighbours(sound):
         checkpoint["model.embed.weights"]
 
 
-@pytest.mark.parametrize("module", ["listing", "reader", "removing", "resharding", "verifying"])
+@pytest.mark.parametrize("module", ["listing", "opener", "removing", "resharding", "verifying"])
 def test_the_examples_in_docstrings_run(folder, module):
     names = {
         "folder": str(folder.parent),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import hocket.ckpt
 from hocket.ckpt import plain
-from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.file_names import data_path, file_metadata
 from hocket.ckpt.manifest import INLINE_BYTES, ITEM_BYTES, Chunk, Manifest, TensorRecord, ValueRecord
 from hocket.ckpt.reader import numpy_dtype
 from hocket.native import _native
@@ -59,7 +59,7 @@ def boxes(shape, cuts):
 
 
 def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
-    """Writes arrays (name → dtype and array), their boxes dealt over files; the small ones inlined, too."""
+    """Write arrays (name → dtype and array), their boxes dealt over files; the small ones inlined, too."""
     parts = [[] for _ in range(num_files)]
     for name, (dtype, array) in arrays.items():
         for start, size in boxes(array.shape, cuts[name]):

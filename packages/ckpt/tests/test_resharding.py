@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import hocket.ckpt
 from hocket.ckpt import resharding
 from hocket.ckpt.cli.app import app
-from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.diffing import diff
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.file_names import data_path, file_metadata
 from hocket.ckpt.manifest import Chunk, Manifest, PerRank, TensorRecord
 from hocket.ckpt.planning import Placing, boxes, local_box
 from hocket.native import _native
@@ -27,7 +27,7 @@ SAVE_ID = "fedcba98" * 4
 
 
 def write(uri, arrays, placings, per_rank=None):
-    """Writes arrays as a job would whose tensors lie on meshes in these ways; each rank has a file."""
+    """Write arrays as a job would whose tensors lie on meshes in these ways; each rank has a file."""
     world_size = max(len(placing.ranks) for placing in placings.values())
     files, chunks = [], {name: [] for name in arrays}
     for rank in range(world_size):

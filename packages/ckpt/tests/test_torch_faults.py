@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch import CheckpointStore, functions, rendezvous, save
-from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.snapshot import Snapshot
+from hocket.ckpt.torch import CheckpointStore, coordinator, functions, save
+from hocket.ckpt.torch.error_propagation import agree
+from hocket.ckpt.torch.save_plan import Snapshot
 from support.ranks import run_ranks
 
 
@@ -53,16 +53,16 @@ def fails_beside_a_late_coordinator(ranks):
 def meets_a_silent_coordinator():
     """One whose node takes connections, and whose process was stopped."""
     if dist.get_rank() == 1:
-        rendezvous._CONNECT_S = 0.5
+        coordinator._CONNECT_S = 0.5
         try:
-            rendezvous.open_rendezvous()
+            coordinator.open_coordinator()
         finally:
             dist.barrier()
         return
-    rendezvous._opened += 1
+    coordinator._opened += 1
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        _get_default_store().set(f"hocket-ckpt/{rendezvous._opened}", f"127.0.0.1 {port} {bytes(16).hex()}")
+        _get_default_store().set(f"hocket-ckpt/{coordinator._opened}", f"127.0.0.1 {port} {bytes(16).hex()}")
         dist.barrier()
 
 
@@ -116,10 +116,10 @@ def faulty_job(folder):
     save("last")
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     found["shutdown"] = outcome(lambda: without_new_threads(save, "shutdown"))
-    found["own"] = outcome(lambda: fails_beside_a_late_coordinator(store._rendezvous))
+    found["own"] = outcome(lambda: fails_beside_a_late_coordinator(store._coordinator))
     found["silent"] = outcome(meets_a_silent_coordinator)
     if rank == 0:  # the one that failed has nothing to hear, and closing need not wait for it
-        found["heard"] = store._rendezvous.await_ticks(f"{store._turns._unseen}/seen", 1, timeout_s=20)
+        found["heard"] = store._coordinator.await_ticks(f"{store._save_queue._unseen}/seen", 1, timeout_s=20)
     found["endless"] = outcome(lambda: endless.save({}, step=1, name="endless", mode="async").wait(20))
     endless.close()
     store.close()
@@ -218,7 +218,7 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
 def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_path):
     store = CheckpointStore(str(tmp_path), timeout_s=0.01)
     gate = threading.Event()
-    store._turns._worker.submit(lambda: gate.wait(60))  # what a slow disk does
+    store._save_queue._worker.submit(lambda: gate.wait(60))  # what a slow disk does
     first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
     with pytest.raises(CheckpointTimeoutError, match="still under way"):
         store.save({"w": torch.full((1000,), 2.0)}, step=2)

@@ -418,3 +418,9 @@ def test_transformers_loads_what_we_write(tmp_path):
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf")
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_a_file_in_the_form_before_torch_1_6_is_refused_by_its_name(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointIncompatibleError, match=r"old\.pt.*before torch 1\.6.*save it once"):
+        hocket.ckpt.open(tmp_path / "old.pt")

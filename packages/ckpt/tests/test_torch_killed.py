@@ -71,7 +71,7 @@ def ranks(shim):
 
 
 def check(folder, step, num_items=NUM_ITEMS):
-    """Loads a step, bit for bit."""
+    """Load a step, bit for bit."""
     expected = script().state(step, num_items)
     store = CheckpointStore(str(folder))
     into = {"w": torch.zeros(num_items), "small": torch.zeros(3, dtype=torch.int64), "step": 0}
@@ -177,7 +177,7 @@ class Bucket:
 
 
 def collect(bucket):
-    """Collects garbage at once; nothing but what is committed stays, and of that every byte."""
+    """Collect garbage at once; nothing but what is committed stays, and of that every byte."""
     before = bucket.committed()
     collect_garbage(bucket.uri, min_age_s=0)
     assert bucket.committed() == before

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed import HashStore
 from torch.distributed.checkpoint.api import CheckpointException
 
 import hocket.ckpt
 from hocket.ckpt.dcp import HocketReader
 from hocket.ckpt.errors import CheckpointExistsError
 from hocket.ckpt.torch import CheckpointStore
-from hocket.ckpt.torch.keyvalue import Alone
-from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.native import Store
 from support.ranks import run_ranks
 from support.sampling import cases
@@ -24,8 +24,8 @@ from support.sampling import cases
 
 def alone(prefix, **options):
     """A store of its own, as another job would open it."""
-    rendezvous = Rendezvous(Alone(), rank=0, world_size=1, nonce=os.urandom(16))
-    return CheckpointStore(prefix, rendezvous=rendezvous, **options)
+    coordinator = Coordinator(HashStore(), rank=0, world_size=1, nonce=os.urandom(16))
+    return CheckpointStore(prefix, coordinator=coordinator, **options)
 
 
 def state(fill):
@@ -122,7 +122,7 @@ def raised(act):
 def replaced_meanwhile(store, folder):
     """What loads raise on this rank where another job replaces the checkpoint between the ranks' reading."""
     into = {"w": torch.zeros(1 << 17)}
-    told = store._rendezvous.store
+    told = store._coordinator.store
 
     def replace():
         job = alone(folder)

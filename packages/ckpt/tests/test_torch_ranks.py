@@ -1,7 +1,7 @@
 """What N ranks saved, M ranks load, bit for bit: FSDP2 and AdamW over gloo.
 
 One job of four processes, of eight under `-m slow`, plays all sizes: the first N of them are a world of their
-own, with a mesh, a model and a rendezvous of N ranks.
+own, with a mesh, a model and a coordinator of N ranks.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from torch import nn
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.torch import CheckpointStore
+from hocket.ckpt.torch.coordinator import Coordinator, open_coordinator
 from hocket.ckpt.torch.layout import describe
-from hocket.ckpt.torch.rendezvous import Rendezvous, open_rendezvous
 from hocket.ckpt.tree import Leaf
 from support.ranks import run_ranks
 from support.sampling import cases
@@ -160,14 +160,14 @@ def all_pairs(folder):
 
     rank = dist.get_rank()
     sizes = range(1, LARGEST + 1)
-    # Groups and rendezvous are made by all, whether they are in them or not.
+    # Groups and coordinator are made by all, whether they are in them or not.
     meshes = {size: DeviceMesh("cpu", list(range(size)), mesh_dim_names=("shard",)) for size in sizes}
     stores = {}
     for size in sizes:
-        opened = open_rendezvous()
+        opened = open_coordinator()
         if rank < size:
-            mine = Rendezvous(opened.store, rank=rank, world_size=size, nonce=opened.nonce)
-            stores[size] = CheckpointStore(folder, timeout_s=30, rendezvous=mine)
+            mine = Coordinator(opened.store, rank=rank, world_size=size, nonce=opened.nonce)
+            stores[size] = CheckpointStore(folder, timeout_s=30, coordinator=mine)
     for size in stores:
         save(stores[size], meshes[size], size, "async" if size % 2 else "sync")
     dist.barrier()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import HashStore
 from torch.nn.parameter import UninitializedParameter
 
 import hocket.ckpt
@@ -24,10 +25,9 @@ from hocket.ckpt.errors import (
     CheckpointTimeoutError,
 )
 from hocket.ckpt.torch import CheckpointStore, load, provide, save
-from hocket.ckpt.torch.keyvalue import Alone
+from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.layout import DTYPES
-from hocket.ckpt.torch.rendezvous import Rendezvous
-from hocket.ckpt.torch.snapshot import Planner, Staging, hold_still
+from hocket.ckpt.torch.save_plan import Planner, Staging, stage
 from hocket.native import _native
 
 
@@ -125,7 +125,7 @@ def test_a_relative_prefix_is_meant_from_where_the_store_was_made(tmp_path, monk
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
     store, gate = CheckpointStore("runs", timeout_s=60), threading.Event()
-    store._turns._worker.submit(lambda: gate.wait(60))
+    store._save_queue._worker.submit(lambda: gate.wait(60))
     store.save({"w": torch.ones(3)}, step=1, mode="async")
     save({"w": torch.ones(3)}, "one", step=1)
     monkeypatch.chdir(elsewhere)
@@ -147,7 +147,7 @@ def test_staged_tensors_lie_as_in_their_file(tmp_path):
         "flag": torch.tensor(True),
     }
     snapshot = Planner(rank=0, world_size=1).snapshot(state)
-    entries, held = hold_still(snapshot, Staging())
+    entries, held = stage(snapshot, Staging())
     assert [entry.part.name for entry in entries] == ["a", "b", "m", "z", "flag"]
     starts = [entry.address for entry in entries]
     ends = [entry.address + entry.num_bytes for entry in entries]
@@ -422,8 +422,8 @@ def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_
 
 def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
     CheckpointStore(tmp_path).save({}, step=1)
-    rendezvous = Rendezvous(Alone(), rank=0, world_size=2, nonce=b"\0" * 16)
-    store = CheckpointStore(tmp_path, timeout_s=0.01, rendezvous=rendezvous)
+    coordinator = Coordinator(HashStore(), rank=0, world_size=2, nonce=b"\0" * 16)
+    store = CheckpointStore(tmp_path, timeout_s=0.01, coordinator=coordinator)
     said = "^The load of `.*` failed: Rank 1 did not report its part of the load of `.*` within"
     with pytest.raises(CheckpointTimeoutError, match=said):
         store.load("step-1", {})

@@ -42,7 +42,7 @@ def state(fill):
 
 
 def spoil(folder, how):
-    """Spoils step 1; returns the tensors that are hit, and the offset of the bad block, if there is one."""
+    """Spoil step 1; returns the tensors that are hit, and the offset of the bad block, if there is one."""
     file, other = data_file(folder, 1), data_file(folder, 2)
     content = bytearray(file.read_bytes())
     data_start = len(content) - 8 * BLOCK
@@ -140,7 +140,7 @@ def test_the_command_tells_stored_bytes_of_compressed_files(tmp_path, capsys):
     assert (file["stored"], file["size"]) == (stored, 4096 + 12 * BLOCK)
     assert f"{size(stored)}  1 chunk  zstd, of 12.0 MiB" in told(capsys, "inspect", uri)
     assert json.loads(told(capsys, "verify", uri, "--json"))["bytes"] == stored
-    assert f"{data_file(tmp_path, 1).name}  {size(stored)}" in told(capsys, "verify", uri)
+    assert f"{size(stored)} read" in told(capsys, "verify", uri)
 
 
 def held_now():

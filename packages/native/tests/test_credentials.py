@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hocket.native import Store, counters, errors
+from hocket.native import Store, counters, credentials, errors
+from support.identity import Identity, identities
 from support.s3d import Server
 
 DATA = bytes(range(256)) * 4096
@@ -115,15 +117,100 @@ def test_keys_that_end_before_their_time_are_asked_for_again(
     assert store.counters()["retries"] > 0
 
 
-@pytest.mark.parametrize(("lie_s", "times"), [(3600, 2), (None, 1)])
-def test_keys_that_have_ended_for_good_are_refused(
-    server: Server, profile: Callable[..., None], tmp_path: Path, lie_s: float | None, times: int
+@pytest.mark.parametrize("lie_s", [3600, None])
+def test_keys_that_have_ended_for_good_are_asked_for_once_more_and_refused(
+    server: Server, profile: Callable[..., None], tmp_path: Path, lie_s: float | None
 ) -> None:
-    """Those that never end by their own word are not asked for again: there are no others."""
     profile(life_s=-60, lie_s=lie_s)
     with pytest.raises(errors.StorePermissionError, match="ExpiredToken"):
         Store(server.uri("p")).get("k")
-    assert asked(tmp_path) == times
+    assert asked(tmp_path) == 2
+
+
+def test_keys_without_an_expiry_that_are_rotated_are_read_again(
+    server: Server, profile: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a daemon that rewrites `~/.aws/credentials`, where keys have no expiry."""
+    profile()
+    name = tmp_path.name
+    (tmp_path / "config").write_text(f"[profile {name}]\nregion = eu-x-1\n")
+    path = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+
+    def rotate(life_s: float) -> float:
+        until = time.time() + life_s
+        key = f"hocket-{int(until * 1000)}"
+        path.write_text(f"[{name}]\naws_access_key_id = {key}\naws_secret_access_key = hocket-secret\n")
+        return until
+
+    until = rotate(LIFE_S)
+    store = Store(server.uri("p"), part_bytes=PART)
+    store.put("k", DATA)
+    for life_s in (LIFE_S, 3600):
+        time.sleep(max(0, until - time.time()) + 0.1)
+        until = rotate(life_s)
+        assert store.get("k") == DATA
+        assert store.head("k").size == len(DATA)
+    path.write_text("")
+    assert store.get("k") == DATA  # the keys that are known are still good
+
+
+def test_keys_that_are_renewed_at_an_unreadable_time_count_as_short_lived(
+    server: Server, profile: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a botocore that keeps the time elsewhere."""
+    import boto3
+
+    class Hidden:
+        def __init__(self, source: Any) -> None:
+            self.refresh_needed = source.refresh_needed
+            self.get_frozen_credentials = source.get_frozen_credentials
+
+    find = boto3.Session.get_credentials
+    monkeypatch.setattr(boto3.Session, "get_credentials", lambda session: Hidden(find(session)))
+    monkeypatch.setattr(credentials, "UNKNOWN_LIFE_S", 1.0)
+    profile(life_s=LIFE_S, lie_s=3600)
+    store = Store(server.uri("p"), part_bytes=PART)
+    store.put("k", DATA)
+    while asked(tmp_path) < 3:  # boto3 believes in the keys: a new session asks for others
+        assert store.get("k") == DATA
+        assert store.head("k").size == len(DATA)
+    assert any(thread.name == "hocket-credentials" for thread in threading.enumerate())
+
+
+def instance_role(identity: Identity, monkeypatch: pytest.MonkeyPatch, server: Server) -> Store:
+    """A store for a machine that has an instance's role, and not boto3."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{identity.address}/")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    return Store(server.uri("p"), part_bytes=PART)
+
+
+def test_an_instance_role_needs_no_boto3(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with identities(LIFE_S) as identity:
+        store = instance_role(identity, monkeypatch, server)
+        store.put("k", DATA)
+        deadline = time.monotonic() + 1.5 * LIFE_S
+        while time.monotonic() < deadline:
+            assert store.get("k") == DATA
+        assert set(identity.given) == {"instance"}
+        assert identity.refused == []
+        assert set(server.stats()["answers"]) <= {"200", "206"}
+
+
+def test_without_boto3_and_a_role_the_message_names_the_command(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with identities(-60) as identity:
+        pass
+    with pytest.raises(errors.StorePermissionError, match=r"hocket-native\[s3\].*gave no keys"):
+        instance_role(identity, monkeypatch, server).get("k")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(errors.StorePermissionError, match=r"hocket-native\[s3\]'`, or set") as caught:
+        Store(server.uri("q")).get("k")
+    assert "metadata" not in str(caught.value)
 
 
 def test_one_search_serves_many_threads(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Faults = Callable[..., Server]
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[ThreadingHTTPServer], None]]:
-    """Runs a server of the standard library on a thread until the test is over."""
+    """Run a server of the standard library on a thread until the test is over."""
     with ExitStack() as stack:
         yield lambda server: stack.enter_context(serving(server))
 

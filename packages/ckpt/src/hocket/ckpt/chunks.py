@@ -1,41 +1,59 @@
-"""A tensor's chunks: boxes, and where their bytes lie; a million of them as columns of numbers."""
+"""Chunks of a tensor: boxes and their byte ranges, held as columns so that a million of them stay cheap."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from operator import le
+from typing import Any, Literal, overload
 
-__all__ = ["Chunk", "Columns", "near"]
+__all__ = ["Chunk", "Columns", "ForeignChunk", "files_of", "near"]
+
+# Fewer chunks are all looked at, which costs less than a search.
+_SEARCHED_FROM = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """A box of a tensor, and where its bytes lie."""
+    """A box of a tensor, and the byte range that stores it."""
 
     file: int
     """Index in the manifest's `files`."""
     offset: int
-    """Where it begins in that file's data, in bytes."""
+    """Start of the chunk in that file's data, in bytes."""
     length: int
-    """Bytes: items × item size."""
+    """Size in bytes: items × item size."""
     start: tuple[int, ...]
     """Offsets of the box in the global tensor."""
     size: tuple[int, ...]
     """Shape of the box."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignChunk(Chunk):
+    """A box of a tensor in a foreign file; its offset counts from the start of the file."""
+
+    strides: tuple[int, ...] | None = None
+    """Strides in items; None for C order."""
+    wrapped: Literal["torch", "zstd"] | None = None
+    """Whether offset and length are those of an enclosing zip, plain or compressed, not yet located."""
+
+
 class Columns(Sequence[Chunk]):
-    """Chunks as a manifest has them: each becomes an object only when it is looked at.
+    """A sequence of chunks stored as columns, as in the manifest; each `Chunk` object is created on access.
 
     Args:
-        columns: `file`, `offset`, `length`, and a column a dim of `start` and `size`.
+        columns: `file`, `offset`, `length`, and one column per dim of `start` and `size`.
     """
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_longest")
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
+        self._longest: int | None = None
+        """Greatest size of a chunk along dim 0; -1 if they are not sorted along it; None if not computed."""
 
     def __len__(self) -> int:
         return len(self._columns["file"])
@@ -68,9 +86,34 @@ class Columns(Sequence[Chunk]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The columns, as in the manifest."""
+        return self._columns
+
+    @property
+    def files(self) -> Sequence[int]:
+        """The file index of each chunk."""
+        files: Sequence[int] = self._columns["file"]
+        return files
+
+    def _in_reach(self, start: Sequence[int], size: Sequence[int]) -> range:
+        """Return a range of indices that contains all chunks which overlap a box along dim 0."""
+        if not start or len(self) < _SEARCHED_FROM:
+            return range(len(self))
+        starts = self._columns["start"][0]
+        if self._longest is None:
+            # A manifest lists chunks by offset, which this checks rather than assumes.
+            is_sorted = all(map(le, starts, itertools.islice(starts, 1, None)))
+            self._longest = max(self._columns["size"][0]) if is_sorted else -1
+        if self._longest < 0:
+            return range(len(self))
+        low, high = start[0] - self._longest + 1, start[0] + size[0]
+        return range(bisect.bisect_left(starts, low), bisect.bisect_left(starts, high))
+
     def near(self, start: Sequence[int], size: Sequence[int]) -> Iterator[Chunk]:
-        """The chunks that share something with a box."""
-        indices: Iterable[int] = range(len(self))
+        """Yield the chunks that overlap a box."""
+        indices: Iterable[int] = self._in_reach(start, size)
         dims = zip(self._columns["start"], self._columns["size"], start, size, strict=True)
         for starts, sizes, low, extent in dims:
             high = low + extent
@@ -79,5 +122,10 @@ class Columns(Sequence[Chunk]):
 
 
 def near(chunks: Sequence[Chunk], start: Sequence[int], size: Sequence[int]) -> Iterable[Chunk]:
-    """The chunks that may share something with a box: of columns, those that do."""
+    """Return the chunks that may overlap a box; for `Columns`, exactly those that do."""
     return chunks.near(start, size) if isinstance(chunks, Columns) else chunks
+
+
+def files_of(chunks: Sequence[Chunk]) -> Sequence[int]:
+    """Return the file index of each chunk."""
+    return chunks.files if isinstance(chunks, Columns) else [chunk.file for chunk in chunks]

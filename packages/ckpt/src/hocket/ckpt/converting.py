@@ -1,4 +1,4 @@
-"""A checkpoint in another format: streamed from store to store, in memory that is bounded."""
+"""Conversion of a checkpoint to another format, streamed between stores in bounded memory."""
 
 import contextlib
 import fnmatch
@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hocket.ckpt.datafiles import compression_level, stored_bytes
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
-from hocket.ckpt.formats.parts import OutFile, Payload, Tensor
-from hocket.ckpt.formats.targets import (
+from hocket.ckpt.file_names import compression_level, stored_bytes
+from hocket.ckpt.formats.companions import companions
+from hocket.ckpt.formats.foreign import Foreign
+from hocket.ckpt.formats.output_file import OutFile, Payload, Tensor
+from hocket.ckpt.formats.writers import (
     Content,
     Plan,
     plan_dcp,
@@ -24,11 +26,11 @@ from hocket.ckpt.formats.targets import (
     plan_torch,
 )
 from hocket.ckpt.globs import check_globs, unmatched
-from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, join_path
-from hocket.ckpt.payloads import PayloadReader
+from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, encode_value, join_path
+from hocket.ckpt.opener import open as open_checkpoint
+from hocket.ckpt.prefetch import PayloadReader
 from hocket.ckpt.reader import Checkpoint
-from hocket.ckpt.reader import open as open_checkpoint
-from hocket.ckpt.resuming import check_sizes, identity_of, is_whole, spared
+from hocket.ckpt.rerun import check_sizes, identity_of, is_whole, no_empty_folders, spared
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
@@ -36,38 +38,46 @@ __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
 Format = Literal["hocket", "dcp", "safetensors", "torch"]
 
 MEMORY_BYTES = 256 << 20
-"""What a conversion uses for tensors at most, unless told otherwise."""
+"""Default memory limit for tensor data."""
 
 SHARD_BYTES = 5 * 10**9
-"""Bytes of tensors in a file at most, unless told otherwise or one tensor is larger."""
+"""Default limit of tensor bytes per file; a larger tensor gets a file of its own."""
 
+_DTYPE_NAMES = {
+    "FLOAT64": "F64", "DOUBLE": "F64", "FP64": "F64", "FLOAT32": "F32", "FLOAT": "F32", "FP32": "F32",
+    "FLOAT16": "F16", "HALF": "F16", "FP16": "F16", "BFLOAT16": "BF16", "FLOAT8_E4M3FN": "F8_E4M3",
+    "FLOAT8_E5M2": "F8_E5M2", "FLOAT8_E4M3FNUZ": "F8_E4M3FNUZ", "FLOAT8_E5M2FNUZ": "F8_E5M2FNUZ",
+}  # fmt: skip
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-# What tells readers that a folder is a checkpoint, by format.
+# The file that marks a folder as a complete checkpoint, by format.
 _MARKERS = ("checkpoint.json.zst", ".metadata", "model.safetensors", "model.safetensors.index.json")
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """What a conversion did."""
+    """The result of a conversion."""
 
     source: str
     destination: str
     format: str
-    """The source's."""
+    """The source's format."""
     to: str
     tensors: int
     values: int
     files: int
     files_found: int
-    """How many of them an earlier run had finished."""
+    """Number of files that an earlier run had finished."""
     num_bytes: int
-    """Bytes of all files, before they are compressed."""
+    """Size of all files in bytes, before compression."""
     left_out: tuple[str, ...]
-    """Names of what the destination has no place for: values in safetensors; `(step)`, `(user)` and
-    `(per rank)` in all formats but Hocket's; opaque things everywhere."""
+    """Names that the destination format cannot store.
+
+    Values in safetensors; `(step)`, `(user)` and `(per rank)` in all formats except Hocket's; opaque objects
+    in every format.
+    """
     text_keyed: tuple[str, ...] = ()
-    """Names of mappings whose keys look like integers and are text, in a source that has no other keys."""
+    """Names of mappings with string keys that look like integers, from a format that has only string keys."""
 
 
 def convert(
@@ -83,61 +93,113 @@ def convert(
     memory_bytes: int = MEMORY_BYTES,
     compression: str | None = None,
     unfenced: bool = False,
+    step: int | None = None,
+    user: object = None,
+    allow_expand: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
-    """Writes a checkpoint in another format; the source's is recognised.
+    """Convert a checkpoint to another format; the source's format is detected.
 
-    Tensors pass through in pieces, several at a time; none is ever whole in memory. (An item that the source
-    compressed in another order than C's is unpacked to a temporary file, where `TMPDIR` says.) What tells
-    readers that the destination is complete is written last. After a kill or an error, files that were
-    finished stay, and the same call goes on: one that stands there is compared with what it would become,
-    byte by byte, and not written again. Nothing is taken back, since another run of the same conversion may
-    have found it there and relied on it.
+    Tensors are streamed in pieces, several at a time, and never held whole in memory. (An item that the
+    source compressed in another order than C order is decompressed to a temporary file in `TMPDIR`.) The file
+    that marks the destination as complete is written last. After a kill or an error, finished files remain,
+    and the same call resumes: a finished file is compared byte by byte with its expected contents and not
+    written again. Files are not removed on failure, because another run of the same conversion may rely on
+    them.
 
     Args:
-        source: What `open` takes.
-        destination: A folder or prefix; a file for `torch`, and for `safetensors` where it ends so. Nothing
-            there is replaced, and nothing but what an earlier run left may be there.
-        to: The format.
-        dtype: safetensors' name of the dtype that floating-point tensors become, such as `BF16`.
-        include: Globs of names; where there are some, only what one of them matches is taken.
-        exclude: Globs of names that are left out.
-        rename: Beginnings of names to replace, up to a dot or the end.
-        max_shard_bytes: Bytes of tensors in a file. `hocket` and `dcp` cut a larger tensor in chunks.
-        memory_bytes: Bytes that tensors may take in memory.
+        source: A checkpoint, as for `open`.
+        destination: A folder or prefix; a file for `torch`, and for `safetensors` if it has that suffix. It
+            may hold nothing but the files of an earlier run of this conversion; nothing is replaced.
+        to: The destination format.
+        dtype: The dtype that floating-point tensors are cast to, by safetensors or torch name in any case:
+            `BF16`, `bfloat16`.
+        include: Globs of names to convert; if empty, all names.
+        exclude: Globs of names to leave out.
+        rename: Name prefixes to replace; a prefix ends at a dot or at the end of the name.
+        max_shard_bytes: Limit of tensor bytes per file. `hocket` and `dcp` split a larger tensor into chunks.
+        memory_bytes: Memory limit for tensor data.
         compression: `zstd:N` for compressed data files; for `hocket` only.
-        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
-            believe that they won: only where nothing else ever writes. Such a store is refused otherwise, for
-            `hocket`; the other formats do without conditions everywhere.
-        on_progress: Called with the bytes written and the bytes of all files.
+        unfenced: For `hocket`, also write to a store that ignores conditional writes. Two savers of one name
+            may then both succeed, so set it only if there is no other writer. Such a store is refused
+            otherwise. The other formats never use conditional writes.
+        step: The step to record, for `hocket`; if None, the source's step, or 0.
+        user: The `user` value to record, for `hocket`: a JSON value. If None, the source's value.
+        allow_expand: Write tensors that are far larger in memory than in their file, because a stride is 0.
+            They are refused otherwise.
+        on_progress: Called with the bytes written so far and the bytes of all files.
 
     Raises:
-        CheckpointExistsError: Something else stands at the destination.
+        CheckpointExistsError: The destination holds something else.
         CheckpointNotFoundError: A glob of `include` matches nothing.
-        CheckpointIncompatibleError: Two names become one, or a dtype that cannot be cast.
-        CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
-        ValueError: An argument that makes no sense.
-        CheckpointError: What opening and reading the source raise.
+        CheckpointIncompatibleError: Two names become equal, or a dtype cannot be cast.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+        ValueError: An argument is invalid.
+        CheckpointError: The source cannot be opened or read.
     """
-    _check_arguments(to, dtype, memory_bytes, max_shard_bytes, compression)
     source, destination = os.fspath(source), os.fspath(destination)
-    check_globs("include", include)
-    check_globs("exclude", exclude)
-    opened = open_checkpoint(source, follow=False)
+    request = _Request(
+        to=to,
+        dtype=None if dtype is None else _dtype_name(dtype),
+        include=include,
+        exclude=exclude,
+        rename=dict(rename or {}),
+        max_shard_bytes=max_shard_bytes,
+        compression=compression,
+        step=step,
+        user=user,
+    )
+    _check_request(request, memory_bytes)
+    opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
     _refuse_idle_globs(opened, include)
-    content = _content(opened, dtype, _Selection(include, exclude), dict(rename or {}))
-    arguments = [to, dtype, include, exclude, dict(rename or {}), max_shard_bytes, compression]
-    save_id = _save_id(opened, arguments)
-    level = compression_level(compression)
-    plan = _plan(destination, to, content, max_shard_bytes, save_id, level, unfenced=unfenced)
+    content = _content(opened, request)
+    if isinstance(opened, Foreign):
+        opened.check_expansion(tensor.source for tensor in content.tensors)
+    plan = _plan(opened, destination, content, request, unfenced=unfenced)
     if _is_committed(plan, destination):
         num_found = len(plan.files)
     else:
-        num_found = _write(opened, plan, memory_bytes, on_progress)
+        with no_empty_folders(plan.root):
+            num_found = _write(opened, plan, memory_bytes, on_progress)
+    return _conversion(opened, destination, content, plan, to=to, num_found=num_found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """The arguments that determine what is written."""
+
+    to: Format
+    dtype: str | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+    rename: Mapping[str, str]
+    max_shard_bytes: int
+    compression: str | None
+    step: int | None
+    user: object
+
+    @property
+    def identity(self) -> list[object]:
+        """The arguments as JSON values; a rerun with equal ones finds the files of an earlier run."""
+        arguments: list[object] = [self.to, self.dtype, self.include, self.exclude, self.rename]
+        arguments += [self.max_shard_bytes, self.compression]
+        if self.step is not None or self.user is not None:
+            arguments += [self.step, encode_value(self.user)]
+        return arguments
+
+    def takes(self, name: str) -> bool:
+        """Return whether a leaf is converted."""
+        is_in = not self.include or any(fnmatch.fnmatchcase(name, glob) for glob in self.include)
+        return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in self.exclude)
+
+
+def _conversion(
+    opened: Checkpoint, destination: str, content: Content, plan: Plan, *, to: Format, num_found: int
+) -> Conversion:
     opaque = getattr(opened.contents, "opaque", {})
     files = [*plan.files, *([plan.last] if plan.last else [])]
     return Conversion(
-        source=source,
+        source=opened.uri,
         destination=destination,
         format=opened.format,
         to=to,
@@ -151,22 +213,30 @@ def convert(
     )
 
 
-def _check_arguments(
-    to: str, dtype: str | None, memory_bytes: int, max_shard_bytes: int, compression: str | None
-) -> None:
+def _dtype_name(name: str) -> str:
+    upper = name.upper().removeprefix("TORCH.")
+    return _DTYPE_NAMES.get(upper, upper)
+
+
+def _check_request(request: _Request, memory_bytes: int) -> None:
+    to, dtype, compression = request.to, request.dtype, request.compression
     if to not in get_args(Format):
         raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
     if dtype is not None and dtype not in _FLOATS:
         raise ValueError(f"`dtype` is {dtype!r}; expected one of {', '.join(_FLOATS)}")
-    if memory_bytes < 16 << 20 or max_shard_bytes < 1:
+    if memory_bytes < 16 << 20 or request.max_shard_bytes < 1:
         raise ValueError(
-            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {max_shard_bytes}; expected at least "
-            f"{16 << 20} and 1"
+            f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {request.max_shard_bytes}; expected at "
+            f"least {16 << 20} and 1"
         )
     if compression is not None and to != "hocket":
         raise ValueError(
             f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
         )
+    if to != "hocket" and (request.step is not None or request.user is not None):
+        raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
+    check_globs("include", request.include)
+    check_globs("exclude", request.exclude)
 
 
 def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
@@ -177,7 +247,7 @@ def _refuse_idle_globs(opened: Checkpoint, include: Sequence[str]) -> None:
 
 
 def _text_keyed(content: Content) -> tuple[str, ...]:
-    """Where integers were made text before: torch's planner of distributed checkpoints does it."""
+    """Return the mappings whose integer keys torch's planner may have turned into strings."""
     origin = content.origin
     writer = origin.writer if isinstance(origin, Manifest) else origin.format
     if writer not in ("dcp", "hocket.ckpt.dcp"):
@@ -189,34 +259,22 @@ def _text_keyed(content: Content) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    include: Sequence[str]
-    exclude: Sequence[str]
-
-    def takes(self, name: str) -> bool:
-        is_in = not self.include or any(fnmatch.fnmatchcase(name, glob) for glob in self.include)
-        return is_in and not any(fnmatch.fnmatchcase(name, glob) for glob in self.exclude)
-
-
-def _content(
-    opened: Checkpoint, dtype: str | None, selection: _Selection, rename: Mapping[str, str]
-) -> Content:
-    contents = opened.contents
+def _content(opened: Checkpoint, request: _Request) -> Content:
+    contents, dtype = opened.contents, request.dtype
     tensors: list[Tensor] = []
     first: dict[tuple[str, str], str] = {}
     taken: set[str] = set()
     keyed: set[tuple[PathItem, ...]] = set()
 
     def name_of(path: tuple[PathItem, ...], old: str) -> tuple[str, tuple[PathItem, ...]]:
-        new = _renamed(path, rename)
+        new = _renamed(path, request.rename)
         name = join_path(new)
         if name in taken:
             raise CheckpointIncompatibleError(
                 f"`{old}` becomes `{name}`, and so does another. Rename it apart."
             )
         taken.add(name)
-        # Of what was renamed, the end of the path is what it was.
+        # Renaming keeps the end of the path.
         shift = len(new) - len(path)
         for depth in range(max(0, -shift), len(path)):
             if path[:depth] in contents.integer_keyed and new[depth + shift :] == path[depth:]:
@@ -224,7 +282,7 @@ def _content(
         return name, new
 
     for old, record in contents.tensors.items():
-        if not selection.takes(old):
+        if not request.takes(old):
             continue
         name, path = name_of(record.path, old)
         owner = record.same_as or old
@@ -242,20 +300,27 @@ def _content(
         )
     values = {}
     for old, value in contents.values.items():
-        if selection.takes(old):
+        if request.takes(old):
             name, path = name_of(value.path, old)
             values[name] = ValueRecord(path=path, value=value.value)
-    return Content(tensors=tensors, values=values, origin=contents, integer_keyed=frozenset(keyed))
+    return Content(
+        tensors=tensors,
+        values=values,
+        origin=contents,
+        integer_keyed=frozenset(keyed),
+        step=request.step,
+        user=request.user,
+    )
 
 
 def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:
-    """A path after renaming; where its name changes, what was renamed is one key of it."""
+    """Return a path after renaming; the renamed prefix becomes a single key if it changes."""
     name = join_path(path)
     for old, new in rename.items():
         if name != old and not name.startswith(old.removesuffix(".") + "."):
             continue
         for length in range(1, len(path) + 1):
-            # The rest of the path stays as it is where the renamed part ends with a step of it.
+            # The rest of the path is kept if the renamed prefix ends at a path step.
             if join_path(path[:length]) == old.removesuffix("."):
                 return (*([new.removesuffix(".")] if new else []), *path[length:]) or (new,)
         tail = name[len(old.removesuffix(".")) + 1 :]
@@ -264,27 +329,23 @@ def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[Pat
 
 
 def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
-    """The same for the same source and arguments, so that a rerun finds its files by their names."""
+    """Return a save id that depends only on source and arguments, so that a rerun finds its files by name."""
     contents = source.contents
     identity = identity_of(source.uri, contents) if isinstance(contents, Manifest) else [contents.digest]
-    # What the files say of their writer is part of them.
+    # Files hold the writer's version, so it is part of the identity.
     text = json.dumps(["convert", 1, _native.__version__, *identity, *arguments])
     return _native.xxh3_128(text.encode()).hex()
 
 
 def _plan(
-    destination: str,
-    to: Format,
-    content: Content,
-    limit: int,
-    save_id: str,
-    level: int | None,
-    *,
-    unfenced: bool,
+    opened: Checkpoint, destination: str, content: Content, request: _Request, *, unfenced: bool
 ) -> Plan:
+    to, limit = request.to, request.max_shard_bytes
     folder = destination.rstrip("/")
     root, _, name = folder.rpartition("/")
+    root = root or ("/" if folder.startswith("/") else ".")
     if to == "hocket":
+        save_id, level = _save_id(opened, request.identity), compression_level(request.compression)
         return plan_hocket(folder, content, limit, save_id=save_id, level=level, unfenced=unfenced)
     if to == "dcp":
         return plan_dcp(folder, content, limit)
@@ -293,19 +354,22 @@ def _plan(
             raise ValueError(
                 f"`{destination}`: expected a file's name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
             )
-        return plan_torch(root or ("/" if folder.startswith("/") else "."), name, content)
+        return plan_torch(root, name, content)
     if name.endswith(".safetensors"):
-        return plan_safetensors(root or ("/" if folder.startswith("/") else "."), name, content, limit)
-    return plan_safetensors(folder, None, content, limit)
+        return plan_safetensors(root, name, content, limit)
+    plan = plan_safetensors(folder, None, content, limit)
+    if isinstance(opened, Foreign) and opened.format != "dcp":
+        plan.files += companions(opened.contents.root)
+    return plan
 
 
 def _is_committed(plan: Plan, destination: str) -> bool:
-    """Whether an earlier run came to its end; looks, before a byte is written, for what is not ours.
+    """Return whether an earlier run finished; check for foreign files before anything is written.
 
-    A checkpoint that has lost files since is written once more, as far as they are gone.
+    A committed checkpoint with missing files is completed by writing these again.
 
     Raises:
-        CheckpointExistsError: Something else stands there.
+        CheckpointExistsError: The destination holds something else.
     """
     foreign = CheckpointExistsError(
         f"`{destination}` holds another checkpoint already, or a part of one, and was not touched. Name "
@@ -318,7 +382,7 @@ def _is_committed(plan: Plan, destination: str) -> bool:
             manifest = Manifest.from_document(_native.ckpt_manifest_read(plan.root))
             return is_whole(plan.root, manifest.files)
     own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
-    # In a folder of its own; a file may stand beside others.
+    # A folder must hold nothing else; a single file may have neighbours.
     others = [path for path in _MARKERS if path not in own] if plan.root == destination.rstrip("/") else []
     sizes = _native.ckpt_sizes(plan.root, [*own, *others])
     for path, size in zip([*own, *others], sizes, strict=True):
@@ -326,14 +390,14 @@ def _is_committed(plan: Plan, destination: str) -> bool:
         if size is not None and not is_possible:
             raise foreign
     if plan.last is not None and _native.ckpt_sizes(plan.root, [plan.last.path])[0] is not None:
-        _write_file(plan.root, plan.last, None, lambda _: None)  # only compares
+        _write_file(plan.root, plan.last, None, lambda _: None)  # the file exists, so this only compares
     return False
 
 
 def _write(
     source: Checkpoint, plan: Plan, memory_bytes: int, on_progress: Callable[[int, int], None] | None
 ) -> int:
-    """Has all files at the destination; returns how many stood there."""
+    """Write all files that the destination lacks; return how many existed."""
     total = sum(file.size for file in plan.files)
     done, num_found = 0, 0
 
@@ -366,7 +430,7 @@ def _write(
 def _write_file(
     root: str, file: OutFile, reader: PayloadReader | None, passed: Callable[[int], None]
 ) -> tuple[bool, "_native.CkptFile | None"]:
-    """Writes a file, or compares it with the one that stands there; whether one does, and its record."""
+    """Write a file, or compare it with the existing one; return whether it existed, and its record."""
     sink = _native.CkptSink(root, file.path, size=file.size, data_start=file.data_start, level=file.level)
     try:
         for part in file.parts:

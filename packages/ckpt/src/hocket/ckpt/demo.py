@@ -1,11 +1,10 @@
-"""A small checkpoint to try the tools on: what four ranks that train a tiny language model would write."""
+"""A small demo checkpoint, as four ranks that train a tiny language model would write it."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.errors import CheckpointExistsError, CheckpointNotFoundError
+from hocket.ckpt.file_names import data_path, entry_name, file_metadata
 from hocket.ckpt.manifest import (
     INLINE_BYTES,
     Chunk,
@@ -23,6 +23,7 @@ from hocket.ckpt.manifest import (
     ValueRecord,
     join_path,
 )
+from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -38,21 +39,22 @@ _Array = npt.NDArray[Any]
 
 
 def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
-    """Writes and commits a checkpoint of a tiny language model, cut over ranks as FSDP2 cuts it.
+    """Write and commit a checkpoint of a tiny language model, sharded over ranks as by FSDP2.
 
-    It has what a real one has: shards of dim 0, some of them uneven or empty, bf16 parameters with fp32
-    optimizer state, tied weights, 0-d step counts, and values that are no tensors. About 2 MiB.
+    It has the features of a real checkpoint: shards along dim 0, some of them uneven or empty, bf16
+    parameters with fp32 optimizer state, tied weights, 0-d step counts, and values that are not tensors.
+    About 2 MiB.
 
     Args:
-        destination: The checkpoint's folder or URI; it must not hold one yet.
-        ranks: Writers, each with a data file of its own.
-        seed: Of the random tensors.
+        destination: The checkpoint's folder or URI; it must not hold a checkpoint yet.
+        ranks: The number of ranks, each with a data file of its own.
+        seed: The seed of the random tensors.
 
     Returns:
-        The manifest that was committed.
+        The committed manifest.
 
     Raises:
-        CheckpointExistsError: There is a checkpoint already; it is not touched.
+        CheckpointExistsError: A checkpoint exists already; it is not changed.
     """
     _refuse_existing(destination)
     save_id = secrets.token_hex(16)
@@ -69,37 +71,36 @@ def write_demo(destination: str, *, ranks: int = 4, seed: int = 0) -> Manifest:
             dtype=_DTYPES[array.dtype.name],
             shape=array.shape,
             path=path,
-            chunks=tuple(_chunks(join_path(path), shards, files)),
             data=array.tobytes() if array.nbytes <= INLINE_BYTES else None,
         )
         for path, array in tensors.items()
     }
+    chunks = {name: list(_chunks(name, shards, files)) for name in records}
     tied, embedding = ("model", "head.weight"), records["model.embed.weight"]
     records[join_path(tied)] = TensorRecord(
         dtype=embedding.dtype, shape=embedding.shape, path=tied, same_as="model.embed.weight"
     )
-    manifest = Manifest(
+    manifest = build_manifest(
+        writer="hocket.ckpt.demo",
+        files=files,
+        tensors=records,
+        chunks=chunks,
         save_id=save_id,
         step=1000,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        version=_native.__version__,
-        writer="hocket.ckpt.demo",
         world_size=ranks,
         mesh={"shard": ranks},
-        files=tuple(files),
-        tensors=records,
         values=_values(),
         per_rank=PerRank(
             policy="reseed", ranks=tuple({"generator": rank.to_bytes(8, "little")} for rank in range(ranks))
         ),
         user={"note": "random numbers, for trying the tools on"},
     )
-    _native.ckpt_commit(destination, _native.ckpt_manifest_encode(manifest.to_document()), save_id)
+    commit(destination, manifest)
     return manifest
 
 
 def _refuse_existing(destination: str) -> None:
-    """Looks before a byte is written; the commit looks again."""
+    """Raise if a checkpoint exists, before a byte is written; the commit checks again."""
     try:
         _native.ckpt_manifest_head(destination)
     except CheckpointNotFoundError:
@@ -111,7 +112,7 @@ def _refuse_existing(destination: str) -> None:
 
 
 def _tensors(rng: np.random.Generator) -> dict[_Path, _Array]:
-    """Parameters, buffers and AdamW's state, by path in the state tree."""
+    """Return parameters, buffers and AdamW state by path in the state tree."""
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (_VOCABULARY, _WIDTH)}
     for layer in range(_LAYERS):
         shapes |= {
@@ -147,7 +148,7 @@ def _values() -> dict[str, ValueRecord]:
 
 
 class _Shard(NamedTuple):
-    """A rank's part of a tensor."""
+    """One rank's part of a tensor."""
 
     entry: str
     """Its name in the data file."""
@@ -157,12 +158,12 @@ class _Shard(NamedTuple):
 
 
 def _shards(tensors: Mapping[_Path, _Array], rank: int, ranks: int) -> dict[str, _Shard]:
-    """This rank's part of each tensor: dim 0 in even runs, the last ones short or empty."""
+    """Return this rank's part of each tensor: even row ranges of dim 0, the last ones short or empty."""
     shards: dict[str, _Shard] = {}
     for number, (path, array) in enumerate(tensors.items()):
         name = join_path(path)
         if array.ndim == 0:
-            # Replicated: the ranks take turns at writing them.
+            # Replicated tensors are assigned to the ranks in turn.
             if number % ranks == rank:
                 shards[name] = _Shard(name, 0, array)
             continue
@@ -170,19 +171,20 @@ def _shards(tensors: Mapping[_Path, _Array], rank: int, ranks: int) -> dict[str,
         part = array[rank * rows : (rank + 1) * rows]
         if len(part):
             offsets = (rank * rows, *[0] * (array.ndim - 1))
-            shards[name] = _Shard(f"{name}@{','.join(map(str, offsets))}", rank * rows, part)
+            entry = entry_name(name, offsets, is_whole=part.shape == array.shape)
+            shards[name] = _Shard(entry, rank * rows, part)
     return shards
 
 
 def _write_rank(destination: str, shards: Mapping[str, _Shard], save_id: str, rank: int) -> CkptWritten:
     return _native.ckpt_write_file(
         destination,
-        f"data/{save_id[:8]}-r{rank:05}-000.safetensors",
+        data_path(save_id, rank),
         entries=[
             (entry, _DTYPES[array.dtype.name], array.shape, array.ctypes.data, array.nbytes)
             for entry, _, array in shards.values()
         ],
-        metadata={"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": save_id},
+        metadata=file_metadata(save_id),
     )
 
 

@@ -1,4 +1,4 @@
-"""Two checkpoints compared, tensor by tensor, whatever their formats."""
+"""Comparison of two checkpoints of any formats, tensor by tensor."""
 
 import json
 import math
@@ -10,36 +10,36 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.formats.boxes import pieces
+from hocket.ckpt.boxes import pieces, whole
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord, encode_value
+from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint
-from hocket.ckpt.reader import open as open_checkpoint
 
 __all__ = ["Difference", "TensorDifference", "diff"]
 
 _MEMORY_BYTES = 256 << 20
 _COPIES = 12
-"""Bytes in memory for each byte of a piece, at most: of both, widened, and of their differences."""
+"""Peak bytes in memory per byte of a piece: both pieces, their widened copies, and the differences."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorDifference:
-    """A tensor that both have and that differs."""
+    """A tensor that differs between two checkpoints."""
 
     name: str
     dtypes: tuple[str, str]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     num_items: int = 0
-    """Items that differ; 0 where shapes differ and no item was compared, or where only the dtype does."""
+    """Number of differing items; 0 if the shapes differ, or if only the dtype does."""
     largest_absolute: float = 0.0
-    """Largest |a - b|; infinite where just one of them is not finite, or they are unlike infinities."""
+    """Largest |a - b|; infinite if exactly one item is not finite, or if infinities have opposite signs."""
     largest_relative: float = 0.0
     """Largest |a - b| / max(|a|, |b|)."""
 
     @property
     def kind(self) -> Literal["shape", "dtype", "values"]:
-        """What differs first of all."""
+        """The first of shape, dtype and values that differs."""
         if self.shapes[0] != self.shapes[1]:
             return "shape"
         return "dtype" if self.dtypes[0] != self.dtypes[1] else "values"
@@ -47,25 +47,25 @@ class TensorDifference:
 
 @dataclass(kw_only=True, slots=True)
 class Difference:
-    """What two checkpoints do not have in common."""
+    """The differences between two checkpoints."""
 
     a: str
     b: str
     formats: tuple[str, str]
     only_a: list[str] = field(default_factory=list)
-    """Tensors and values, by name."""
+    """Names of tensors and values that only `a` has."""
     only_b: list[str] = field(default_factory=list)
     tensors: list[TensorDifference] = field(default_factory=list)
     values: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """By name, of both; of two Hocket checkpoints `(step)`, `(user)` and `(per rank)` are among them."""
+    """Names of differing values; between Hocket checkpoints also `(step)`, `(user)` and `(per rank)`."""
     num_equal: int = 0
-    """Tensors that are bit for bit the same, or equal as numbers."""
+    """Number of tensors that are equal bit for bit, or as numbers."""
     num_bytes: int = 0
     """Bytes of `a` that were compared."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         return not (self.only_a or self.only_b or self.tensors or self.values)
 
 
@@ -76,20 +76,20 @@ def diff(
     memory_bytes: int = _MEMORY_BYTES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Difference:
-    """Compares two checkpoints: names, shapes, dtypes, every item, and the values that are no tensors.
+    """Compare two checkpoints: names, shapes, dtypes, every item, and the values that are not tensors.
 
-    Of two Hocket checkpoints, step, what the user attached and what differs by rank are compared, too; other
-    formats have no such. Items are compared as numbers, so that what was cast without loss differs in its
-    dtype alone; two NaNs are equal. Tensors pass in pieces.
+    Step, `user` and per-rank values are compared if both are Hocket checkpoints; other formats do not have
+    them. Items are compared as numbers, so that a tensor that was cast without loss differs only in dtype.
+    Two NaNs are equal. Tensors are read in pieces.
 
     Args:
-        a: What `open` takes.
-        b: Likewise.
-        memory_bytes: Bytes that tensors may take in memory.
-        on_progress: Called with the bytes of `a` compared so far, and all of them.
+        a: A checkpoint, as for `open`.
+        b: A checkpoint, as for `open`.
+        memory_bytes: Memory limit for tensor data.
+        on_progress: Called with the bytes of `a` compared so far, and their total.
 
     Raises:
-        CheckpointError: What opening and reading raise.
+        CheckpointError: A checkpoint cannot be opened or read; see `open` and `Checkpoint.read`.
     """
     a, b = os.fspath(a), os.fspath(b)
     first, second = open_checkpoint(a, follow=False), open_checkpoint(b, follow=False)
@@ -116,7 +116,7 @@ def diff(
 def _batches(
     first: Checkpoint, second: Checkpoint, names: Iterable[str], limit: int
 ) -> Iterator[list[tuple[str, Box]]]:
-    """Boxes of the tensors that have one shape on both sides, small ones together: a read has its price."""
+    """Yield batches of boxes of the tensors with equal shapes; small boxes share a batch to save reads."""
     batch: list[tuple[str, Box]] = []
     size = 0
     for name in names:
@@ -124,7 +124,7 @@ def _batches(
         if a.shape != b.shape:
             continue
         item_bytes = max(8, ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype])
-        for box in pieces(a.shape, item_bytes, limit):
+        for box in pieces(whole(a.shape), item_bytes, limit):
             num_bytes = item_bytes * math.prod(box.size)
             if batch and size + num_bytes > limit:
                 yield batch
@@ -136,7 +136,7 @@ def _batches(
 
 
 def _compare_keys(first: Checkpoint, second: Checkpoint, found: Difference) -> list[str]:
-    """Notes what only one has and values that differ; the tensors that both have."""
+    """Record names that only one side has and values that differ; return the names of common tensors."""
     a, b = first.contents, second.contents
     of_a, of_b = {**a.tensors, **a.values}, {**b.tensors, **b.values}
     found.only_a = [name for name in of_a if name not in of_b or (name in a.tensors) != (name in b.tensors)]
@@ -201,7 +201,7 @@ class _Tally:
 
 
 def _widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Items in a dtype that holds them exactly and that NumPy computes with."""
+    """Return the items in a dtype that represents them exactly and that NumPy can compute with."""
     if array.dtype.kind in "iu":
         return array
     if array.dtype.kind == "b":
@@ -211,7 +211,7 @@ def _widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _difference(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
-        # Of integers, the larger less the smaller: it fits 64 bits without a sign, whatever they are.
+        # For integers, larger minus smaller always fits in 64 unsigned bits.
         low, high = np.minimum(a, b), np.maximum(a, b)
         if low.dtype.kind in "iu":
             apart: npt.NDArray[Any] = high.astype(np.uint64) - low.astype(np.uint64)
@@ -226,5 +226,5 @@ def _magnitude(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _largest(numbers: npt.NDArray[Any]) -> float:
-    """The largest, where a NaN (of an infinity, or of a NaN against a number) counts as infinite."""
+    """Return the largest number; NaN (of infinities, or of NaN against a number) counts as infinite."""
     return float(np.where(np.isnan(numbers), np.inf, numbers).max())

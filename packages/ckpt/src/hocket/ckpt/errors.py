@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint, named by what a handler would do about it."""
+"""Exceptions of the checkpoint package, named by how a handler reacts to them."""
 
 from hocket.native.errors import HocketError
 
@@ -17,27 +17,27 @@ __all__ = [
 
 
 class CheckpointError(HocketError):
-    """The root of this package's errors."""
+    """The base class of all exceptions of this package."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no such checkpoint, tensor or data file."""
+    """A missing checkpoint, tensor or data file."""
 
 
 class CheckpointPartialError(CheckpointNotFoundError):
-    """Data files are there but no manifest: the save never finished. Take an earlier checkpoint."""
+    """Data files without a manifest: the save never finished. Use an earlier checkpoint."""
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Another save's checkpoint or file is there; nothing of it was touched. Take another name."""
+    """A conflict with a checkpoint or file of another save, which was not changed. Use another name."""
 
 
 class CheckpointCorruptError(CheckpointError):
-    """Bytes are not those that were written, or a manifest breaks the format's rules.
+    """Bytes that do not match their digest, or a manifest that breaks the format's rules.
 
     Attributes:
-        file: The data file inside the checkpoint, or None where it is the manifest.
-        offset: Where the bad block begins in that file's data, in bytes, or None where it is the whole file.
+        file: The data file inside the checkpoint; None if the manifest is corrupt.
+        offset: Start of the bad block in that file's data, in bytes; None for the whole file.
     """
 
     def __init__(self, message: str, file: str | None = None, offset: int | None = None) -> None:
@@ -47,20 +47,20 @@ class CheckpointCorruptError(CheckpointError):
 
 
 class CheckpointIncompatibleError(CheckpointError, ValueError):
-    """The checkpoint is sound but not for this reader or this model: format, keys, shapes, dtypes."""
+    """A valid checkpoint that does not fit this reader or model: format, keys, shapes or dtypes."""
 
 
 class CheckpointStateError(CheckpointError, TypeError):
-    """The state holds what no checkpoint can hold, or ranks hold different states; the place is named."""
+    """A state that cannot be saved or that differs between ranks; the message names the place."""
 
 
 class CheckpointUnfencedError(CheckpointError):
-    """The store lets a conditional write replace what is there, so a commit cannot be trusted."""
+    """A store that ignores conditional writes, so that a commit is not safe against other savers."""
 
 
 class CheckpointUnsafeError(CheckpointError):
-    """A foreign file asks for more than data, such as to call a function. It was not carried out."""
+    """A foreign pickle that refers to anything but data, such as a function. It was not executed."""
 
 
 class CheckpointTimeoutError(CheckpointError, TimeoutError):
-    """Ranks did not report in time; they are named."""
+    """A timeout while waiting for ranks; the message names them."""

@@ -1,4 +1,4 @@
-"""Globs over names, as arguments: that they are a list of them, and that each matches something."""
+"""Validation of arguments that are lists of globs over names."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,13 @@ __all__ = ["check_globs", "unmatched"]
 
 
 def check_globs(argument: str, globs: Sequence[str] | None) -> None:
-    """Raises `ValueError` for a single string, which would be taken letter by letter."""
+    """Raise `ValueError` if the argument is a single string, which would be iterated by character."""
     if isinstance(globs, str):
         raise ValueError(f"`{argument}` is {globs!r}; expected a list of globs, such as [{globs!r}]")
 
 
 def unmatched(glob: str, names: Iterable[str]) -> str:
-    """Says that a glob matches none of the names, and which of them, or of the nodes above, are near."""
+    """Return a message that a glob matches none of the names, with the nearest names or nodes."""
     steps = [name.split(".") for name in names]
     nodes = dict.fromkeys(".".join(parts[:depth]) for parts in steps for depth in range(1, len(parts) + 1))
     near = difflib.get_close_matches(glob.rstrip(".*?"), nodes, n=3)

@@ -1,4 +1,4 @@
-"""What stands under a folder or an object prefix."""
+"""Listing of the checkpoints under a folder or an object prefix."""
 
 import os
 from dataclasses import dataclass
@@ -11,33 +11,34 @@ __all__ = ["Listing", "list_checkpoints"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """A child of a prefix: a checkpoint, or what looks like one, or neither."""
+    """A child of a prefix: a committed checkpoint, a partial one, or something foreign."""
 
     name: str
     uri: str
     status: Literal["committed", "partial", "foreign"]
-    """`partial`: data files without a manifest, a save that never finished. `foreign`: nothing of ours."""
+    """`partial`: data files of a save that never finished. `foreign`: not a Hocket checkpoint."""
     step: int | None = None
-    """This and what follows is None where it is not committed."""
+    """The step. This and the following fields are None if the checkpoint is not committed."""
     created: str | None = None
-    """`YYYY-MM-DDTHH:MM:SS.ffffffZ`."""
+    """Creation time, `YYYY-MM-DDTHH:MM:SS.ffffffZ`."""
     save_id: str | None = None
     format: int | None = None
     version: str | None = None
-    """The Hocket version that wrote it."""
+    """The Hocket version that wrote the checkpoint."""
     num_files: int | None = None
     num_tensors: int | None = None
     num_bytes: int | None = None
-    """Bytes of the data files."""
+    """Size of the data files in bytes."""
     problem: str | None = None
-    """Why a child with a manifest counts as foreign."""
+    """The reason why a child with a manifest counts as foreign."""
 
 
 def list_checkpoints(prefix: str | os.PathLike[str]) -> list[Listing]:
-    """Lists checkpoints: the uncommitted first, then by step, created and name, so that the newest is last.
+    """List the checkpoints under a prefix, the newest last.
 
-    Reads the first few KiB of each manifest and nothing else. A symbolic link is passed over: what it
-    points to is listed where it stands.
+    Uncommitted ones come first, the others are sorted by step, creation time and name. Reads the first few
+    KiB of each manifest and nothing else. Symbolic links are skipped; their targets are listed under their
+    own prefix.
 
     Args:
         prefix: A folder, or a URI such as `s3://bucket/run`.

@@ -1,4 +1,4 @@
-"""The manifest as Python objects: what docs/format.md describes, without the bytes around it."""
+"""The manifest as Python objects. docs/format.md describes its JSON document and file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.ckpt.chunks import Chunk, Columns
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.tree import join as join_path
 from hocket.native._native import CKPT_FORMAT
 
@@ -33,10 +34,10 @@ __all__ = [
 ]
 
 INLINE_BYTES = 1024
-"""Tensors of at most this many bytes may stand in the manifest itself."""
+"""Size limit of a tensor that is stored in the manifest itself."""
 
 INLINE_TOTAL_BYTES = 4 << 20
-"""All inlined tensors together have at most this many bytes."""
+"""Size limit of all tensors in the manifest together."""
 
 ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1,
@@ -44,39 +45,39 @@ ITEM_BYTES: Mapping[str, int] = {
     "I32": 4, "U32": 4, "F32": 4,
     "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-"""Bytes of one item, by safetensors' name of the dtype."""
+"""Item size in bytes by safetensors dtype name."""
 
-_INT_BITS = 8192  # Python itself refuses to write much more as digits, or to read them
+_INT_BITS = 8192  # Python limits the conversion of larger integers from and to decimal text
 
 _FILE_FIELDS = ("path", "size", "data_start", "header", "digests", "frames")
 
 PathItem = str | int
-"""A step in the state tree: a mapping's key or a list's position."""
+"""A step in the state tree: a mapping's key or a list index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
-    """A tensor of the checkpoint: its global shape and its chunks."""
+    """A tensor of the checkpoint: dtype, global shape and chunks."""
 
     dtype: str
-    """safetensors' name: `F32`, `BF16`, …"""
+    """The dtype's safetensors name: `F32`, `BF16`, …"""
     shape: tuple[int, ...]
     path: tuple[PathItem, ...]
     same_as: str | None = None
-    """The tensor whose storage this one shares."""
+    """The name of the tensor whose storage this one shares."""
     chunks: Sequence[Chunk] = ()
     data: bytes | None = None
-    """The whole tensor, little endian in C order, where it is small."""
+    """The whole tensor, little-endian in C order, if it is small."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """The size of the whole tensor in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueRecord:
-    """A leaf that is no tensor."""
+    """A leaf that is not a tensor."""
 
     path: tuple[PathItem, ...]
     value: Any
@@ -84,7 +85,7 @@ class ValueRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerRank:
-    """What differs by rank, and what to do with it where the world has another size."""
+    """The values of each rank, and the policy for a load with another world size."""
 
     policy: Literal["reseed", "require", "drop"]
     ranks: tuple[Any, ...]
@@ -92,7 +93,7 @@ class PerRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A checkpoint's table of contents."""
+    """The table of contents of a checkpoint."""
 
     save_id: str
     step: int
@@ -107,25 +108,26 @@ class Manifest:
     per_rank: PerRank | None = None
     user: Any = None
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
-    """Paths of the mappings with integers for keys that hold leaves, and else look like lists."""
+    """Paths of the mappings with integer keys, which would otherwise be read as lists."""
     format: int = CKPT_FORMAT
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors, each storage counted once."""
+        """The size of all tensors in bytes; shared storage is counted once."""
         return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
 
     @property
     def attached(self) -> dict[str, Any]:
-        """What goes with the tree, under names that a listing shows: `(step)`, `(user)`, `(per rank)`."""
+        """The step, user value and per-rank values, under the names `(step)`, `(user)` and `(per rank)`."""
         own = None if self.per_rank is None else list(self.per_rank.ranks)
         return {"(step)": self.step, "(user)": self.user, "(per rank)": own}
 
+    @gc_paused()
     def to_document(self) -> bytes:
-        """The document as one line of JSON, for `ckpt_manifest_encode`.
+        """Return the document as one line of JSON, for `ckpt_manifest_encode`.
 
         Raises:
-            CheckpointIncompatibleError: A value that no JSON form is defined for.
+            CheckpointIncompatibleError: A value has no defined JSON form.
         """
         per_rank = self.per_rank and {
             "policy": self.per_rank.policy,
@@ -156,11 +158,12 @@ class Manifest:
         )
 
     @classmethod
+    @gc_paused()
     def from_document(cls, document: bytes) -> Manifest:
-        """The manifest in a document that `ckpt_manifest_read` has validated.
+        """Build a manifest from a document that `ckpt_manifest_read` has validated.
 
         Raises:
-            CheckpointCorruptError: A tagged value in it makes no sense; the rest was validated before.
+            CheckpointCorruptError: A tagged value is invalid; everything else was validated before.
         """
         try:
             raw = json.loads(document)
@@ -188,7 +191,7 @@ class Manifest:
 
 
 def _file_to_json(file: CkptFile) -> dict[str, Any]:
-    """The fields of a file: what `ckpt_write_file` returns has one more."""
+    """Return the manifest's fields of a file, which are one fewer than `ckpt_write_file` returns."""
     return {name: value for name, value in file.items() if name in _FILE_FIELDS}
 
 
@@ -196,7 +199,18 @@ def _tensor_to_json(record: TensorRecord) -> dict[str, Any]:
     raw: dict[str, Any] = {"dtype": record.dtype, "shape": list(record.shape), "path": list(record.path)}
     if record.same_as is not None:
         raw["same_as"] = record.same_as
-    if record.chunks:
+    if isinstance(record.chunks, Columns):
+        raw["chunks"] = record.chunks.columns
+    elif len(record.chunks) == 1:
+        (chunk,) = record.chunks
+        raw["chunks"] = {
+            "file": [chunk.file],
+            "offset": [chunk.offset],
+            "length": [chunk.length],
+            "start": [[begin] for begin in chunk.start],
+            "size": [[extent] for extent in chunk.size],
+        }
+    elif record.chunks:
         dims = range(len(record.shape))
         raw["chunks"] = {
             "file": [chunk.file for chunk in record.chunks],
@@ -219,23 +233,23 @@ def _tensor_from_json(raw: dict[str, Any]) -> TensorRecord:
         path=tuple(raw["path"]),
         same_as=raw.get("same_as"),
         chunks=() if columns is None else Columns(columns),
-        data=None if data is None else base64.b64decode(data),
+        data=None if data is None else base64.b64decode(data, validate=True),
     )
 
 
 def encode_value(value: Any) -> Any:
-    """A Python value as JSON, with tags for what JSON has no form for.
+    """Encode a Python value as JSON, with tags for values that JSON cannot represent.
 
     Raises:
-        CheckpointIncompatibleError: Something else than None, bool, int, float, str, bytes, tuple, list or a
-            mapping of these, or an integer of more than 8,192 bits; the message names where in the value it
-            stands.
+        CheckpointIncompatibleError: The value holds something other than None, bool, int, float, str, bytes,
+            tuple, list or a mapping of these, or an integer of more than 8,192 bits; the message gives its
+            path within the value.
     """
     return _encode(value, "")
 
 
 def _encode(value: Any, where: str) -> Any:
-    # Exact types: a subclass (an enum, a NumPy float) would come back as something else.
+    # Exact types only: a subclass (an enum, a NumPy float) would be read back as its base type.
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -271,7 +285,11 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def decode_value(raw: Any) -> Any:
-    """What `encode_value` was given."""
+    """Decode a value that `encode_value` encoded.
+
+    Raises:
+        ValueError: A tag is unknown or has invalid content.
+    """
     if isinstance(raw, list):
         return [decode_value(item) for item in raw]
     if not isinstance(raw, dict):
@@ -283,9 +301,12 @@ def decode_value(raw: Any) -> Any:
         if tag == "$int":
             return int(inner)
         if tag == "$bytes":
-            return base64.b64decode(inner)
+            return base64.b64decode(inner, validate=True)
         if tag == "$tuple":
             return tuple(decode_value(item) for item in inner)
         if tag == "$map":
             return {decode_value(key): decode_value(item) for key, item in inner}
+    if unknown := [key for key in raw if key.startswith("$")]:
+        # A mapping with such a key is written as `$map`.
+        raise ValueError(f"`{unknown[0]:.40}` is no known tag, or does not stand alone")
     return {key: decode_value(item) for key, item in raw.items()}

@@ -1,4 +1,4 @@
-"""Memory for tensors on their way from one checkpoint to another, used again and again."""
+"""Reusable memory blocks for tensors that are copied from one checkpoint to another."""
 
 import contextlib
 import math
@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 __all__ = ["Memory", "aligned", "carve"]
 
-# No dtype asks for more.
+# No dtype needs a larger alignment.
 _ALIGNMENT = 16
 
 
 class Memory:
-    """Blocks of one size, each beginning with a page and kept for the next user. Threads may share it.
+    """A thread-safe pool of page-aligned blocks of one size.
 
-    Fresh memory costs more than reading into it, and what an allocator keeps of it nobody counts.
+    Allocating fresh memory costs more than reading into it, and an allocator's retained memory would not
+    count towards the memory limit.
     """
 
     def __init__(self, block_bytes: int) -> None:
@@ -26,19 +27,19 @@ class Memory:
         self._free: list[npt.NDArray[np.uint8]] = []
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """A block; its contents are what they are."""
+        """Return a block with undefined contents."""
         try:
             return self._free.pop()
         except IndexError:
             pass
         block = mmap.mmap(-1, self._block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A kernel built without huge pages refuses the advice.
+        # A kernel without huge pages rejects `madvise`.
         with contextlib.suppress(OSError):
             block.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(block, np.uint8)
 
     def give_back(self, block: npt.NDArray[np.uint8]) -> None:
-        """For a block that nobody uses any more."""
+        """Return a block to the pool; nothing may use it any more."""
         self._free.append(block)
 
 
@@ -49,7 +50,7 @@ def carve(
     *,
     alignment: int = _ALIGNMENT,
 ) -> list[npt.NDArray[Any]]:
-    """Arrays in C order one behind the other in a block, each at a multiple of `alignment` bytes."""
+    """Return consecutive C-order arrays in a block, each at a multiple of `alignment` bytes."""
     arrays, start = [], 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
         end = start + math.prod(shape) * dtype.itemsize
@@ -59,5 +60,5 @@ def carve(
 
 
 def aligned(num_bytes: int, alignment: int = _ALIGNMENT) -> int:
-    """How many bytes an array takes in a block."""
+    """Return the number of bytes that an array occupies in a block."""
     return -(-num_bytes // alignment) * alignment

@@ -1,7 +1,8 @@
-"""Format 1 read by safetensors and zstandard alone: a second implementation, to check the first by.
+"""An independent reader of format 1 on safetensors and zstandard alone, to test the main reader against.
 
-This file imports nothing of Hocket and may be copied. It reads folders, whole data files at a time. Digests
-are compared where `xxhash` is installed (`hocket-ckpt[xxhash]`); without it sizes and zstd's checksums are.
+This file imports nothing of Hocket and may be copied. It reads local folders, one whole data file at a time.
+Digests are verified if `xxhash` is installed (`hocket-ckpt[xxhash]`); without it, only sizes and zstd
+checksums are.
 """
 
 import base64
@@ -33,11 +34,11 @@ _DTYPES = {
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest's document of a committed checkpoint, as docs/format.md describes it.
+    """Read the manifest's document of a committed checkpoint, as docs/format.md describes it.
 
     Raises:
         FileNotFoundError: There is no manifest: no checkpoint, or one that was never committed.
-        ValueError: It is not what was written, or of a later format.
+        ValueError: The manifest is corrupt, or of a later format.
     """
     stored = (Path(folder) / "checkpoint.json.zst").read_bytes()
     content = stored[:-24]
@@ -53,13 +54,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def load_tensors(folder: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Tensors of a checkpoint, whole; only files that hold a part of them are read, one at a time.
+    """Load whole tensors by name, one data file at a time; without `names`, load all of them.
 
-    Args:
-        folder: The checkpoint.
-        names: Which; all of them without.
-
-    Raises as `read_manifest`, for data files too; a KeyError where there is no such tensor.
+    Raises:
+        KeyError: There is no such tensor.
+        FileNotFoundError, ValueError: As for `read_manifest`, also for data files.
     """
     document = read_manifest(folder)
     records = document["tensors"]
@@ -82,7 +81,7 @@ def load_tensors(folder: str | Path, names: Iterable[str] | None = None) -> dict
 
 
 def load_values(folder: str | Path) -> dict[str, Any]:
-    """The leaves that are no tensors, by name. Raises as `read_manifest`."""
+    """Load the leaves that are not tensors, by name. Raises as `read_manifest`."""
     return {name: _decode(leaf["value"]) for name, leaf in read_manifest(folder)["values"].items()}
 
 
@@ -99,10 +98,10 @@ def _fill(array: Any, name: str, chunks: dict[str, Any], number: int, entries: d
 
 
 def _content(folder: Path, file: dict[str, Any]) -> bytes:
-    """A data file as plain safetensors, every digest compared."""
+    """Return a data file as plain safetensors, with every digest verified."""
     stored: bytes = (folder / str(file["path"])).read_bytes()
     start, digests = file["data_start"], base64.b64decode(file["digests"])
-    if "frames" in file:  # each block a zstd frame, and the header in front of them
+    if "frames" in file:  # the header and each block are zstd frames
         ends = np.cumsum(np.frombuffer(base64.b64decode(file["frames"]), "<u4"), dtype=np.int64).tolist()
         _expect(len(stored) == ends[-1], f"`{file['path']}` has {len(stored)} bytes, expected {ends[-1]}")
         pieces = [stored[a:b] for a, b in zip([0, *ends], ends, strict=False)]
@@ -116,7 +115,7 @@ def _content(folder: Path, file: dict[str, Any]) -> bytes:
 
 
 def _first_frame(stored: bytes) -> tuple[bytes, bytes]:
-    """What the zstd frame at the beginning holds, and the bytes behind it."""
+    """Return the contents of the first zstd frame, and the bytes after it."""
     frame = zstandard.ZstdDecompressor().decompressobj()
     try:
         content = frame.decompress(stored)

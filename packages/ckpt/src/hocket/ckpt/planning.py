@@ -1,8 +1,8 @@
-"""Which rank writes which part of which tensor: pure arithmetic, computed alike on every rank.
+"""Write planning: which rank writes which part of which tensor, computed identically on every rank.
 
-No rank asks another. A tensor's placement on its mesh says which box of it every rank holds; a box that only
-one rank holds is written by that rank; a box that several hold is written by one of them, or cut over them in
-rows, so that the bytes that the ranks write are as even as they can be.
+Planning needs no communication. A tensor's placement on its mesh determines the box that every rank holds. A
+box that one rank holds is written by that rank. A box that several ranks hold is written by one of them, or
+split between them along rows, so that the bytes written per rank are balanced.
 """
 
 import bisect
@@ -16,68 +16,68 @@ from typing import NamedTuple
 __all__ = ["SPLIT_BYTES", "Box", "Holding", "Item", "Part", "Placing", "boxes", "local_box", "plan_parts"]
 
 SPLIT_BYTES = 64 << 10
-"""A replicated box is cut over its holders only from this size on: by so much rounding unbalances a rank."""
+"""The size from which a replicated box is split between its holders; bounds the imbalance of a rank."""
 
 
 class Box(NamedTuple):
-    """A part of a tensor: where it begins and its shape, per dimension."""
+    """A part of a tensor: its offsets and its shape."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
 
     @property
     def num_items(self) -> int:
-        """How many items are in it; 1 for a 0-d tensor."""
+        """The number of items in the box; 1 for a 0-d tensor."""
         return math.prod(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """How a tensor lies on a mesh of ranks."""
+    """The placement of a tensor on a mesh of ranks."""
 
     mesh_shape: tuple[int, ...]
     """Ranks along each axis of the mesh."""
     ranks: tuple[int, ...]
     """The mesh's global ranks, row-major."""
     cuts: tuple[int | None, ...]
-    """Per mesh axis: the tensor's dim that it cuts into near-equal pieces, or None where it replicates."""
+    """Per mesh axis: the tensor dim that is sharded over the axis, or None if the axis replicates."""
     late: tuple[int, ...] = ()
-    """Axes that cut after all axes behind them: FSDP over tensor parallelism, which torch calls strided."""
+    """Axes that shard after all later axes: FSDP over tensor parallelism, a strided shard in torch."""
 
     @property
     def order(self) -> list[int]:
-        """The axes in the order in which they cut: left to right, then the late ones from right to left."""
+        """Return the axes in the order in which they shard: left to right, then late axes right to left."""
         first = [axis for axis in range(len(self.cuts)) if axis not in self.late]
         return [*first, *sorted(self.late, reverse=True)]
 
 
 class Holding(NamedTuple):
-    """A box and the ranks that hold it, ascending."""
+    """A box and the ranks that hold it, in ascending order."""
 
     box: Box
     ranks: tuple[int, ...]
 
 
 class Item(NamedTuple):
-    """A tensor to plan for."""
+    """A tensor to plan."""
 
     name: str
     shape: tuple[int, ...]
     item_bytes: int
     placing: Placing
     owner: int | None = None
-    """The rank that writes all of it, where that is settled already; it must hold all of it."""
+    """The rank that writes the whole tensor, if already decided; it must hold all of it."""
 
 
 class Part(NamedTuple):
-    """What one rank writes of a tensor. Its bytes are one run of the box that the rank holds."""
+    """The part of a tensor that one rank writes: a contiguous range of the box that the rank holds."""
 
     name: str
     box: Box
 
 
 def local_box(shape: Sequence[int], placing: Placing, rank: int) -> Box | None:
-    """The box of a tensor that a rank holds, possibly empty; None where the rank is not in the mesh."""
+    """Return the box of a tensor that a rank holds, possibly empty; None if the rank is not in the mesh."""
     if rank not in placing.ranks:
         return None
     return _box_at(tuple(shape), placing, placing.ranks.index(rank))
@@ -93,8 +93,8 @@ def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
         dim, num_ranks, position = placing.cuts[axis], placing.mesh_shape[axis], positions[axis]
         if dim is None:
             continue
-        # As torch.chunk cuts: all pieces ⌈n/R⌉ but for the last, which is shorter, and those behind it,
-        # empty.
+        # As torch.chunk: every piece has ⌈n/R⌉ rows, except the last non-empty one and the empty ones
+        # after it.
         piece = -(-size[dim] // num_ranks)
         offset = min(position * piece, size[dim])
         start[dim] += offset
@@ -104,7 +104,7 @@ def _box_at(shape: tuple[int, ...], placing: Placing, index: int) -> Box:
 
 @lru_cache(maxsize=4096)
 def boxes(shape: tuple[int, ...], placing: Placing) -> tuple[Holding, ...]:
-    """All boxes of a tensor with something in them, by where they begin, each with the ranks that hold it."""
+    """Return all non-empty boxes of a tensor, sorted by offsets, each with the ranks that hold it."""
     holders: dict[Box, list[int]] = {}
     for index, rank in enumerate(placing.ranks):
         box = _box_at(shape, placing, index)
@@ -116,25 +116,25 @@ def boxes(shape: tuple[int, ...], placing: Placing) -> tuple[Holding, ...]:
 def plan_parts(
     items: Sequence[Item], world_size: int, rank: int, peers: Collection[int] | None = None
 ) -> tuple[list[Part], list[int]]:
-    """What a rank writes, and the bytes that every rank writes.
+    """Plan the parts that a rank writes, and the bytes that every rank writes.
 
-    Boxes that one rank holds are its own. The others are dealt out group by group (a group: the ranks that
-    hold the same boxes), smaller groups first, as one long strip of bytes that is cut where each rank has
-    reached the common level. A box of less than `SPLIT_BYTES` is not cut, so a rank may miss the level by
-    half of that, or by half a row where rows are larger. Cost: one pass over the items, and one over each
-    group's boxes.
+    Each rank writes the boxes that it alone holds. Replicated boxes are assigned group by group (a group is
+    the set of ranks that hold the same boxes), smaller groups first: the boxes of a group are laid end to end
+    and cut where each rank reaches the common level. A box smaller than `SPLIT_BYTES` is not split, so a rank
+    may miss the level by half of that, or by half a row if rows are larger. Cost: one pass over the items,
+    and one over each group's boxes.
 
-    What a rank holds together with others than its `peers` is dealt first, as if nothing else were written:
-    that much all of its holders know.
+    Parts held together with ranks outside of `peers` are assigned first, without regard to other loads,
+    because that is all that their holders have in common.
 
     Args:
-        items: The same on every rank, in the same order; with `peers`, on each of these.
-        world_size: How many ranks.
-        rank: Whose parts are wanted.
-        peers: The ranks with these items, where others have other items.
+        items: The tensors; the same on every rank (with `peers`, on every peer) and in the same order.
+        world_size: The number of ranks.
+        rank: The rank whose parts are returned.
+        peers: The ranks with these items, if other ranks have other items.
 
     Returns:
-        The rank's parts in the order of the items, and bytes by rank.
+        The rank's parts in the order of the items, and the bytes per rank.
     """
     loads = [0] * world_size
     mine: dict[int, list[Part]] = {}
@@ -157,7 +157,7 @@ def plan_parts(
     for ranks in sorted(groups, key=lambda ranks: (known[ranks], len(ranks), ranks)):
         strip = [(position, box, items[position].item_bytes) for position, box in groups[ranks]]
         if not known[ranks]:
-            strip.sort(key=lambda one: items[one[0]].name)  # their holders' trees may have other orders
+            strip.sort(key=lambda one: items[one[0]].name)  # the holders' trees may differ in order
         for owner, position, box in _deal(strip, ranks, loads if known[ranks] else nothing):
             loads[owner] += box.num_items * items[position].item_bytes
             if owner == rank:
@@ -172,7 +172,7 @@ def _whole(item: Item, owner: int) -> Holding:
 def _deal(
     strip: Sequence[tuple[int, Box, int]], ranks: Sequence[int], loads: Sequence[int]
 ) -> Iterator[tuple[int, int, Box]]:
-    """Deals boxes (position, box, bytes of an item) to ranks; yields (rank, position, part of the box)."""
+    """Assign boxes (position, box, item bytes) to ranks; yield (rank, position, part of the box)."""
     total = sum(box.num_items * item_bytes for _, box, item_bytes in strip)
     ends = list(itertools.accumulate(_quotas(total, [loads[rank] for rank in ranks])))
     at = 0
@@ -189,7 +189,7 @@ def _deal(
 def _cut(
     box: Box, dim: int, row_bytes: int, at: int, ends: Sequence[int], ranks: Sequence[int], position: int
 ) -> Iterator[tuple[int, int, Box]]:
-    """Cuts a box that begins at byte `at` of the strip along `dim`, the first with more than one row."""
+    """Split a box that begins at byte `at` of the strip; `dim` is its first dim with more than one row."""
     row = 0
     while row < box.size[dim]:
         taker = _taker(ends, at + row * row_bytes + row_bytes // 2)
@@ -206,11 +206,11 @@ def _taker(ends: Sequence[int], at: int) -> int:
 
 
 def _quotas(total: int, loads: Sequence[int]) -> list[int]:
-    """How many of `total` bytes each rank takes, so that the lowest loads rise to one common level."""
+    """Return how many of `total` bytes each rank gets, so that the lowest loads rise to a common level."""
     filled, ascending = 0, sorted(loads)
     level = ascending[-1]
     for position, load in enumerate(ascending):
-        # With the `position` lowest raised to `load`, have we used up more than there is?
+        # Does raising the `position` lowest loads to `load` exceed the total?
         if load * position - filled > total:
             level = -(-(total + filled) // position)
             break
@@ -218,7 +218,7 @@ def _quotas(total: int, loads: Sequence[int]) -> list[int]:
     else:
         level = -(-(total + filled) // len(ascending))
     quotas = [max(0, level - load) for load in loads]
-    surplus = sum(quotas) - total  # of rounding up: less than one byte a rank
+    surplus = sum(quotas) - total  # from rounding up: less than one byte per rank
     for position, quota in enumerate(quotas):
         taken = min(quota, surplus)
         quotas[position] -= taken

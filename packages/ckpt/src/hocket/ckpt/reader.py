@@ -1,31 +1,30 @@
-"""Tensors of a checkpoint as NumPy arrays, without torch."""
+"""Reads tensors of a checkpoint as NumPy arrays, without torch."""
 
 import contextlib
 import difflib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.block_index import describe_block
+from hocket.ckpt.box_reads import BoxReads
+from hocket.ckpt.boxes import index_of, whole
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
-    CheckpointPartialError,
 )
-from hocket.ckpt.formats.boxes import Filling, index_of, whole
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
-from hocket.ckpt.owners import told
 from hocket.ckpt.planning import Box
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.ckpt.formats.catalogue import Catalogue
 
-__all__ = ["Checkpoint", "open"]
+__all__ = ["Checkpoint", "numpy_dtype", "of_one_save", "replaced_error"]
 
 _NUMPY = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4",
@@ -43,13 +42,12 @@ _ML_DTYPES = {
 
 
 class Checkpoint:
-    """A committed checkpoint, opened for reading; `checkpoint[name]` is one tensor, whole.
+    """A committed checkpoint, opened for reading; `checkpoint[name]` reads one whole tensor.
 
-    Holds its manifest and no open file. One of another format is opened too, and has `contents` in place of
-    a manifest.
+    Holds the manifest and no open file. A checkpoint of another format has `contents` but no manifest.
 
     Attributes:
-        uri: Where it is.
+        uri: The checkpoint's folder, file or URI.
     """
 
     def __init__(self, uri: str, manifest: Manifest, *, check: bool = True, follow: bool = True) -> None:
@@ -57,20 +55,21 @@ class Checkpoint:
         self._manifest = manifest
         self._check = check
         self._follow = follow
+        self._opened: tuple[Manifest, _native.CkptFiles] | None = None
 
     @property
     def format(self) -> str:
-        """`hocket`; `dcp`, `torch` or `safetensors` where others wrote it."""
+        """The format: `hocket`, or `dcp`, `torch` or `safetensors` for a foreign checkpoint."""
         return "hocket"
 
     @property
     def manifest(self) -> Manifest:
-        """The table of contents."""
+        """The manifest."""
         return self._manifest
 
     @property
     def contents(self) -> "Manifest | Catalogue":
-        """Files, tensors and values, whatever the format."""
+        """The files, tensors and values of a checkpoint of any format."""
         return self.manifest
 
     def __iter__(self) -> Iterator[str]:
@@ -86,10 +85,10 @@ class Checkpoint:
         return f"<Checkpoint {self.uri!r}: step {self.manifest.step}, {len(self)} tensors>"
 
     def record(self, name: str) -> TensorRecord:
-        """A tensor's record; that of the tensor whose storage it shares, where it shares one.
+        """Return a tensor's record; for an alias, the record of the tensor that owns the storage.
 
         Raises:
-            CheckpointNotFoundError: There is no such tensor; the nearest names are given.
+            CheckpointNotFoundError: There is no such tensor; the message lists the nearest names.
         """
         return self._record(self.contents, name)
 
@@ -103,42 +102,47 @@ class Checkpoint:
         return record if record.same_as is None else contents.tensors[record.same_as]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
-        """One tensor, assembled from its chunks; every block that is read is checked.
+        """Read one tensor, assembled from its chunks; every block that is read is verified.
 
         Raises:
-            CheckpointNotFoundError: There is no such tensor, or a data file is gone.
-            CheckpointCorruptError: A block or a file is not what was written.
+            CheckpointNotFoundError: There is no such tensor, or a data file is missing.
+            CheckpointCorruptError: A block or a file does not match its digest.
         """
         return self.part(name, whole(self.record(name).shape))
 
     def part(self, name: str, box: Box) -> npt.NDArray[np.generic]:
-        """A box of one tensor. Raises as `checkpoint[name]`, which is all of it."""
+        """Read a box of one tensor.
+
+        Raises:
+            CheckpointError: As for `checkpoint[name]`.
+        """
         try:
             [array] = self.read([(name, box)])
         except CheckpointCorruptError as error:
             of = f"Tensor `{name}`"
             if isinstance(self.contents, Manifest):
-                of = told(self.contents, error.file, error.offset, name=name)
+                of = describe_block(self.contents, error.file, error.offset, name=name)
             raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
         return array
 
     def read(
         self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
     ) -> list[npt.NDArray[Any]]:
-        """Parts of tensors in C order, each a new array or that of `into`; all of them in one parallel read.
+        """Read parts of tensors in C order, into new arrays or those of `into`, in one parallel read.
 
-        All are of one save. Where a data file is gone and another save has taken the checkpoint's place, all
-        are read from that one, as `manifest` then says; what earlier calls read is of the old one.
+        All parts come from one save. If a data file is missing because another save replaced the checkpoint,
+        all parts are read from the new save and `manifest` is updated; results of earlier calls belong to the
+        old one.
 
         Args:
-            wanted: Tensors' names, each with the box of it that is wanted.
+            wanted: Names of tensors, each with the box to read.
             into: Arrays to fill, of the boxes' sizes and the tensors' dtypes, in C order.
 
         Raises:
-            CheckpointNotFoundError: There is no such tensor, or a data file is gone; with `follow=False`,
-                because another save has taken the checkpoint's place.
+            CheckpointNotFoundError: There is no such tensor, or a data file is missing; with `follow=False`,
+                also if another save replaced the checkpoint.
             CheckpointIncompatibleError: The checkpoint was replaced, and a tensor has another shape or dtype.
-            CheckpointCorruptError: A block or a file is not what was written.
+            CheckpointCorruptError: A block or a file does not match its digest.
         """
         manifest = self.manifest
         try:
@@ -165,7 +169,7 @@ class Checkpoint:
         wanted: Sequence[tuple[str, Box]],
         into: Sequence[npt.NDArray[Any]] | None,
     ) -> list[npt.NDArray[Any]]:
-        filling = Filling()
+        plan = BoxReads()
         arrays = []
         for number, (name, box) in enumerate(wanted):
             record = self._record(manifest, name)
@@ -174,54 +178,24 @@ class Checkpoint:
                 held = np.frombuffer(record.data, array.dtype).reshape(record.shape)
                 array[...] = held[index_of(box.start, box.size)]
             else:
-                filling.add(array, box, record.chunks)
+                plan.add(array, box, record.chunks)
             arrays.append(array)
-        filling.run(lambda reads: _native.ckpt_read(self.uri, manifest.files, reads, check=self._check))
+        plan.run(self._files_of(manifest).read)
         return arrays
 
-
-def open(  # noqa: A001 - read as `hocket.ckpt.open`
-    source: str | os.PathLike[str], *, check: bool = True, follow: bool = True
-) -> Checkpoint:
-    """Opens a committed checkpoint; reads its manifest and no data.
-
-    One that others wrote is recognised by what stands there: a distributed checkpoint of torch, a file of
-    `torch.save` (never unpickled: its opcodes are read as data), safetensors, single or sharded.
-
-    Args:
-        source: Its folder or file, or a URI such as `s3://bucket/run/ep0-ba1000`.
-        check: Verify the digest of every block that is read. Other formats have none.
-        follow: Read the save that has taken this one's place, once its files are gone; else that is an error.
-
-    Raises:
-        CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
-        CheckpointCorruptError: The manifest is not what was written, or breaks a rule of the format.
-        CheckpointIncompatibleError: A later format; the version that reads it is named.
-        CheckpointUnsafeError: A foreign file asks for more than data.
-
-    Example:
-        >>> checkpoint = hocket.ckpt.open(folder + "/demo")
-        >>> checkpoint["model.embed.weight"].shape
-        (257, 64)
-    """
-    source = os.fspath(source)
-    try:
-        document = _native.ckpt_manifest_read(source)
-    except CheckpointPartialError:
-        raise
-    except CheckpointNotFoundError:
-        from hocket.ckpt.formats.foreign import open_foreign
-
-        return open_foreign(source)
-    return Checkpoint(source, Manifest.from_document(document), check=check, follow=follow)
+    def _files_of(self, manifest: Manifest) -> _native.CkptFiles:
+        """Return the data files of a manifest, opened once for all reads of this object."""
+        if self._opened is None or self._opened[0] is not manifest:
+            self._opened = (manifest, _native.CkptFiles(self.uri, manifest.files, check=self._check))
+        return self._opened[1]
 
 
 @contextlib.contextmanager
 def of_one_save(uri: str, save_id: str) -> Iterator[None]:
-    """For work of many reads, all of the save that its manifest was read of.
+    """Check, for the duration of several reads, that all of them belong to the save of the manifest.
 
     Raises:
-        CheckpointNotFoundError: A file is gone; that the checkpoint was replaced, where it was.
+        CheckpointNotFoundError: A file is missing; the message says so if the checkpoint was replaced.
     """
     try:
         yield
@@ -232,38 +206,18 @@ def of_one_save(uri: str, save_id: str) -> Iterator[None]:
 
 
 def replaced_error(uri: str) -> CheckpointNotFoundError:
-    """That another save has taken the place of the one that was being read."""
+    """Return the error for a checkpoint that another save replaced while it was being read."""
     return CheckpointNotFoundError(
         f"`{uri}` was replaced by another save meanwhile, and the one that was being read is gone. Run it "
         "again."
     )
 
 
-def read_manifest(source: str) -> Manifest:
-    """The manifest of a Hocket checkpoint.
-
-    Raises:
-        CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
-        CheckpointCorruptError: It is not what was written, or breaks a rule of the format.
-        CheckpointIncompatibleError: A later format, or somebody else's; what reads that is named.
-    """
-    checkpoint = open(source)
-    if isinstance(checkpoint.contents, Manifest):
-        return checkpoint.contents
-    from hocket.ckpt.formats.catalogue import FORMATS
-
-    raise CheckpointIncompatibleError(
-        f"`{source}` is a {FORMATS[checkpoint.format]}, where a Hocket checkpoint was expected. "
-        f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
-        "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`."
-    )
-
-
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """NumPy's dtype for safetensors' name of it; bf16 and fp8 by ml_dtypes."""
+    """Return the NumPy dtype for a safetensors name; bf16 and fp8 come from ml_dtypes."""
     if name in _NUMPY:
         return np.dtype(_NUMPY[name])
-    import ml_dtypes  # takes a tenth of the command's start
+    import ml_dtypes  # imported late: it accounts for a tenth of the command's start-up time
 
     dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
     return dtype

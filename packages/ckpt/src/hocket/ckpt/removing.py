@@ -1,72 +1,74 @@
-"""Checkpoints removed, and what unfinished saves left behind."""
+"""Removal of checkpoints and of the files that unfinished saves left behind."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from hocket.ckpt.datafiles import is_data_path
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointPartialError
+from hocket.ckpt.file_names import is_data_path
 from hocket.ckpt.manifest import Manifest
 from hocket.native import Store, _native
 
 __all__ = ["MIN_AGE_S", "Collected", "Garbage", "Removed", "collect_garbage", "remove"]
 
 MIN_AGE_S = 24 * 3600.0
-"""The least age of what is collected, where nobody says another: a save takes no day."""
+"""Default minimum age of collected files; longer than any save takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removed:
-    """A checkpoint that was removed, or would be."""
+    """A checkpoint that was removed, or would be with `dry_run`."""
 
     uri: str
     status: Literal["committed", "partial", "foreign"]
-    """`foreign`: with a manifest that does not read."""
+    """The checkpoint's status; `foreign` if its manifest cannot be read."""
     step: int | None
     num_files: int
     num_bytes: int
-    """Of the data files."""
+    """Size of the data files in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Garbage:
-    """Something that no checkpoint needs and no save under way can still want."""
+    """A file or upload that no checkpoint needs and no running save can still use."""
 
     name: str
     """The checkpoint's name below the prefix; `.` for a file in the prefix itself."""
     path: str
-    """The file inside it."""
+    """The file's path inside the checkpoint."""
     waste: Literal["file", "upload", "manifest", "probe", "unfinished"]
-    """A data file that no manifest names, an upload never finished, a manifest that never got its name, a
-    key on which a commit tried its store, a hidden file that a conversion to another format was writing."""
+    """The kind of garbage.
+
+    A data file that no manifest names, an unfinished upload, a manifest that was never renamed, the key of a
+    test for conditional writes, or the hidden file of an unfinished conversion.
+    """
     num_bytes: int
-    """0 for an upload: stores do not tell."""
+    """Size in bytes; 0 for an upload, because stores do not report it."""
     age_s: float
-    """How long the save or conversion that wrote it has been still."""
+    """Seconds since the last write of the save or conversion that wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
-    """What a collection did."""
+    """The result of a collection."""
 
     garbage: tuple[Garbage, ...]
     skipped: dict[str, str]
-    """Checkpoints that were left alone because their manifest does not read, by name, with the reason."""
+    """Checkpoints that were skipped because their manifest cannot be read: name → reason."""
 
 
 def remove(uri: str, *, dry_run: bool = False) -> Removed:
-    """Removes a checkpoint, committed or not: its manifest first, so that no instant shows a broken one.
+    """Remove a checkpoint, committed or not; no reader ever sees a broken one.
 
-    Takes the manifest, the files that it names and those under `data/` that are named as a save names its
-    own, then the folder if nothing else is in it.
+    Removes the manifest first, then the files that it names, the files under `data/` whose names have the
+    form of a data file, and the folder if it is empty.
 
     Args:
         uri: The checkpoint's folder or URI.
-        dry_run: Only look; what would be refused is refused alike.
+        dry_run: Change nothing; raises the same errors.
 
     Raises:
-        CheckpointNotFoundError: There is none.
-        ValueError: The URI has no name in it (`s3://bucket` is no checkpoint), or it or its `data` is a
-            symbolic link.
+        CheckpointNotFoundError: There is no checkpoint.
+        ValueError: The URI names no checkpoint (`s3://bucket`), or it or its `data` is a symbolic link.
 
     Example:
         >>> remove(folder + "/demo", dry_run=True).num_files
@@ -100,17 +102,18 @@ def _look(uri: str) -> Removed:
 
 
 def collect_garbage(prefix: str, *, min_age_s: float = MIN_AGE_S, dry_run: bool = False) -> Collected:
-    """Removes what unfinished and replaced saves left under a prefix; never a byte of a committed checkpoint.
+    """Remove what unfinished and replaced saves left under a prefix; never a byte of a committed checkpoint.
 
-    Taken are files whose save has been still for `min_age_s`, and on an object store uploads that were begun
-    so long ago. Of a killed conversion to another format the file that it was writing goes, on a disk; those
-    it had finished have the format's names, and nothing tells them from others'. What is not ours stays, and
-    so does all of a checkpoint whose manifest does not read.
+    Removes files whose save has not written for `min_age_s` and, on an object store, uploads that were
+    started that long ago. Of a killed conversion to another format it removes the unfinished hidden file, on
+    a local disk only; the finished files have the format's own names and cannot be told from other files.
+    Foreign files are kept, and so is everything in a checkpoint whose manifest cannot be read.
 
     Args:
         prefix: A folder of checkpoints, or a URI.
-        min_age_s: Seconds. Longer than any save takes: one that is under way is not told from one that died.
-        dry_run: Only look.
+        min_age_s: Minimum age in seconds. It must be longer than any save takes, because a running save
+            cannot be told from a dead one.
+        dry_run: Change nothing.
 
     Raises:
         CheckpointNotFoundError: There is no such prefix.

@@ -1,37 +1,45 @@
-"""A checkpoint of N ranks rewritten for M, from store to store, in bounded memory.
+"""Resharding: rewrites a checkpoint of N ranks for M ranks, between stores, in bounded memory.
 
-The new files are small: each is read, put together and written in one piece of memory, so that the whole
-takes no more than it is given, however large the tensors are. Which file holds what follows from the source
-and the arguments alone, and so does the save id: a rerun after a kill finds the files that are finished, and
-compares them with what they would become, digest by digest.
+The new files are small: each is read, assembled and written in one memory block, so that the memory limit
+holds for tensors of any size. The contents of every file, and the save id, depend only on the source and the
+arguments. A rerun after a kill therefore finds the finished files and compares their digests with the
+expected ones.
 """
 
 import json
 import os
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.chunks import near
-from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata, stored_bytes
+from hocket.ckpt.box_reads import BoxReads
+from hocket.ckpt.boxes import index_of, pieces
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
 )
+from hocket.ckpt.file_names import (
+    compression_level,
+    data_path,
+    entry_name,
+    entry_order,
+    file_metadata,
+    stored_bytes,
+)
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PerRank, TensorRecord
+from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.ckpt.memory import Memory, carve
-from hocket.ckpt.overlap import overlap
+from hocket.ckpt.opener import read_manifest
 from hocket.ckpt.planning import Box, Placing, local_box
-from hocket.ckpt.reader import numpy_dtype, of_one_save, read_manifest
-from hocket.ckpt.resuming import check_sizes, identity_of, is_whole, spared
+from hocket.ckpt.reader import numpy_dtype, of_one_save
+from hocket.ckpt.rerun import check_sizes, identity_of, is_whole, no_empty_folders, spared
 from hocket.native import _native
 
 if TYPE_CHECKING:
@@ -40,23 +48,23 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY_BYTES", "Resharded", "reshard"]
 
 MEMORY_BYTES = 256 << 20
-"""What a reshard may hold of the tensors' data, where nobody says another number."""
+"""Default memory limit for tensor data."""
 
 _LEAST_MEMORY_BYTES = 16 << 20
 _WORKERS = 2
-# A worker holds a file, the same again while it gathers it, and a ring of as much while it writes it.
+# A worker holds a file, a second copy while it gathers it, and a ring of the same size while it writes.
 _HELD = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resharded:
-    """What a reshard did."""
+    """The result of a reshard."""
 
     manifest: Manifest
     num_written: int
-    """Files that were written now."""
+    """Number of files that this run wrote."""
     num_found: int
-    """Files that an earlier run had finished."""
+    """Number of files that an earlier run had finished."""
 
 
 class _Part(NamedTuple):
@@ -88,27 +96,27 @@ def reshard(
     unfenced: bool = False,
     on_file: OnFile | None = None,
 ) -> Resharded:
-    """Rewrites a checkpoint for another number of ranks, cut as FSDP2 cuts dim 0.
+    """Rewrite a checkpoint for another number of ranks, sharded along dim 0 as by FSDP2.
 
-    Each rank of the new job reads only its own files. Values, step and what the user attached stay; what
-    differed by rank goes, unless the number of ranks stays what it was.
+    Each rank of the new job reads only its own files. Values, step and `user` are kept; per-rank values are
+    dropped unless the number of ranks is unchanged.
 
     Args:
         source: The checkpoint's folder or URI.
-        destination: Where the new one goes; nothing else may be there.
-        ranks: For how many.
-        memory_bytes: How much of the tensors' data may be held at a time.
+        destination: The new checkpoint's folder or URI; it must not hold anything else.
+        ranks: The new number of ranks.
+        memory_bytes: Memory limit for tensor data.
         compression: `zstd:N` for compressed data files, whatever the source's are.
-        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
-            believe that they won: only where nothing else ever writes. Such a store is refused otherwise.
-        on_file: Called after each file with its path and the bytes of its tensors, from several threads.
+        unfenced: Also write to a store that ignores conditional writes. Two savers of one name may then both
+            succeed, so set it only if there is no other writer. Such a store is refused otherwise.
+        on_file: Called after each file with its path and its tensor bytes, from several threads.
 
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
-        CheckpointCorruptError: A block of the source is not what was written.
-        CheckpointExistsError: Something else is at the destination, or another run of this is writing there.
+        CheckpointCorruptError: A block of the source does not match its digest.
+        CheckpointExistsError: The destination holds something else, or another run is writing to it.
         CheckpointIncompatibleError: The source requires its own number of ranks, or has another format.
-        CheckpointUnfencedError: The store cannot keep two savers apart, and `unfenced` was not given.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
 
     Example:
         >>> reshard(folder + "/demo", folder + "/demo-3", ranks=3).manifest.world_size
@@ -127,12 +135,16 @@ def reshard(
     if done is not None:
         return Resharded(manifest=done, num_written=0, num_found=len(done.files))
     job = _Job(source, manifest, destination, save_id, level, file_bytes, on_file)
-    with of_one_save(source, manifest.save_id), spared(destination, save_id, list(map(job.path, files))):
+    paths = list(map(job.path, files))
+    with (
+        no_empty_folders(destination),
+        of_one_save(source, manifest.save_id),
+        spared(destination, save_id, paths),
+    ):
         written = job.run(files)
         resharded = _manifest(manifest, save_id, ranks, files, written, per_rank)
         check_sizes(destination, {file["path"]: stored_bytes(file) for file in written})
-        document = _native.ckpt_manifest_encode(resharded.to_document())
-        _native.ckpt_commit(destination, document, save_id, unfenced=unfenced)
+        commit(destination, resharded, unfenced=unfenced)
     return Resharded(manifest=resharded, num_written=len(files) - job.num_found, num_found=job.num_found)
 
 
@@ -156,7 +168,7 @@ def _own_values(manifest: Manifest, source: str, ranks: int) -> PerRank | None:
 
 
 def _committed(destination: str, save_id: str) -> Manifest | None:
-    """The manifest of an earlier run that came to its end, if all its files are still there."""
+    """Return the manifest of an earlier run that finished, if all its files still exist."""
     try:
         head = json.loads(_native.ckpt_manifest_head(destination))
     except CheckpointNotFoundError:
@@ -171,15 +183,15 @@ def _committed(destination: str, save_id: str) -> Manifest | None:
 
 
 def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
-    """The files, rank by rank, each of at most `file_bytes`, with their parts in the order of their bytes."""
-    # Ranks beyond the rows of the longest tensor hold nothing, and are not asked.
+    """Yield the files, rank by rank, each of at most `file_bytes`, with their parts in byte order."""
+    # Ranks beyond the row count of the longest tensor hold nothing and are skipped.
     rows = [record.shape[0] for record in manifest.tensors.values() if record.shape]
     holders = range(min(ranks, max(rows, default=1) or 1))
     placing = Placing((ranks,), tuple(holders), (0,))
 
     def order(part: _Part) -> tuple[int, str]:
         record = manifest.tensors[part.name]
-        return -ITEM_BYTES[record.dtype], _entry_name(part, record.shape)
+        return entry_order(record.dtype, _entry_name(part, record.shape))
 
     for rank in holders:
         number, filled = 0, 0
@@ -199,29 +211,15 @@ def _plan(manifest: Manifest, ranks: int, file_bytes: int) -> Iterator[_File]:
 
 
 def _boxes(record: TensorRecord, placing: Placing, rank: int, limit: int) -> Iterator[Box]:
-    # A single number is nobody's in particular.
+    # A 0-d tensor cannot be sharded; rank 0 writes it.
     alone = Box((), ()) if rank == 0 else None
     box = local_box(record.shape, placing, rank) if record.shape else alone
     if box is not None and box.num_items:
-        yield from _pieces(box, ITEM_BYTES[record.dtype], limit)
-
-
-def _pieces(box: Box, item_bytes: int, limit: int) -> Iterator[Box]:
-    """Cuts a box along its first dim that can be cut, until each piece has at most `limit` bytes."""
-    num_bytes = box.num_items * item_bytes
-    dim = next((dim for dim, size in enumerate(box.size) if size > 1), None)
-    if num_bytes <= limit or dim is None:
-        yield box
-        return
-    step = max(1, limit // (num_bytes // box.size[dim]))
-    for row in range(0, box.size[dim], step):
-        start = (*box.start[:dim], box.start[dim] + row, *box.start[dim + 1 :])
-        size = (*box.size[:dim], min(step, box.size[dim] - row), *box.size[dim + 1 :])
-        yield from _pieces(Box(start, size), item_bytes, limit)
+        yield from pieces(box, ITEM_BYTES[record.dtype], limit)
 
 
 class _Job:
-    """Reads and writes the files, a few at a time."""
+    """A reshard in progress; reads and writes several files at a time."""
 
     def __init__(
         self,
@@ -234,8 +232,8 @@ class _Job:
         on_file: OnFile | None,
     ) -> None:
         self.num_found = 0
-        self._source = source
         self._manifest = manifest
+        self._files = _native.CkptFiles(source, manifest.files)
         self._destination = destination
         self._save_id = save_id
         self._level = level
@@ -244,7 +242,7 @@ class _Job:
         self._memory = Memory(file_bytes)
 
     def run(self, files: Sequence[_File]) -> list["CkptWritten"]:
-        """Has every file at the destination; returns their records."""
+        """Write every file that the destination lacks; return the records of all files."""
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hocket-reshard") as pool:
             futures = [pool.submit(self._bring, file) for file in files]
             try:
@@ -254,16 +252,16 @@ class _Job:
                     future.cancel()
         self.num_found = self._found.qsize()
         for future in ended:
-            future.result()  # raises what stopped the rest
+            future.result()  # raises the error that stopped the others
         return [future.result() for future in futures]
 
     def path(self, file: _File) -> str:
-        """A file's path inside the checkpoint."""
+        """Return a file's path inside the checkpoint."""
         return data_path(self._save_id, file.rank, file.number, level=self._level)
 
     def _bring(self, file: _File) -> "CkptWritten":
         memory = self._memory.take()
-        # Behind each other as in the file, which then is written from where they lie.
+        # Arrays are consecutive as in the file, so that the file is written directly from this block.
         records = [self._manifest.tensors[part.name] for part in file.parts]
         dtypes = [numpy_dtype(record.dtype) for record in records]
         arrays = carve(memory, [part.box.size for part in file.parts], dtypes, alignment=1)
@@ -304,34 +302,20 @@ class _Job:
         return expected
 
     def _gather(self, parts: Sequence[_Part], arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Fills the arrays with the parts, each in one run."""
-        reads, scattered = [], []
+        """Read the parts into the arrays, each of which is contiguous."""
+        plan = BoxReads()
         for part, array in zip(parts, arrays, strict=True):
             record = self._manifest.tensors[part.name]
             if record.data is not None and not record.chunks:
                 whole = np.frombuffer(record.data, array.dtype).reshape(record.shape)
-                box = tuple(slice(a, a + n) for a, n in zip(*part.box, strict=True))
-                array[...] = whole[box]
-                continue
-            for chunk in near(record.chunks, *part.box):
-                shared = overlap(chunk, part.box)
-                if shared is None:
-                    continue
-                # With an ellipsis, lest a 0-d array come as a copy.
-                target = array[cast("Any", (*shared.within(part.box.start), ...))]
-                run = target
-                if not (target.flags.c_contiguous and shared.rows == target.shape):
-                    run = np.empty(shared.rows, array.dtype)
-                    scattered.append((target, run, shared.wanted))
-                offset = chunk.offset + shared.first * array.itemsize
-                reads.append((chunk.file, offset, run.nbytes, run.ctypes.data))
-        _native.ckpt_read(self._source, self._manifest.files, reads)
-        for target, run, wanted in scattered:
-            target[...] = run[wanted]
+                array[...] = whole[index_of(*part.box)]
+            else:
+                plan.add(array, part.box, record.chunks)
+        plan.run(self._files.read)
 
 
 def _is_there(destination: str, expected: "CkptWritten") -> bool:
-    """Whether a file has its size and each of its digests. What is cut short or half flushed does not."""
+    """Return whether a file exists with its size and digests; truncated or unflushed files do not match."""
     try:
         return not _native.ckpt_verify_file(destination, expected)
     except (CheckpointCorruptError, CheckpointNotFoundError):
@@ -357,18 +341,17 @@ def _manifest(
             chunks.setdefault(part.name, []).append(
                 Chunk(file=index, offset=offset, length=length, start=part.box.start, size=part.box.size)
             )
-    tensors: Mapping[str, TensorRecord] = {
-        name: replace(record, chunks=tuple(chunks.get(name, ()))) for name, record in source.tensors.items()
-    }
-    return replace(
-        source,
-        save_id=save_id,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        version=_native.__version__,
+    return build_manifest(
         writer="hocket.ckpt.reshard",
+        files=written,
+        tensors=source.tensors,
+        chunks=chunks,
+        save_id=save_id,
+        step=source.step,
         world_size=ranks,
         mesh={"shard": ranks},
-        files=tuple(written),
-        tensors=tensors,
+        values=source.values,
         per_rank=per_rank,
+        user=source.user,
+        integer_keyed=source.integer_keyed,
     )

@@ -1,11 +1,12 @@
-"""Which checkpoints stay: policies, and the deleting of what none of them keeps.
+"""Retention: policies that select checkpoints to keep, and the deletion of all others.
 
-Only committed checkpoints count, by listing, so that retention survives restarts and works remotely; what is
-partial or foreign is never touched. A checkpoint goes if no policy keeps it.
+Only committed checkpoints count. They are listed from storage, so retention survives restarts and works on
+object stores; partial and foreign checkpoints are never deleted. A checkpoint is deleted if no policy keeps
+it.
 
-The newest, to a policy, is what was saved last, which need not have the highest step: a run that goes on from
-an older checkpoint saves lower steps than stand there. The highest step stays, too, whatever policies say: it
-is what a listing ends with, and what a run that resumes by itself takes.
+Policies order checkpoints by save time, not by step: a run that resumes from an older checkpoint saves lower
+steps than the prefix already holds. The checkpoint with the highest step is always kept, because it is the
+last of a listing and the one that autoresume loads.
 """
 
 import contextlib
@@ -25,19 +26,19 @@ __all__ = ["KeepBest", "KeepEvery", "KeepLast", "Policy", "Retainer"]
 _log = logging.getLogger(__name__)
 
 UserOf = Callable[[Listing], Any]
-"""Reads what the user attached to a checkpoint."""
+"""A function that returns the `user` value of a checkpoint."""
 
 
 class Policy(Protocol):
-    """What keeps checkpoints."""
+    """A policy that selects checkpoints to keep."""
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of those to keep, of all that are committed, what was saved last at the end."""
+        """Return the names to keep of all committed checkpoints, given in save order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepLast:
-    """Keeps those that were saved last."""
+    """A policy that keeps the most recently saved checkpoints."""
 
     num: int
 
@@ -45,13 +46,13 @@ class KeepLast:
         _expect_positive("num", self.num)
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of the last `num`."""
+        """Return the names of the last `num` checkpoints."""
         return {listing.name for listing in committed[-self.num :]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepEvery:
-    """Keeps those of every so many steps: steps that `steps` divides."""
+    """A policy that keeps the checkpoints whose step is a multiple of `steps`."""
 
     steps: int
 
@@ -59,7 +60,7 @@ class KeepEvery:
         _expect_positive("steps", self.steps)
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of those whose step is a multiple."""
+        """Return the names of the checkpoints whose step is a multiple."""
         return {
             listing.name
             for listing in committed
@@ -69,9 +70,9 @@ class KeepEvery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepBest:
-    """Keeps the best by a number that was attached when saving: `user={"loss": 0.1}`.
+    """A policy that keeps the best checkpoints by a metric in the `user` value: `user={"loss": 0.1}`.
 
-    One without the number, or with NaN, is not among the best.
+    Checkpoints without the metric, or with NaN, are not kept by it.
     """
 
     metric: str
@@ -84,7 +85,7 @@ class KeepBest:
             raise ValueError(f"`mode` is {self.mode!r}; expected 'min' or 'max'")
 
     def keeps(self, committed: Sequence[Listing], user_of: UserOf) -> set[str]:
-        """Names of the `num` best; of two that are as good, the one saved later."""
+        """Return the names of the `num` best checkpoints; of two equal ones the later save is better."""
         sign = 1 if self.mode == "min" else -1
         ranked = []
         for age, listing in enumerate(reversed(committed)):
@@ -101,11 +102,11 @@ def _expect_positive(name: str, value: int) -> None:
 
 
 class Retainer:
-    """Deletes what no policy keeps, under one prefix.
+    """The deletion of checkpoints under one prefix that no policy keeps.
 
     Args:
         prefix: The folder or URI of the checkpoints.
-        policies: What keeps them; with none, all stay.
+        policies: The policies; if there are none, all checkpoints are kept.
     """
 
     def __init__(self, prefix: str, policies: Sequence[Policy]) -> None:
@@ -116,13 +117,13 @@ class Retainer:
         self._unread: set[str] = set()
 
     def after(self, name: str) -> list[str]:
-        """Deletes, once the checkpoint `name` is committed, those that no policy keeps.
+        """Delete the checkpoints that no policy keeps, after the checkpoint `name` was committed.
 
-        `name` itself stays, and so does the highest step. One that cannot be read or deleted stays, too, is
-        logged, and keeps none of the others from going.
+        `name` itself and the checkpoint with the highest step are kept. A checkpoint that cannot be read or
+        deleted is kept and logged, and the others are still processed.
 
         Returns:
-            The names of the deleted.
+            The names of the deleted checkpoints.
         """
         if not self._policies:
             return []
@@ -134,28 +135,28 @@ class Retainer:
         kept = kept.union(
             *(policy.keeps(committed, self._user_of) for policy in self._policies), self._unread
         )
-        # One save may stand under two names (a folder that is mounted twice): its files are the same.
+        # One save may appear under two names (a folder mounted twice) that share their files.
         kept_saves = {listing.save_id for listing in committed if listing.name in kept}
         gone = []
         for each in (listing.name for listing in committed if listing.save_id not in kept_saves):
             try:
-                with contextlib.suppress(CheckpointNotFoundError):  # somebody else was quicker
+                with contextlib.suppress(CheckpointNotFoundError):  # another process deleted it first
                     _native.ckpt_delete(self._prefix, each)
                 gone.append(each)
-            except Exception as error:  # noqa: BLE001 - the next save tries again
+            except Exception as error:  # noqa: BLE001 - logged; the next save tries again
                 _log.warning("could not delete the old checkpoint `%s/%s`: %s", self._prefix, each, error)
         return gone
 
     def _age(self, listing: Listing) -> tuple[int, str, int]:
-        """What was saved later has more: in this process as it came, and before that by the clock."""
+        """Return the sort key by save time: the order within this process, before that the clock."""
         return self._numbers.get(listing.save_id, 0), listing.created or "", listing.step or 0
 
     def _user_of(self, listing: Listing) -> Any:
-        """Read once for each save: a manifest does not change under its save id."""
+        """Return the `user` value, cached by save id: the manifest of a save never changes."""
         if listing.save_id not in self._users:
             try:
                 manifest = Manifest.from_document(_native.ckpt_manifest_read(listing.uri))
-            except Exception as error:  # noqa: BLE001 - nobody can say that it is not the best
+            except Exception as error:  # noqa: BLE001 - it may be the best, so it is kept
                 _log.warning("kept `%s`, which cannot be read: %s", listing.uri, error)
                 self._unread.add(listing.name)
                 return None

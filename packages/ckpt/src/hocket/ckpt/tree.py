@@ -1,4 +1,4 @@
-"""State trees: nested dicts and lists taken apart into named leaves, and put together again."""
+"""State trees: nested dicts and lists, flattened into named leaves and rebuilt from them."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -9,8 +9,8 @@ __all__ = ["Flat", "Leaf", "Path", "clean_key", "flatten", "join", "unflatten"]
 
 Path = tuple[str | int, ...]
 
-# What `torch.compile`, activation checkpointing and DDP put into the names of a wrapped model. `module.` is
-# also what people call a submodule, so it counts only where a key begins.
+# Prefixes that `torch.compile`, activation checkpointing and DDP add to the names of a wrapped model.
+# `module.` is also a common submodule name, so it is removed only at the start of a key.
 _ANYWHERE = ("_orig_mod.", "_checkpoint_wrapped_module.")
 _LEADING = (*_ANYWHERE, "module.")
 _DEEPEST = 64
@@ -20,7 +20,7 @@ _SCALARS = (bool, int, float, str, bytes, type(None))
 
 
 class Leaf(NamedTuple):
-    """One leaf: its name, its path without wrappers' names, and what stands there."""
+    """A leaf: its name, its path without wrapper prefixes, and its value."""
 
     name: str
     path: Path
@@ -28,16 +28,16 @@ class Leaf(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A tree's leaves by name, in the tree's order."""
+    """A flattened tree: the leaves by name, in tree order."""
 
     tensors: dict[str, Leaf]
     values: dict[str, Leaf]
     integer_keyed: set[Path]
-    """Paths of the mappings among the nodes that have integers for keys, which else look like lists."""
+    """Paths of the mappings with integer keys, which would otherwise be read as lists."""
 
 
 def clean_key(key: str) -> str:
-    """A key without the prefixes that wrappers put into it: `module._orig_mod.fc.weight` is `fc.weight`."""
+    """Remove wrapper prefixes from a key: `module._orig_mod.fc.weight` becomes `fc.weight`."""
     while key.startswith(_LEADING):
         key = key.partition(".")[2]
     for wrapper in _ANYWHERE:
@@ -46,25 +46,25 @@ def clean_key(key: str) -> str:
 
 
 def join(path: Iterable[str | int]) -> str:
-    """A path's name: its parts joined by `.`."""
+    """Return the name of a path: its parts joined by `.`."""
     return ".".join(map(str, path))
 
 
 def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
-    """Takes a tree apart.
+    """Flatten a tree into named leaves.
 
     Leaves are tensors, single values, tuples, empty dicts and lists, lists of single values only, and dicts
-    with keys that are no strings (if no tensor is in them). An optimizer's node with `slots_like`, which has
-    no state yet, is an empty dict. Wrappers' names are cut out of the keys of nodes that hold tensors; other
-    keys are the user's own.
+    with non-string keys and no tensors. An optimizer node with `slots_like`, which has no state yet, is
+    treated as an empty dict. Wrapper prefixes are removed from the keys of nodes that hold tensors; all other
+    keys are kept unchanged.
 
     Args:
         state: Nested dicts and lists.
-        is_tensor: What counts as a tensor.
+        is_tensor: Return whether a value is a tensor.
 
     Raises:
-        CheckpointStateError: Something is neither, a name is no Unicode, a tensor has no name or
-            `__metadata__`, which data files use themselves, or two paths have one name.
+        CheckpointStateError: A leaf has an unsupported type; a name is not valid Unicode; a tensor has an
+            empty name or the name `__metadata__`, which data files reserve; or two paths have the same name.
     """
     flat = Flat({}, {}, set())
     keyed: set[Path] = set()
@@ -73,7 +73,7 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
     for path, value in leaves:
         cleaned = _cleaned(path, nodes)
         leaf = Leaf(join(cleaned), cleaned, value)
-        _refuse_unencodable(leaf.name)
+        check_encodable(leaf.name)
         if is_tensor(value) and leaf.name in ("", "__metadata__"):
             what = f"a tensor has the name `{leaf.name}`" if path else "the state is a single tensor"
             raise CheckpointStateError(
@@ -91,7 +91,12 @@ def flatten(state: object, *, is_tensor: Callable[[object], bool]) -> Flat:
     return flat
 
 
-def _refuse_unencodable(name: str) -> None:
+def check_encodable(name: str) -> None:
+    """Raise if a name cannot be encoded as UTF-8.
+
+    Raises:
+        CheckpointStateError: The name holds a lone surrogate.
+    """
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -101,7 +106,7 @@ def _refuse_unencodable(name: str) -> None:
 
 
 def _cleaned(path: Path, nodes: Collection[Path]) -> Path:
-    """A path with the keys of these nodes cleaned."""
+    """Return a path with `clean_key` applied to the keys of `nodes`."""
     return tuple(
         clean_key(part) if isinstance(part, str) and path[:depth] in nodes else part
         for depth, part in enumerate(path)
@@ -177,13 +182,14 @@ def _refuse_tensors(node: object, path: Path, is_tensor: Callable[[object], bool
 
 
 def unflatten(leaves: Iterable[tuple[Path, object]], integer_keyed: Collection[Path] = ()) -> object:
-    """Puts a tree together from paths and leaves.
+    """Build a tree from paths and leaves.
 
-    A node whose keys are the integers from 0 on is a list, unless its path is in `integer_keyed`; any other
-    node is a dict. No leaves at all give an empty dict; a leaf with an empty path is the whole tree.
+    A node whose keys are the integers from 0 on becomes a list, unless its path is in `integer_keyed`; any
+    other node becomes a dict. Without leaves the result is an empty dict; a leaf with an empty path is the
+    whole tree.
 
     Raises:
-        CheckpointStateError: A leaf stands where others are below it.
+        CheckpointStateError: One leaf's path is a prefix of another's.
     """
     root: dict[str | int, object] = {}
     for path, value in leaves:
@@ -202,7 +208,7 @@ def unflatten(leaves: Iterable[tuple[Path, object]], integer_keyed: Collection[P
 
 
 class _Node(dict[str | int, object]):
-    """An inner node under construction; its own type, so that a leaf that is a dict is not taken for one."""
+    """An inner node under construction; a separate type, to distinguish it from a leaf that is a dict."""
 
 
 def _finished(node: dict[str | int, object], path: Path, integer_keyed: Collection[Path]) -> object:

@@ -1,4 +1,4 @@
-"""The leaves that are no tensors: their checked JSON form, and digests to compare them between ranks."""
+"""Canonical JSON of the leaves that are not tensors, for storage and for comparison between ranks."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ __all__ = ["canonical", "canonical_leaves", "from_canonical"]
 
 
 def canonical(value: object, where: str) -> bytes:
-    """A value's JSON as bytes that are equal where the values are: keys sorted, no spaces.
+    """Return a value's canonical JSON: sorted keys, no spaces, equal bytes for equal values.
 
     Args:
         value: None, bool, int, float, str, bytes, or tuples, lists and mappings of these.
-        where: The value's name, for the message.
+        where: The value's name, for the error message.
 
     Raises:
-        CheckpointStateError: Something else is in it.
+        CheckpointStateError: The value holds another type.
     """
     try:
         encoded = _ordered(encode_value(value))
@@ -40,7 +40,7 @@ def canonical(value: object, where: str) -> bytes:
 
 
 def _ordered(encoded: Any) -> Any:
-    """The same, with the pairs of each `$map` in one order: integers by size, then all else by its text."""
+    """Sort the pairs of each `$map`: integers by value first, then all other keys by their text."""
     if isinstance(encoded, list):
         return [_ordered(item) for item in encoded]
     if not isinstance(encoded, dict):
@@ -57,10 +57,14 @@ def _order_of_key(pair: list[Any]) -> tuple[int, int, str]:
 
 
 def canonical_leaves(leaves: Mapping[str, Leaf]) -> dict[str, bytes]:
-    """Each leaf's canonical form by its name. Raises as `canonical`."""
+    """Return each leaf's canonical JSON by name.
+
+    Raises:
+        CheckpointStateError: As for `canonical`.
+    """
     return {name: canonical(leaf.value, name) for name, leaf in leaves.items()}
 
 
 def from_canonical(text: bytes) -> object:
-    """The value that `canonical` was given; mappings in the order of their keys."""
+    """Decode a value from its canonical JSON; mappings are in key order."""
     return decode_value(json.loads(text))

@@ -1,19 +1,19 @@
-"""Every byte of a checkpoint compared with what was written."""
+"""Verification of every byte of a checkpoint against its digests."""
 
 import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.ckpt.datafiles import stored_bytes
+from hocket.ckpt.block_index import BlockIndex
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
+from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.formats.catalogue import Catalogue
-from hocket.ckpt.formats.flaws import verify_file
 from hocket.ckpt.formats.foreign import Foreign
+from hocket.ckpt.formats.foreign_verify import verify_file
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.owners import Owners
-from hocket.ckpt.reader import open  # noqa: A004 - this package's own
-from hocket.ckpt.resuming import identity_of
+from hocket.ckpt.opener import open  # noqa: A004 - this package's own
+from hocket.ckpt.rerun import identity_of
 from hocket.native import _native
 
 __all__ = ["Flaw", "Verdict", "verify"]
@@ -21,39 +21,38 @@ __all__ = ["Flaw", "Verdict", "verify"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flaw:
-    """A part of a data file that is not what was written."""
+    """A corrupt part of a data file."""
 
     file: str
     offset: int | None
-    """Where the bad block begins in the file's data; None for the header or the whole file."""
+    """Start of the bad block in the file's data; None for the header or the whole file."""
     tensors: tuple[str, ...]
-    """Tensors that have bytes there."""
+    """Names of the tensors stored there."""
     problem: str
     chunks: tuple[str, ...] = ()
-    """Their chunks there, as the file calls them: `weight@4,0` begins in row 4 of `weight`. None are told of
-    another format."""
+    """Their chunks as named in the file: `weight@4,0` starts at row 4. Empty for other formats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a verification found."""
+    """The result of a verification."""
 
     uri: str
     contents: Manifest | Catalogue
     flaws: tuple[Flaw, ...]
     num_blocks: int
-    """Blocks of data that were to be checked; of another format, the zips."""
+    """Number of data blocks to check; for other formats, the number of zip members."""
     num_bytes: int
-    """Bytes of all data files as they are stored."""
+    """Stored size of all data files in bytes."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every byte is what was written."""
+        """Whether no flaw was found."""
         return not self.flaws
 
     @property
     def bad_tensors(self) -> list[str]:
-        """Names of the tensors that are hit, each once, in the manifest's order."""
+        """Names of the corrupt tensors without duplicates, in manifest order."""
         hit = {name for flaw in self.flaws for name in flaw.tensors}
         return [name for name in self.contents.tensors if name in hit]
 
@@ -64,20 +63,20 @@ def verify(
     strict: bool = False,
     on_file: Callable[[str, int, list[Flaw]], None] | None = None,
 ) -> Verdict:
-    """Reads every data file and compares header, size and blocks with the manifest's digests.
+    """Read every data file and compare its header, size and blocks with the manifest's digests.
 
-    Goes on after a bad block, so that the verdict names all of them. Another format is compared with what it
-    has: torch's zips with their CRC-32, which torch itself never looks at; safetensors, which has no digests,
-    with the rules of its layout.
+    Verification continues after a bad block and reports all of them. Other formats are checked by what they
+    provide: the CRC-32 values of torch's zips, which torch itself does not check, and the layout rules of
+    safetensors, which has no digests.
 
     Args:
         source: The checkpoint's folder or URI.
-        strict: Count as flaws of safetensors what its text forbids and its readers let pass.
-        on_file: Called after each file with its path, its bytes as stored and its flaws.
+        strict: Also report violations of the safetensors specification that its readers accept.
+        on_file: Called after each file with its path, its stored size and its flaws.
 
     Raises:
-        CheckpointNotFoundError: There is no committed checkpoint, or it was replaced meanwhile.
-        CheckpointCorruptError: The manifest itself is bad: nothing can be compared.
+        CheckpointNotFoundError: There is no committed checkpoint, or it was replaced during the verification.
+        CheckpointCorruptError: The manifest itself is corrupt.
         CheckpointIncompatibleError: A later format.
 
     Example:
@@ -91,15 +90,15 @@ def verify(
     manifest = opened.manifest
     flaws: list[Flaw] = []
     num_blocks = 0
-    owners = functools.cache(lambda: Owners(manifest))  # a sound one needs none
+    index = functools.cache(lambda: BlockIndex(manifest))  # built only if there are flaws
     for file in manifest.files:
-        found = _flaws(source, owners, file["path"], file)
+        found = _flaws(source, index, file["path"], file)
         flaws += found
         num_blocks += -(-(file["size"] - file["data_start"]) // _native.CKPT_BLOCK_BYTES)
         if on_file is not None:
             on_file(file["path"], stored_bytes(file), found)
     if flaws:
-        identity_of(source, manifest)  # what was replaced meanwhile has no files, and no flaws
+        identity_of(source, manifest)  # raises if the checkpoint was replaced, which explains missing files
     return Verdict(
         uri=source,
         contents=manifest,
@@ -131,9 +130,9 @@ def _verify_foreign(
     )
 
 
-def _flaws(uri: str, owners: Callable[[], Owners], path: str, file: "_native.CkptFile") -> list[Flaw]:
+def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.CkptFile") -> list[Flaw]:
     def flaw(offset: int | None, problem: str, *, is_data: bool = True) -> Flaw:
-        hits = owners().hits(path, offset) if is_data else []
+        hits = index().lookup(path, offset) if is_data else []
         return Flaw(
             file=path,
             offset=offset,

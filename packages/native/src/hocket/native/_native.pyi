@@ -233,8 +233,12 @@ def credentials_provide(
 ) -> None:
     """Give the requests of this process keys that are good until `expires_s` (seconds since 1970)."""
 
-def credentials_fail(profile: str, reason: str) -> None:
-    """Let requests that wait for keys of `profile` fail with `reason`; the next one starts a new search."""
+def credentials_fail(profile: str, reason: str, *, is_provider_missing: bool = False) -> None:
+    """Let requests that wait for keys of `profile` fail with `reason`; the next one starts a new search.
+
+    If boto3 `is_provider_missing`, requests of the default chain ask the metadata service of an EC2 instance
+    themselves.
+    """
 
 # --- stream -----------------------------------------------------------------------------------
 
@@ -693,7 +697,7 @@ def ckpt_write_file(
     level: int | None = None,
     background: bool = False,
 ) -> CkptWritten:
-    """Writes one data file, a plain safetensors file or a compressed one, straight from memory.
+    """Write one data file, a plain safetensors file or a compressed one, straight from memory.
 
     The header is padded with spaces so that the data starts at a multiple of 4,096; entries stand by
     descending item size, then name. Bytes pass through a ring of aligned 4 MiB buffers (64 MiB at most), are
@@ -733,7 +737,7 @@ def ckpt_describe_file(
     """What `ckpt_write_file` would return for these entries; with a `level` it compresses. Writes nothing."""
 
 def ckpt_manifest_encode(document: bytes) -> bytes:
-    """Compresses a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
+    """Compress a manifest document (JSON, see docs/format.md) into the bytes of `checkpoint.json.zst`.
 
     The small first frame (format, version, save id, step, created, counts, digest of the document's frame) is
     made from the document. What `ckpt_manifest_read` would refuse is refused here, before it is committed.
@@ -747,7 +751,7 @@ def ckpt_manifest_decode(manifest: bytes, *, uri: str = "") -> bytes:
     """The document inside the bytes of a manifest, after full validation. `uri` serves the messages only."""
 
 def ckpt_manifest_read(uri: str) -> bytes:
-    """Reads `checkpoint.json.zst` of a checkpoint; returns its document, JSON, after full validation.
+    """Read `checkpoint.json.zst` of a checkpoint; returns its document, JSON, after full validation.
 
     Validated: both digests; the format number; file paths plain and inside; offsets within file sizes; chunks
     inside shapes and tiling each tensor exactly; nothing twice.
@@ -765,7 +769,7 @@ def ckpt_manifest_head(uri: str) -> bytes:
 def ckpt_commit(
     uri: str, manifest: bytes, save_id: str, *, unfenced: bool = False, replaces: str | None = None
 ) -> None:
-    """Writes the manifest to its name if and only if none is there: this is the commit.
+    """Write the manifest to its name if and only if none is there: this is the commit.
 
     Disk: data folder flushed, a temporary file written and flushed, linked to the name, the folder flushed.
     Object store: a conditional PUT. When the answer is lost or says "exists", the manifest is read back, and
@@ -787,31 +791,41 @@ def ckpt_commit(
             endpoint).
     """
 
-def ckpt_read(
-    uri: str,
-    files: Sequence[CkptFile],
-    reads: Sequence[tuple[int, int, int, int]],
-    *,
-    check: bool = True,
-) -> None:
-    """Reads byte ranges of data files into memory, every block checked.
+@final
+class CkptFiles:
+    """The data files of one checkpoint: their digests are decoded once, for any number of reads.
 
-    Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one destination
-    is read into it and hashed there; others go through a scratch block.
+    Holds no open file; safe in threads and across forks.
 
     Args:
         uri: The checkpoint.
-        files: Files of the manifest; only those that a read names are opened.
-        reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do not
-            overlap.
-        check: False reads bare ranges and hashes nothing.
+        files: Files of the manifest, or of a catalogue (which have no digests); only those that a read names
+            are opened.
+        check: Verify the digest of every block that a read touches.
 
     Raises:
-        CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and
-            `offset` (in the data, of the block; None for a size) let the caller name the tensor. Destinations
-            are then undefined.
-        CheckpointNotFoundError: A file is gone.
+        CheckpointCorruptError: The digests or frames of a file do not match its size.
     """
+
+    def __new__(cls, uri: str, files: Sequence[CkptFile], *, check: bool = True) -> CkptFiles: ...
+    def read(self, reads: Sequence[tuple[int, int, int, int]]) -> None:
+        """Read byte ranges of data files into memory.
+
+        Reads are sorted, coalesced (gap ≤ 1 MiB) and run in parallel. A block that lies wholly in one
+        destination is read into it and hashed there; others go through a scratch block. Local files that are
+        not cached are read into the page cache as long as all reads of this object together fit a quarter of
+        the free memory, and past it from then on.
+
+        Args:
+            reads: (index in `files`, offset in the data, bytes, destination address) each. Destinations do
+                not overlap.
+
+        Raises:
+            CheckpointCorruptError: A block's digest differs, or a file's size. Attributes `file` (path) and
+                `offset` (in the data, of the block; None for a size) let the caller name the tensor.
+                Destinations are then undefined.
+            CheckpointNotFoundError: A file is gone.
+        """
 
 def ckpt_verify_file(uri: str, file: CkptFile) -> list[tuple[int, int]]:
     """Every bad block of a file, as (block, offset in the data).
@@ -834,7 +848,7 @@ def ckpt_list(uri: str) -> list[CkptListed]:
     """
 
 def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
-    """Removes the checkpoint `name` under `uri`: the manifest first, so that no instant shows a broken one.
+    """Remove the checkpoint `name` under `uri`: the manifest first, so that no instant shows a broken one.
 
     Takes only the manifest and files under `data/`, then the folder if it is empty.
 
@@ -849,7 +863,7 @@ def ckpt_delete(uri: str, name: str, *, dry_run: bool = False) -> None:
     """
 
 def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
-    """Removes data files of a checkpoint that its manifest does not name any more.
+    """Remove data files of a checkpoint that its manifest does not name any more.
 
     On a disk the folders go, too, where nothing else is in them.
 
@@ -858,7 +872,7 @@ def ckpt_delete_files(uri: str, paths: Sequence[str]) -> None:
     """
 
 def ckpt_discard_file(uri: str, path: str) -> None:
-    """Removes a data file that its writer did not finish; one that is gone already is no error.
+    """Remove a data file that its writer did not finish; one that is gone already is no error.
 
     Raises:
         CheckpointExistsError: Somebody is writing it, as far as the file system tells.
@@ -866,7 +880,7 @@ def ckpt_discard_file(uri: str, path: str) -> None:
     """
 
 def ckpt_gc(uri: str, *, min_age_s: float, dry_run: bool = False) -> CkptCollected:
-    """Removes what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
+    """Remove what no checkpoint under a prefix needs: what unfinished and replaced saves left behind.
 
     Data files that their folder's manifest does not name, manifests that never came to their name, hidden
     files of conversions, and unfinished multipart uploads, if the youngest of their save is `min_age_s` old.
@@ -891,7 +905,7 @@ def xxh3_128(buffer: bytes) -> bytes:
 # `root` is the folder or prefix that a catalogue names, `path` a file in it. Nothing in a file is executed.
 
 def foreign_open(uri: str) -> bytes:
-    """Recognises and lists a checkpoint that is not ours; returns a catalogue, JSON.
+    """Recognise and lists a checkpoint that is not ours; returns a catalogue, JSON.
 
     Fields: `format` (`dcp`, `torch`, `safetensors`), `root`, `files` ([path, bytes]), `tensors` (name →
     dtype, shape, path, same_as, chunks with file, offset, length, start, size, strides, wrapped), `values`
@@ -908,7 +922,7 @@ def foreign_open(uri: str) -> bytes:
 def foreign_locate(
     root: str, path: str, items: Sequence[tuple[int, int, str, Sequence[int]]]
 ) -> list[tuple[int, list[int] | None]]:
-    """Finds the tensors inside items of a distributed checkpoint's file, two small reads an item.
+    """Find the tensors inside items of a distributed checkpoint's file, two small reads an item.
 
     Args:
         root: The checkpoint.
@@ -947,7 +961,7 @@ class ForeignUnpacker:
         """Its strides in items, where they are not C order's."""
 
     def read(self, reads: Sequence[tuple[int, int, int]]) -> None:
-        """Reads ranges of the tensor's bytes: (offset, bytes, address) each.
+        """Read ranges of the tensor's bytes: (offset, bytes, address) each.
 
         Those that ascend, in this call and over several, take one pass over the item; one that lies before
         the last begins another.
@@ -959,7 +973,7 @@ class ForeignUnpacker:
 def foreign_verify_zips(
     root: str, path: str, zips: Sequence[tuple[int, int, bool]]
 ) -> list[tuple[int, str, int, int, str]]:
-    """Compares every member of zips in one file with its CRC-32.
+    """Compare every member of zips in one file with its CRC-32.
 
     Args:
         root: The checkpoint.
@@ -1006,13 +1020,13 @@ class CkptSink:
         """Whether the file stood there already."""
 
     def write(self, data: bytes) -> None:
-        """Appends bytes."""
+        """Append bytes."""
 
     def write_from(self, address: int, num_bytes: int) -> None:
-        """Appends memory that stays alive and unchanged until this returns."""
+        """Append memory that stays alive and unchanged until this returns."""
 
     def finish(self) -> CkptFile | None:
-        """Makes the file durable and visible; the manifest's record of it, where it was hashed.
+        """Make the file durable and visible; the manifest's record of it, where it was hashed.
 
         Raises:
             CheckpointExistsError: The name was taken meanwhile.
@@ -1020,4 +1034,4 @@ class CkptSink:
         """
 
     def close(self) -> None:
-        """Gives an unfinished file up."""
+        """Give an unfinished file up."""

@@ -4,10 +4,12 @@ The Rust clients read keys from the environment by themselves. When a request ne
 the thread that waits for it calls `provide`; from then on a thread of this module's own,
 `hocket-credentials`, asks boto3 and hands the keys to Rust, again and again before they expire, until no
 request has used them for half their life. No I/O thread of Rust ever calls Python. boto3 is imported when it
-is first needed, and a process whose environment has keys never needs it. Forked children start anew.
+is first needed, and a process whose environment has keys never needs it. Without boto3, the Rust client asks
+for the role of an EC2 instance itself. Forked children start anew.
 
 Of an instance role's keys boto3 tells a later end than the true one, if that is near. So a store may refuse
-keys as expired that should be good: then boto3 is asked at once, and anew.
+keys as expired that should be good: then boto3 is asked at once, and anew. The same holds for keys without
+an expiry, which another program may have rotated.
 """
 
 import importlib
@@ -26,11 +28,12 @@ from hocket.native._native import (
 )
 
 INSTALL = (
-    "profiles, SSO and instance roles need boto3: `pip install 'hocket-native[s3]'`, or set "
+    "profiles and SSO need boto3: `pip install 'hocket-native[s3]'`, or set "
     "`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`"
 )
 EARLY_S = 900.0  # botocore gives new keys, instead of those it has, this long before they expire
 SHORTEST_PAUSE_S = 0.2
+UNKNOWN_LIFE_S = 60.0  # of keys that boto3 renews at a time that cannot be read
 
 
 def provide(profile: str) -> None:
@@ -45,7 +48,7 @@ def provide(profile: str) -> None:
         # Here and not on the thread: a fork in the middle of an import would leave it locked in the child.
         boto3 = importlib.import_module("boto3")
     except ImportError:
-        credentials_fail(profile, INSTALL)
+        credentials_fail(profile, INSTALL, is_provider_missing=True)
         return
     thread = threading.Thread(target=_serve, args=(profile, boto3), name="hocket-credentials", daemon=True)
     try:
@@ -85,8 +88,7 @@ def _push(profile: str, session: Any) -> float | None:
     if source is None:
         raise LookupError("boto3's chain has no credentials either")
     keys = source.get_frozen_credentials()  # asks for new ones when the old ones expire soon
-    expires: datetime | None = getattr(source, "_expiry_time", None)
-    expires_s = None if expires is None else expires.timestamp()
+    expires_s = _expiry(source)
     credentials_provide(
         profile,
         key_id=keys.access_key,
@@ -96,6 +98,18 @@ def _push(profile: str, session: Any) -> float | None:
         region=session.region_name,
     )
     return expires_s
+
+
+def _expiry(source: Any) -> float | None:
+    """Return when keys expire (seconds since 1970), or None for keys that do not.
+
+    botocore keeps the time in a private attribute. Without a readable one, keys that botocore renews count as
+    short-lived.
+    """
+    expires = getattr(source, "_expiry_time", None)
+    if isinstance(expires, datetime):
+        return expires.timestamp()
+    return time.time() + UNKNOWN_LIFE_S if hasattr(source, "refresh_needed") else None
 
 
 def _say(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The command `hocket-ckpt`: checkpoints looked at and checked, without torch."""
+"""The command `hocket-ckpt`: inspects, checks and converts checkpoints, without torch."""
 
 from hocket.ckpt.cli.app import main
 

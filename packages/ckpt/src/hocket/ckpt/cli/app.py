@@ -1,17 +1,16 @@
-"""The command's verbs and flags; what each does stands in a module of its own."""
+"""The subcommands and flags of `hocket-ckpt`; each subcommand is implemented in its own module."""
 
 from typing import Annotated
 
 import typer
 
-from hocket.ckpt.cli.outcomes import told
+from hocket.ckpt.cli.outcomes import exit_on_error
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="hocket-ckpt",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 done, 1 found wanting, 2 wrong use, 3 not found, 4 refused, 5 store failed.",
@@ -32,7 +31,7 @@ def root(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Looks at checkpoints, checks and tidies them: on a disk or on an object store, without torch."""
+    """Inspect, check and clean up checkpoints on a disk or in an object store, without torch."""
 
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
@@ -59,14 +58,14 @@ def inspect(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Show a checkpoint: its tensors with shapes, dtypes and bytes, who wrote what, its values."""
-    from hocket.ckpt.cli import inspecting
+    """Show a checkpoint: tensors with shapes, dtypes and sizes, files, values and metadata."""
+    from hocket.ckpt.cli import inspecting, statistics
 
-    with told():
+    with exit_on_error():
         if tensor is None:
             inspecting.show(uri, as_json=as_json, unfold=unfold)
         else:
-            inspecting.show_tensor(uri, tensor, as_json=as_json)
+            statistics.show(uri, tensor, as_json=as_json)
 
 
 @app.command()
@@ -77,10 +76,10 @@ def verify(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Compare every block with its digest (others': CRCs, layout); name each bad tensor, file and offset."""
+    """Compare every block with its digest (others: CRCs, layout); name each bad tensor, file and offset."""
     from hocket.ckpt.cli import verifying
 
-    with told():
+    with exit_on_error():
         is_sound = verifying.show(uri, strict=strict, as_json=as_json)
         if not is_sound:
             raise typer.Exit(1)
@@ -94,7 +93,7 @@ def convert(
     ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch.")],
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What floating-point tensors become: BF16, F32, …")
+        str | None, typer.Option(metavar="NAME", help="Dtype of floating-point tensors: BF16, float32, …")
     ] = None,
     include: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
@@ -109,13 +108,20 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a file's tensors.")] = "5GB",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
     compression: _Compression = None,
+    step: Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The `user` part to record (`hocket` only).")
+    ] = None,
+    allow_expand: Annotated[
+        bool, typer.Option("--allow-expand", help="Write out views that are far larger than their storage.")
+    ] = False,
     unfenced: _Unfenced = False,
     as_json: _Json = False,
 ) -> None:
-    """Write a checkpoint in another format, whichever the source's is; run it again to go on after a kill."""
+    """Convert a checkpoint of any known format to another; run it again to resume after a kill."""
     from hocket.ckpt.cli import converting
 
-    with told():
+    with exit_on_error():
         converting.show(
             source,
             destination,
@@ -128,6 +134,9 @@ def convert(
             memory=memory,
             compression=compression,
             unfenced=unfenced,
+            step=step,
+            user=user,
+            allow_expand=allow_expand,
             as_json=as_json,
         )
 
@@ -139,10 +148,10 @@ def diff(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
     as_json: _Json = False,
 ) -> None:
-    """Compare two checkpoints: names, shapes, dtypes, every number. Exits 1 where they differ."""
+    """Compare two checkpoints: names, shapes, dtypes, every number. Exits with 1 if they differ."""
     from hocket.ckpt.cli import diffing
 
-    with told():
+    with exit_on_error():
         is_equal = diffing.show(a, b, memory=memory, as_json=as_json)
         if not is_equal:
             raise typer.Exit(1)
@@ -156,7 +165,7 @@ def ls(
     """List the checkpoints under a prefix: committed, partial (never finished), foreign."""
     from hocket.ckpt.cli import listing
 
-    with told():
+    with exit_on_error():
         listing.show(prefix, as_json=as_json)
 
 
@@ -172,10 +181,10 @@ def reshard(
     unfenced: _Unfenced = False,
     as_json: _Json = False,
 ) -> None:
-    """Rewrite a checkpoint for M ranks, from store to store; run it again to go on after a kill."""
+    """Rewrite a checkpoint for M ranks, between stores; run it again to resume after a kill."""
     from hocket.ckpt.cli import resharding
 
-    with told():
+    with exit_on_error():
         resharding.show(
             source,
             destination,
@@ -195,7 +204,7 @@ def rm(uri: _Uri, dry_run: _DryRun = False, as_json: _Json = False) -> None:
     """Remove a checkpoint, committed or partial."""
     from hocket.ckpt.cli import removing
 
-    with told():
+    with exit_on_error():
         removing.show_removal(uri, dry_run=dry_run, as_json=as_json)
 
 
@@ -209,10 +218,10 @@ def gc(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Remove what never finished: files that no manifest names, uploads, hidden files of conversions."""
+    """Remove leftovers of unfinished work: files that no manifest names, uploads, hidden files."""
     from hocket.ckpt.cli import removing
 
-    with told():
+    with exit_on_error():
         removing.show_collection(prefix, min_age=min_age, dry_run=dry_run, as_json=as_json)
 
 
@@ -222,13 +231,13 @@ def demo(
         str, typer.Argument(metavar="DIR", help="The folder to make it in; it must hold no checkpoint yet.")
     ],
 ) -> None:
-    """Write a small checkpoint of four ranks, to try the other verbs on."""
+    """Write a small checkpoint of four ranks, to try the other subcommands on."""
     from hocket.ckpt.cli import demonstrating
 
-    with told():
+    with exit_on_error():
         demonstrating.show(directory)
 
 
 def main() -> None:
-    """Runs the command; the entry point of `hocket-ckpt`."""
+    """Run the command; the entry point of `hocket-ckpt`."""
     app()

@@ -1,6 +1,7 @@
 """`hocket-ckpt convert`."""
 
 import dataclasses
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `5GB` or `256MiB`.
+    """Parse a size such as `5GB` or `256MiB` into bytes.
 
     Raises:
-        ValueError: It is no size.
+        ValueError: The text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
@@ -30,10 +31,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
-    """`old=new`, each.
+    """Parse pairs of the form `old=new`.
 
     Raises:
-        ValueError: One has no `=`, or nothing before it.
+        ValueError: A pair has no `=`, or nothing before it.
     """
     renames = {}
     for pair in pairs:
@@ -42,6 +43,15 @@ def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"`--rename {pair}`: expected `old=new`, such as `model.=` or `model=net`")
         renames[old] = new
     return renames
+
+
+def _parse_user(text: str | None) -> object:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'`--user {text}` is not JSON ({error}); expected a value such as `\'{{"run": "a"}}\'`'
+        ) from error
 
 
 def show(
@@ -57,9 +67,12 @@ def show(
     memory: str,
     compression: str | None,
     unfenced: bool,
+    step: int | None,
+    user: str | None,
+    allow_expand: bool,
     as_json: bool,
 ) -> None:
-    """Converts a checkpoint and prints what was written."""
+    """Convert a checkpoint and print what was written."""
     began = time.monotonic()
     kinds: dict[str, Format] = {
         "hocket": "hocket", "dcp": "dcp", "safetensors": "safetensors", "torch": "torch"
@@ -79,6 +92,9 @@ def show(
             memory_bytes=parse_size(memory),
             compression=compression,
             unfenced=unfenced,
+            step=step,
+            user=_parse_user(user),
+            allow_expand=allow_expand,
             on_progress=on_progress,
         )
     if as_json:

@@ -11,7 +11,7 @@ __all__ = ["show"]
 
 
 def show(directory: str) -> None:
-    """Writes the demo checkpoint and says what to try on it."""
+    """Write the demo checkpoint and print commands to try on it."""
     manifest = write_demo(directory)
     out = console()
     num_bytes = sum(file["size"] for file in manifest.files)

@@ -17,7 +17,7 @@ __all__ = ["show"]
 
 
 def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
-    """Compares two checkpoints and prints what differs; whether nothing does."""
+    """Compare two checkpoints and print the differences; return whether there are none."""
     began = time.monotonic()
     with progress("comparing", quiet=as_json) as on_progress:
         found = diff(a, b, memory_bytes=parse_size(memory), on_progress=on_progress)

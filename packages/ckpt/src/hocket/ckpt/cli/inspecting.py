@@ -1,58 +1,57 @@
-"""`hocket-ckpt inspect`: the whole of a checkpoint."""
+"""`hocket-ckpt inspect`: a whole checkpoint."""
 
 from collections.abc import Hashable
 from typing import Any
 
 from rich.text import Text
 
-from hocket.ckpt.cli.text import SHARD_MARKS, columns, console, count, print_json, size
+from hocket.ckpt.chunks import files_of
+from hocket.ckpt.cli.records import describe
+from hocket.ckpt.cli.text import SHARD_MARKS, Cell, Line, columns, console, count, print_json, size
 from hocket.ckpt.cli.tree import Row, rows_of
-from hocket.ckpt.datafiles import stored_bytes
+from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
+from hocket.ckpt.formats.companions import other_states
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value
-from hocket.ckpt.reader import Checkpoint, open  # noqa: A004 - this package's own
+from hocket.ckpt.opener import open  # noqa: A004 - this package's own
+from hocket.ckpt.reader import Checkpoint
 
-__all__ = ["show", "show_tensor"]
+__all__ = ["show"]
 
 _STRIP_CELLS = 16
 _VALUE_CELLS = 60
 
 
 def show(uri: str, *, as_json: bool, unfold: bool = False) -> None:
-    """Prints a checkpoint's head, files, tensors and values; reads no tensor.
+    """Print a checkpoint's summary, files, tensors and values; reads no tensor data.
 
     Args:
         uri: The checkpoint.
         as_json: Print JSON and nothing else.
-        unfold: Show each of several layers that are alike, and long values whole.
+        unfold: Show every layer of a group of similar ones, and long values whole.
     """
-    checkpoint = open(uri)
+    with gc_paused():
+        _show(open(uri), as_json=as_json, unfold=unfold)
+
+
+def _show(checkpoint: Checkpoint, *, as_json: bool, unfold: bool) -> None:
     if as_json:
         print_json(_document(checkpoint))
         return
     manifest = checkpoint.contents
     out = console()
-    for line in _head(checkpoint):
-        out.print(line)
-    out.print()
-    for line in _files(manifest):
-        out.print(line)
-    out.print()
-    for line in _tensors(manifest, unfold):
-        out.print(line)
-    for lines in (_values(manifest, unfold), _opaque(manifest)):
+    out.lines(_head(checkpoint))
+    for lines in (
+        _files(manifest),
+        _tensors(manifest, unfold),
+        _values(manifest, unfold),
+        _opaque(manifest),
+        _beside(checkpoint),
+    ):
         if lines:
             out.print()
-        for line in lines:
-            out.print(line)
-
-
-def show_tensor(uri: str, name: str, *, as_json: bool) -> None:
-    """Prints one tensor's chunks and numbers; reads it in pieces."""
-    from hocket.ckpt.cli import statistics
-
-    checkpoint = open(uri, follow=False)
-    statistics.show(checkpoint, name, as_json=as_json)
+            out.lines(lines)
 
 
 def _head(checkpoint: Checkpoint) -> list[Text]:
@@ -84,25 +83,25 @@ def _mark(file: int) -> str:
     return SHARD_MARKS[file] if file < len(SHARD_MARKS) else "+"
 
 
-def _files(manifest: Manifest | Catalogue) -> list[Text]:
+def _files(manifest: Manifest | Catalogue) -> list[Cell]:
     num_chunks = [0] * len(manifest.files)
     for record in manifest.tensors.values():
-        for chunk in record.chunks:
-            num_chunks[chunk.file] += 1
-    rows = [
+        for file in files_of(record.chunks):
+            num_chunks[file] += 1
+    rows: list[list[Cell]] = [
         [
-            Text(_mark(i), "cyan"),
-            Text(file["path"]),
-            Text(size(stored_bytes(file))),
-            Text(count(num_chunks[i], "chunk")),
-            Text(f"zstd, of {size(file['size'])}" if "frames" in file else ""),
+            Line((_mark(i), "cyan")),
+            file["path"],
+            size(stored_bytes(file)),
+            count(num_chunks[i], "chunk"),
+            f"zstd, of {size(file['size'])}" if "frames" in file else "",
         ]
         for i, file in enumerate(manifest.files)
     ]
     return [Text("files", "bold"), *columns(rows, right=frozenset({2, 3}))]
 
 
-def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Text]:
+def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
     def kind(name: str) -> Hashable:
         record = manifest.tensors[name]
         return record.dtype, record.shape, record.same_as, len(record.chunks)
@@ -115,35 +114,29 @@ def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Text]:
     return [Text.assemble(("tensors", "bold"), (hint, "dim")), *lines]
 
 
-def _tensor_row(row: Row, manifest: Manifest | Catalogue) -> list[Text]:
-    label = Text.assemble((row.guides, "dim"), (row.label, "" if row.name else "bold"))
+def _tensor_row(row: Row, manifest: Manifest | Catalogue) -> list[Cell]:
+    label = Line((row.guides, "dim"), (row.label, "" if row.name else "bold"))
     if row.name is None:
         inside = size(
             sum(manifest.tensors[name].num_bytes for name in row.inside if not _is_alias(manifest, name))
         )
-        return [label, Text(), Text(), Text(inside, "dim"), Text()]
+        return [label, "", "", Line((inside, "dim")), ""]
     record = manifest.tensors[row.name]
     shape = "×".join(map(str, record.shape)) or "0-d"
     if record.same_as is not None:
-        return [
-            label,
-            Text(record.dtype),
-            Text(shape),
-            Text("="),
-            Text(f"shares {record.same_as}", "magenta"),
-        ]
-    return [label, Text(record.dtype), Text(shape), Text(size(record.num_bytes)), _strip(record)]
+        return [label, record.dtype, shape, "=", Line((f"shares {record.same_as}", "magenta"))]
+    return [label, record.dtype, shape, size(record.num_bytes), _strip(record)]
 
 
 def _is_alias(manifest: Manifest | Catalogue, name: str) -> bool:
     return manifest.tensors[name].same_as is not None
 
 
-def _strip(record: TensorRecord) -> Text:
-    """Which file holds which part along the dimension that is cut, as letters."""
+def _strip(record: TensorRecord) -> Line:
+    """Return a strip of letters that shows which file holds which part along the sharded dim."""
     if len(record.chunks) < 2:
-        marks = "".join(_mark(chunk.file) for chunk in record.chunks)
-        return Text(marks or ("in the manifest" if record.data is not None else "empty"), "cyan")
+        marks = "".join(map(_mark, files_of(record.chunks)))
+        return Line((marks or ("in the manifest" if record.data is not None else "empty"), "cyan"))
     dim = next(dim for dim in range(len(record.shape)) if any(chunk.start[dim] for chunk in record.chunks))
     extent = record.shape[dim]
     cells = min(_STRIP_CELLS, extent)
@@ -152,37 +145,55 @@ def _strip(record: TensorRecord) -> Text:
     )
     marks = ""
     for cell in range(cells):
-        # The chunk that holds the middle of the cell; of chunks cut along other dims, the first.
+        # The chunk at the middle of the cell; the first one if chunks are split along other dims too.
         middle = (2 * cell + 1) * extent // (2 * cells)
         marks += next(_mark(c.file) for c in reversed(line) if c.start[dim] <= middle)
-    return Text(marks, "cyan")
+    return Line((marks, "cyan"))
 
 
-def _values(manifest: Manifest | Catalogue, unfold: bool) -> list[Text]:
-    rows = [
-        [Text(name), Text(repr(record.value) if unfold else _short(record.value))]
+def _values(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
+    rows: list[list[Cell]] = [
+        [name, repr(record.value) if unfold else _short(record.value)]
         for name, record in sorted(manifest.values.items())
     ]
     if isinstance(manifest, Manifest) and manifest.per_rank is not None:
         kept = (
             f"{len(manifest.per_rank.ranks)} kept; with another number of ranks: {manifest.per_rank.policy}"
         )
-        rows.append([Text("(per rank)", "dim"), Text(kept, "dim")])
+        rows.append([Line(("(per rank)", "dim")), Line((kept, "dim"))])
     if isinstance(manifest, Manifest) and manifest.user is not None:
-        rows.append([Text("(user)", "dim"), Text(repr(manifest.user))])
+        rows.append([Line(("(user)", "dim")), repr(manifest.user)])
     return [Text("values", "bold"), *columns(rows)] if rows else []
 
 
-def _opaque(contents: Manifest | Catalogue) -> list[Text]:
-    """What a foreign checkpoint holds that is not looked into, and why."""
+def _opaque(contents: Manifest | Catalogue) -> list[Cell]:
+    """Return the entries of a foreign checkpoint that are not read, with the reasons."""
     if not isinstance(contents, Catalogue) or not contents.opaque:
         return []
-    rows = [[Text(name), Text(why, "dim")] for name, why in contents.opaque.items()]
+    rows: list[list[Cell]] = [[name, Line((why, "dim"))] for name, why in contents.opaque.items()]
     return [Text("not looked into", "bold"), *columns(rows)]
 
 
+def _beside(checkpoint: Checkpoint) -> list[Cell]:
+    """Return the files of a folder that hold state and do not belong to the model in it."""
+    rows: list[list[Cell]] = [
+        [name, size(num_bytes)] for name, num_bytes in _other_states(checkpoint).items()
+    ]
+    if not rows:
+        return []
+    hint = "   not part of this model; each can be inspected and converted by its own path"
+    return [Line(("beside it", "bold"), (hint, "dim")), *columns(rows, right=frozenset({1}))]
+
+
+def _other_states(checkpoint: Checkpoint) -> dict[str, int]:
+    contents = checkpoint.contents
+    if not isinstance(contents, Catalogue) or contents.root.rstrip("/") != checkpoint.uri.rstrip("/"):
+        return {}
+    return other_states(contents.root, {file["path"] for file in contents.files})
+
+
 def _short(value: Any) -> str:
-    """A value in a line: of a long list its beginning and how much is left."""
+    """Return a value on one line; a long list is truncated, with the number of omitted items."""
     text = repr(value)
     if len(text) <= _VALUE_CELLS:
         return text
@@ -208,7 +219,8 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "values": {name: encode_value(record.value) for name, record in contents.values.items()},
     }
     if isinstance(contents, Catalogue):
-        return {"uri": checkpoint.uri, "format": contents.format, **held, "opaque": dict(contents.opaque)}
+        beside = {"beside": _other_states(checkpoint), "opaque": dict(contents.opaque)}
+        return {"uri": checkpoint.uri, "format": contents.format, **held, **beside}
     return {
         "uri": checkpoint.uri,
         "format": contents.format,
@@ -223,18 +235,4 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
         "per_rank": contents.per_rank
         and {"policy": contents.per_rank.policy, "ranks": len(contents.per_rank.ranks)},
         "user": encode_value(contents.user),
-    }
-
-
-def describe(record: TensorRecord) -> dict[str, Any]:
-    """A tensor's record for `--json`."""
-    return {
-        "dtype": record.dtype,
-        "shape": record.shape,
-        "bytes": record.num_bytes,
-        "same_as": record.same_as,
-        "chunks": [
-            {"file": c.file, "offset": c.offset, "length": c.length, "start": c.start, "size": c.size}
-            for c in record.chunks
-        ],
     }

@@ -1,4 +1,4 @@
-"""From errors to one readable line and an exit code."""
+"""Mapping of exceptions to one-line messages and exit codes."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import typer
 
+from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointExistsError,
@@ -17,7 +18,7 @@ from hocket.ckpt.errors import (
 )
 from hocket.native.errors import HocketError, StoreConfigError, StoreExistsError, StoreNotFoundError
 
-__all__ = ["told"]
+__all__ = ["exit_on_error"]
 
 _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((CheckpointCorruptError,), 1),
@@ -39,15 +40,17 @@ _INTERRUPTED = 130
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Turns an error of ours into a line on stderr and the exit code that belongs to it; others pass."""
+def exit_on_error() -> Iterator[None]:
+    """Turn an exception of this package into a line on stderr and its exit code; others propagate."""
     try:
-        yield
+        with retry_notice():
+            yield
     except BrokenPipeError:
-        # The reader has had enough (`| head`): not our failure.
+        # The reader closed the pipe (`| head`), which is not an error.
         _settle_output()
         raise typer.Exit from None
     except KeyboardInterrupt:
+        print("hocket-ckpt: interrupted", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     except (HocketError, ValueError, OSError) as error:
         from hocket.ckpt.cli.text import shown
@@ -60,7 +63,7 @@ def told() -> Iterator[None]:
 
 
 def _settle_output() -> None:
-    """What stdout did not take is not to fail once more at exit, with a code and a text of Python's."""
+    """Redirect stdout after a broken pipe, so that Python's flush at exit does not fail again."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, now and then a line elsewhere."""
+"""Progress display: a bar on a terminal, an occasional line elsewhere."""
 
 import contextlib
 import sys
@@ -18,12 +18,12 @@ _EVERY_S = 10.0
 
 @contextlib.contextmanager
 def progress(what: str, *, quiet: bool, out: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to be called with the bytes done and the bytes of all, from any thread.
+    """Yield a function to call with the bytes done and the total bytes, from any thread.
 
     Args:
-        what: The work, as in `converting`.
-        quiet: Show nothing at all.
-        out: Where the bar goes and other lines are printed meanwhile; standard error, if None.
+        what: The work, such as `converting`.
+        quiet: Show nothing.
+        out: The console for the bar, which may print other lines meanwhile; None for standard error.
     """
     out = out or Console(stderr=True)
     if quiet:
@@ -42,7 +42,7 @@ def progress(what: str, *, quiet: bool, out: Console | None = None) -> Iterator[
 
 
 class _Lines:
-    """A line on standard error every ten seconds: what is short says nothing."""
+    """A progress line on standard error every ten seconds; short work prints none."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -21,10 +21,10 @@ _WHAT = {
 
 
 def parse_age(text: str) -> float:
-    """Seconds of `90s`, `30m`, `24h` or `7d`.
+    """Parse an age such as `90s`, `30m`, `24h` or `7d` into seconds.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text is not an age.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if found is None:
@@ -35,7 +35,7 @@ def parse_age(text: str) -> float:
 
 
 def show_removal(uri: str, *, dry_run: bool, as_json: bool) -> None:
-    """Removes a checkpoint and says what went."""
+    """Remove a checkpoint and print what was removed."""
     removed = remove(uri, dry_run=dry_run)
     if as_json:
         print_json({**dataclasses.asdict(removed), "dry_run": dry_run})
@@ -47,7 +47,7 @@ def show_removal(uri: str, *, dry_run: bool, as_json: bool) -> None:
 
 
 def show_collection(prefix: str, *, min_age: str, dry_run: bool, as_json: bool) -> None:
-    """Collects garbage and says what went."""
+    """Collect garbage and print what was removed."""
     collected = collect_garbage(prefix, min_age_s=parse_age(min_age), dry_run=dry_run)
     if as_json:
         print_json({**dataclasses.asdict(collected), "dry_run": dry_run})

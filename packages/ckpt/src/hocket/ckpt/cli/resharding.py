@@ -8,7 +8,7 @@ from rich.text import Text
 from hocket.ckpt.cli.converting import parse_size
 from hocket.ckpt.cli.progress import progress
 from hocket.ckpt.cli.text import console, count, print_json, size
-from hocket.ckpt.reader import read_manifest
+from hocket.ckpt.opener import read_manifest
 from hocket.ckpt.resharding import Resharded, reshard
 
 __all__ = ["show"]
@@ -24,7 +24,7 @@ def show(
     unfenced: bool,
     as_json: bool,
 ) -> None:
-    """Reshards a checkpoint and says what was done."""
+    """Reshard a checkpoint and print the result."""
     began = time.monotonic()
     manifest = read_manifest(source)
     total, passed, lock = manifest.num_bytes, 0, threading.Lock()

@@ -1,4 +1,4 @@
-"""`hocket-ckpt inspect --tensor`: one tensor's numbers."""
+"""`hocket-ckpt inspect --tensor`: the statistics of one tensor."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
-from hocket.ckpt.cli.inspecting import describe
+from hocket.ckpt.boxes import pieces, whole
+from hocket.ckpt.cli.records import describe
 from hocket.ckpt.cli.text import columns, console, print_json, size
-from hocket.ckpt.formats.boxes import pieces
+from hocket.ckpt.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.reader import Checkpoint
 
 __all__ = ["show"]
@@ -19,12 +20,13 @@ _BINS = 12
 _BAR_CELLS = 40
 _FIRST = 6
 
-# Of each piece there are some copies, up to 8 bytes an item.
+# Each piece has several copies in memory, of up to 8 bytes per item.
 _PIECE_ITEMS = 2 << 20
 
 
-def show(checkpoint: Checkpoint, name: str, *, as_json: bool) -> None:
-    """Prints a tensor's chunks, statistics and a histogram of its finite items; reads it twice, in pieces."""
+def show(uri: str, name: str, *, as_json: bool) -> None:
+    """Print a tensor's chunks, statistics and a histogram of its finite items; reads it twice, in pieces."""
+    checkpoint = open(uri, follow=False)
     record = checkpoint.record(name)
     tally = _Tally()
     for numbers in _pieces(checkpoint, name):
@@ -58,14 +60,14 @@ def show(checkpoint: Checkpoint, name: str, *, as_json: bool) -> None:
 
 
 def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[npt.NDArray[Any]]:
-    """A tensor's items piece by piece, each in one row, in a dtype that NumPy computes with."""
+    """Yield a tensor's items in flat pieces, in a dtype that NumPy can compute with."""
     record = checkpoint.record(name)
-    for box in pieces(record.shape, 1, _PIECE_ITEMS):
+    for box in pieces(whole(record.shape), 1, _PIECE_ITEMS):
         yield _numbers(checkpoint.part(name, box))
 
 
 def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The items in one row; a complex number by its absolute value."""
+    """Return the items as a flat array; complex numbers as absolute values."""
     flat = array.reshape(-1)
     if flat.dtype.kind == "c":
         flat = np.abs(flat)
@@ -75,7 +77,7 @@ def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class _Tally:
-    """What has been seen of a tensor's items so far."""
+    """Running statistics of a tensor's items."""
 
     def __init__(self) -> None:
         self.num_items = 0
@@ -86,7 +88,7 @@ class _Tally:
         self._mean = self._squares = 0.0
 
     def add(self, numbers: npt.NDArray[Any]) -> None:
-        """Takes another piece in."""
+        """Update the statistics with another piece."""
         self.num_items += numbers.size
         self.first += numbers[: _FIRST - len(self.first)].tolist()
         finite = numbers[np.isfinite(numbers)]
@@ -97,7 +99,7 @@ class _Tally:
         self.lowest = low if self.lowest is None else min(low, self.lowest)
         self.highest = high if self.highest is None else max(high, self.highest)
         self._num_zero += int((finite == 0).sum())
-        # Chan's way to join means, and squares of distances to them (Chan, Golub and LeVeque, 1979).
+        # Parallel update of mean and sum of squared deviations (Chan, Golub and LeVeque, 1979).
         mean, squares = (
             float(finite.mean(dtype=np.float64)),
             float(finite.var(dtype=np.float64)) * finite.size,
@@ -109,7 +111,7 @@ class _Tally:
         self._num_finite = total
 
     def statistics(self) -> dict[str, Any]:
-        """By the names that people read."""
+        """Return the statistics by display name."""
         if not self._num_finite:
             return {"items": self.num_items, "nan": self._num_nan}
         statistics: dict[str, Any] = {
@@ -127,7 +129,7 @@ class _Tally:
 
 
 def _histogram(parts: Iterable[npt.NDArray[Any]], tally: _Tally) -> tuple[list[int], list[float]]:
-    """Counts and edges; none where all finite items are alike."""
+    """Return counts and bin edges; both are empty if all finite items are equal."""
     span = float(tally.lowest or 0), float(tally.highest or 0)
     if span[0] == span[1]:
         return [], []

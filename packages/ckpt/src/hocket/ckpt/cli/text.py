@@ -1,53 +1,86 @@
-"""Lines that read well on a terminal and in a file."""
+"""Text output for terminals and files."""
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["SHARD_MARKS", "columns", "console", "count", "print_json", "shown", "size"]
+__all__ = ["SHARD_MARKS", "Cell", "Line", "columns", "console", "count", "print_json", "shown", "size"]
 
 SHARD_MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""A letter for each data file, in the manifest's order; beyond them, `+`."""
+"""A letter for each data file, in manifest order; `+` for all further files."""
 
 
 _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters, line ends, and what turns the direction of the text behind it."""
+"""Control characters, line ends, and characters that change the direction of text."""
 
 
 def shown(text: str) -> str:
-    """Text in one line, without what a terminal would obey: in its place stands how Python writes it."""
+    """Return text on one line, with terminal control characters replaced by Python escapes."""
+    if text.isprintable():
+        return text
     return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _cell(text: Text) -> Text:
-    return Text(shown(text.plain), text.style) if _COMMANDS.search(text.plain) else text
+class Line:
+    """A line, or a cell of one, of differently styled parts; for tables of many rows, cheaper than `Text`."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: tuple[str, str] | str) -> None:
+        self.parts = [(part, "") if isinstance(part, str) else part for part in parts]
+
+    @property
+    def plain(self) -> str:
+        """The text without styles."""
+        return "".join(text for text, _ in self.parts)
+
+    def __rich__(self) -> Text:
+        """Return the line with its styles, for a terminal."""
+        return Text.assemble(*((shown(text), style) for text, style in self.parts))
+
+
+Cell = Line | Text | str
 
 
 class _Console(Console):
-    """Prints line by line; what a checkpoint says comes to a terminal as text, never as a command."""
+    """A console that prints line by line and escapes control characters from checkpoints."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        if not self.is_terminal and not options and all(isinstance(it, Cell) for it in objects):
+            self.file.write(" ".join(map(_shown, objects)) + "\n")
+            return
         lines = [
-            _cell(it) if isinstance(it, Text) else shown(it) if isinstance(it, str) else it for it in objects
+            _escaped(it) if isinstance(it, Text) else shown(it) if isinstance(it, str) else it
+            for it in objects
         ]
         super().print(*lines, **options)
 
+    def lines(self, lines: Sequence[Cell]) -> None:
+        """Print many lines."""
+        if self.is_terminal:
+            for line in lines:
+                self.print(line)
+        elif lines:
+            self.file.write("\n".join(map(_shown, lines)) + "\n")
+
     def on_broken_pipe(self) -> None:
-        """Not rich's exit code: `told` says what becomes of it, as for all that is printed."""
+        """Raise instead of exiting with rich's code; `exit_on_error` handles it."""
         raise BrokenPipeError
 
 
-def console() -> Console:
-    """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
+def console() -> _Console:
+    """Return standard output: coloured on a terminal, plain elsewhere; lines are never wrapped or cut."""
     return _Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def size(num_bytes: int) -> str:
-    """Bytes for people: `34.2 MiB`."""
+    """Return a size for display: `34.2 MiB`."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -57,30 +90,62 @@ def size(num_bytes: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
+    """Return a number with its noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def columns(rows: list[list[Text]], *, right: frozenset[int] = frozenset()) -> list[Text]:
-    """Rows as lines whose columns stand under each other, two spaces apart; `right` are flush right."""
+def columns(rows: Sequence[Sequence[Cell]], *, right: frozenset[int] = frozenset()) -> list[Line]:
+    """Return rows as aligned lines with two spaces between columns; `right` lists right-aligned columns."""
     if not rows:
         return []
-    rows = [list(map(_cell, row)) for row in rows]
-    widths = [max(row[i].cell_len for row in rows) for i in range(len(rows[0]))]
+    cells = [[(_parts(cell), _num_cells(_shown(cell))) for cell in row] for row in rows]
+    widths = [max(row[i][1] for row in cells) for i in range(len(rows[0]))]
     lines = []
-    for row in rows:
-        line = Text()
-        for i, cell in enumerate(row):
-            gap = Text(" " * (widths[i] - cell.cell_len))
-            line.append_text(gap + cell if i in right else cell + gap)
-            line.append("  ")
-        line.rstrip()
-        lines.append(line)
+    for row in cells:
+        parts: list[tuple[str, str] | str] = []
+        gap = ""
+        for i, (own, width) in enumerate(row):
+            space = " " * (widths[i] - width)
+            if i in right:
+                gap += space
+            if width:
+                parts += [gap, *own]
+                gap = ""
+            gap += "  " if i in right else space + "  "
+        lines.append(Line(*parts))
     return lines
 
 
+def _shown(cell: Cell) -> str:
+    return shown(cell if isinstance(cell, str) else cell.plain)
+
+
+def _parts(cell: Cell) -> list[tuple[str, str]]:
+    """Return a cell's text as parts with one style each."""
+    if isinstance(cell, Line):
+        return cell.parts
+    if isinstance(cell, str):
+        return [(cell, "")]
+    ends = sorted({0, len(cell), *(end for span in cell.spans for end in (span.start, span.end))})
+    return [
+        (
+            cell.plain[start:end],
+            next((str(s.style) for s in cell.spans if s.start <= start < s.end), str(cell.style)),
+        )
+        for start, end in itertools.pairwise(ends)
+    ]
+
+
+def _escaped(text: Text) -> Text:
+    return Text(shown(text.plain), text.style) if _COMMANDS.search(text.plain) else text
+
+
+def _num_cells(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
+
+
 def print_json(document: Mapping[str, Any] | list[Any]) -> None:
-    """Prints JSON, and nothing else."""
+    """Print JSON, and nothing else."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    # JSON escapes what stands before the space, and leaves the other commands to a terminal as they are.
+    # JSON escapes characters below the space, but not the other control characters.
     print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)

@@ -1,4 +1,4 @@
-"""Names as the lines of a tree, in which layers that are alike stand once."""
+"""Tensor names as the lines of a tree, with similar layers folded into one line."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
@@ -6,19 +6,19 @@ from typing import NamedTuple
 __all__ = ["Row", "rows_of"]
 
 _FOLDED_FROM = 3
-"""So many numbered branches, all alike, become one."""
+"""The number of similar consecutive branches from which they are folded into one."""
 
 
 class Row(NamedTuple):
     """A line of the tree."""
 
     guides: str
-    """What stands before the label: `│  ├─ `."""
+    """The tree characters before the label: `│  ├─ `."""
     label: str
     name: str | None
-    """The tensor, where the line stands for one."""
+    """The tensor's name, if the line is a tensor."""
     inside: tuple[str, ...]
-    """Names of the tensors below it, of all that it stands for."""
+    """Names of the tensors below it, including those of folded branches."""
 
 
 class _Node:
@@ -27,17 +27,21 @@ class _Node:
         self.name: str | None = None
 
     def names(self) -> tuple[str, ...]:
-        below = [name for child in self.children.values() for name in child.names()]
-        return (*([self.name] if self.name is not None else []), *below)
+        own = () if self.name is None else (self.name,)
+        if not self.children:
+            return own
+        return (*own, *(name for child in self.children.values() for name in child.names()))
 
     def shape(self, kind: Callable[[str], Hashable]) -> Hashable:
-        """Equal for branches that would look alike."""
+        """Return a key that is equal for branches that look the same."""
         own = None if self.name is None else kind(self.name)
+        if not self.children:
+            return own, ()
         return own, tuple((label, child.shape(kind)) for label, child in self.children.items())
 
 
 class _Branch(NamedTuple):
-    """A child, or several that are alike."""
+    """A child, or several similar children."""
 
     label: str
     node: _Node
@@ -45,12 +49,12 @@ class _Branch(NamedTuple):
 
 
 def rows_of(names: Iterable[str], kind: Callable[[str], Hashable] | None = None) -> list[Row]:
-    """Lines for tensors, cut at the dots of their names; a branch with one child is joined to it.
+    """Return tree lines for tensor names, split at dots; a branch with one child is joined with it.
 
     Args:
-        names: In the order in which they are to stand.
-        kind: What makes two tensors look alike. Where given, numbered branches in a row that are alike
-            become one line, `0…11`, with what is below the first of them.
+        names: The names, in display order.
+        kind: Return a key that is equal for similar tensors. If given, similar consecutive numbered branches
+            become one line, `0…11`, followed by the contents of the first.
     """
     root = _Node()
     for name in names:
@@ -65,16 +69,18 @@ def rows_of(names: Iterable[str], kind: Callable[[str], Hashable] | None = None)
 
 
 def _branches(node: _Node, kind: Callable[[str], Hashable] | None) -> list[_Branch]:
+    if not node.children:
+        return []
     single = [_Branch(label, child, child.names()) for label, child in node.children.items()]
     if kind is None or len(single) < _FOLDED_FROM or not all(branch.label.isdigit() for branch in single):
         return single
     runs: list[list[_Branch]] = []
     shape: Hashable = None
     for branch in single:
-        if runs and shape == (shape := branch.node.shape(kind)):
+        before, shape = shape, branch.node.shape(kind)
+        if runs and shape == before:
             runs[-1].append(branch)
         else:
-            shape = branch.node.shape(kind)
             runs.append([branch])
     folded: list[_Branch] = []
     for run in runs:
@@ -90,11 +96,12 @@ def _add(
     rows: list[Row], branch: _Branch, before: str, below: str, kind: Callable[[str], Hashable] | None
 ) -> None:
     label, node, inside = branch
-    while node.name is None and len(children := _branches(node, kind)) == 1 and "…" not in label:
+    children = _branches(node, kind)
+    while node.name is None and len(children) == 1 and "…" not in label:
         [(part, node, _)] = children
         label = f"{label}.{part}"
+        children = _branches(node, kind)
     rows.append(Row(before, label, node.name, inside))
-    children = _branches(node, kind)
     for i, child in enumerate(children):
         step, rest = ("└─ ", "   ") if i == len(children) - 1 else ("├─ ", "│  ")
         _add(rows, child, below + step, below + rest, kind)

@@ -1,70 +1,63 @@
 """`hocket-ckpt verify`."""
 
 import dataclasses
-import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from hocket.ckpt.cli.progress import progress
 from hocket.ckpt.cli.text import console, count, print_json, size
-from hocket.ckpt.datafiles import stored_bytes
+from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.formats.catalogue import Catalogue
-from hocket.ckpt.reader import open  # noqa: A004 - this package's own
+from hocket.ckpt.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.verifying import Flaw, Verdict, verify
 
 __all__ = ["show"]
 
 
+_MAX_FINDINGS = 10
+
+
 def show(uri: str, *, strict: bool = False, as_json: bool) -> bool:
-    """Verifies a checkpoint and prints the verdict; whether it is sound."""
+    """Verify a checkpoint; print the verdict, then the first flaws. Return whether it is sound."""
     began = time.monotonic()
     if as_json:
         verdict = verify(uri, strict=strict)
         print_json(_document(verdict))
         return verdict.is_sound
+    verdict = _with_progress(uri, strict)
     out = console()
-    if sys.stdout.isatty():
-        verdict = _with_progress(uri, strict, out)
-    else:
-        verdict = verify(uri, strict=strict, on_file=_FilePrinter(out))
     _print_verdict(out, verdict, time.monotonic() - began)
+    _print_findings(out, verdict.flaws)
     return verdict.is_sound
 
 
-def _with_progress(uri: str, strict: bool, out: Console) -> Verdict:
+def _with_progress(uri: str, strict: bool) -> Verdict:
     total = sum(map(stored_bytes, open(uri).contents.files))
-    print_file, done = _FilePrinter(out), 0
-    with progress("verifying", quiet=False, out=out) as on_progress:
+    done = 0
+    with progress("verifying", quiet=False) as on_progress:
 
-        def on_file(path: str, size: int, flaws: list[Flaw]) -> None:
+        def on_file(_path: str, size: int, _flaws: list[Flaw]) -> None:
             nonlocal done
             done += size
             on_progress(done, total)
-            if flaws:
-                print_file(path, size, flaws)
 
         return verify(uri, strict=strict, on_file=on_file)
 
 
-class _FilePrinter:
-    """Prints a file's flaws, or that it has none."""
-
-    def __init__(self, out: Console) -> None:
-        self._out = out
-
-    def __call__(self, path: str, num_bytes: int, flaws: list[Flaw]) -> None:
-        if not flaws:
-            self._out.print(Text.assemble(("ok   ", "green"), f"{path}  {size(num_bytes)}"))
-        for flaw in flaws:
-            where = "" if flaw.offset is None else f" at data offset {flaw.offset}"
-            self._out.print(Text.assemble(("BAD  ", "bold red"), f"{path}{where}: {flaw.problem}"))
-            for name in flaw.tensors:
-                self._out.print(Text.assemble("       ", (name, "red")))
-            for chunk in flaw.chunks:
-                if chunk not in flaw.tensors:
-                    self._out.print(Text.assemble("       chunk ", (chunk, "red")))
+def _print_findings(out: Console, flaws: Sequence[Flaw]) -> None:
+    for flaw in flaws[:_MAX_FINDINGS]:
+        where = "" if flaw.offset is None else f" at data offset {flaw.offset}"
+        out.print(Text.assemble(("BAD  ", "bold red"), f"{flaw.file}{where}: {flaw.problem}"))
+        names = [*flaw.tensors, *(f"chunk {chunk}" for chunk in flaw.chunks if chunk not in flaw.tensors)]
+        for name in names[:_MAX_FINDINGS]:
+            out.print(Text.assemble("       ", (name, "red")))
+        if len(names) > _MAX_FINDINGS:
+            out.print(f"       and {len(names) - _MAX_FINDINGS} more")
+    if len(flaws) > _MAX_FINDINGS:
+        out.print(f"and {len(flaws) - _MAX_FINDINGS} more; `--json` lists all of them")
 
 
 def _print_verdict(out: Console, verdict: Verdict, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Hocket's checkpoints behind `torch.distributed.checkpoint`, for training loops that are not ours."""
+"""Storage for `torch.distributed.checkpoint`, for training loops that use torch's own API."""
 
 from hocket.ckpt.dcp.reading import HocketReader
 from hocket.ckpt.dcp.writing import HocketWriter

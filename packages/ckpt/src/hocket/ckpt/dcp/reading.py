@@ -1,11 +1,8 @@
-"""What `torch.distributed.checkpoint.load` calls to read any checkpoint that Hocket opens."""
+"""A storage reader for `torch.distributed.checkpoint.load`."""
 
 import io
-import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from operator import add
 from typing import Any
 
 import torch
@@ -21,31 +18,30 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import index_of, pieces
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.foreign import Foreign
-from hocket.ckpt.manifest import ITEM_BYTES
+from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
-from hocket.ckpt.reader import open as open_checkpoint
-from hocket.ckpt.torch.filling import SCRATCH_BYTES, Target, read_into
 from hocket.ckpt.torch.layout import torch_dtype
+from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Target, batches, read_into
 
 __all__ = ["HocketReader"]
 
 
 class HocketReader(StorageReader):
-    """Reads a checkpoint for `torch.distributed.checkpoint.load`: Hocket's, and others that `open` knows.
+    """A storage reader for Hocket checkpoints and all other formats that `open` reads.
 
-    Each rank reads what its own shards need, whatever the number of ranks that saved. torch wraps an error of
-    any rank into its `CheckpointException`, raised on all; what is told here is in its `failures`. One of
-    `read_metadata` is there as an AssertionError with this one's message.
+    Each rank reads the ranges that its own shards need, whatever the number of ranks that saved. torch wraps
+    the errors of all ranks into a `CheckpointException` that is raised on every rank; its `failures` hold the
+    exceptions that are listed here. An error of `read_metadata` appears there as an AssertionError with the
+    same message.
 
     Args:
-        path: The checkpoint's folder, file or URI; `checkpoint_id` takes its place where it is given.
-        cast: Convert dtypes that differ, which is refused otherwise (and by torch's own reader done
-            silently).
-        check: Verify the digest of each block that is read. Other formats have none.
+        path: The checkpoint's folder, file or URI; `checkpoint_id` replaces it if given.
+        cast: Convert between dtypes. If False, a difference is an error; torch's own reader converts
+            silently.
+        check: Verify the digest of each block that is read. Other formats have no digests.
 
     Example:
         >>> import torch.distributed.checkpoint as dcp
@@ -65,24 +61,25 @@ class HocketReader(StorageReader):
         self._checkpoint: Checkpoint | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins another load; a `checkpoint_id` says from where."""
+        """Prepare for another load, from `checkpoint_id` if given."""
         if checkpoint_id is not None:
             self._uri = os.fspath(checkpoint_id)
         self._checkpoint = None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path or a URI: any text that is not empty."""
+        """Return whether the id is a path or a URI: any non-empty text."""
         return bool(os.fspath(checkpoint_id))
 
     def read_metadata(self) -> Metadata:
-        """Opens the checkpoint and describes it to the planner, which sees each tensor as one chunk.
+        """Open the checkpoint and describe it to the planner, with each tensor as a single chunk.
 
         Raises:
-            ValueError: Nobody has said where it is.
-            CheckpointNotFoundError: There is none; a `CheckpointPartialError` where the save never finished.
-            CheckpointCorruptError: Its manifest, or what another format has in its place, is not sound.
-            CheckpointIncompatibleError: A later format, or a dtype that this torch does not have.
+            ValueError: Neither `path` nor `checkpoint_id` was given.
+            CheckpointNotFoundError: There is no checkpoint; a `CheckpointPartialError` if the save never
+                finished.
+            CheckpointCorruptError: The manifest, or its counterpart in another format, is corrupt.
+            CheckpointIncompatibleError: A later format, or a dtype that this version of torch lacks.
         """
         if self._uri is None:
             raise ValueError(
@@ -93,7 +90,7 @@ class HocketReader(StorageReader):
         described: dict[str, Any] = {name: BytesStorageMetadata() for name in contents.values}
         for name, record in contents.tensors.items():
             size = torch.Size(record.shape)
-            # Which chunks a box needs is found when it is read: plans then need not name them.
+            # The chunks that a box needs are looked up when it is read, so plans do not list them.
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
             properties = TensorProperties(dtype=torch_dtype(record.dtype, name))
             described[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole])
@@ -104,31 +101,32 @@ class HocketReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing: the checkpoint is open since `read_metadata`."""
+        """Do nothing: `read_metadata` has opened the checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Notes in a rank's plan which save it reads."""
+        """Record in a rank's plan which save it reads."""
         assert self._checkpoint is not None, "plans come after `read_metadata`"
         contents = self._checkpoint.contents
         save = contents.digest if isinstance(contents, Catalogue) else contents.save_id
         return replace(plan, storage_data=save)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leaves the plans as they are, where all ranks read the same save.
+        """Return the plans unchanged, after a check that all ranks read the same save.
 
         Raises:
-            CheckpointNotFoundError: They do not: the checkpoint was replaced meanwhile.
+            CheckpointNotFoundError: Ranks read different saves, because the checkpoint was replaced.
         """
         if len({plan.storage_data for plan in plans}) > 1:
             raise replaced_error(str(self._uri))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what this rank's plan asks for, in parallel and straight to its place where it can.
+        """Read the items of this rank's plan in parallel, directly into place if possible.
 
         Raises:
             CheckpointIncompatibleError: A dtype differs, and `cast` is False. Nothing was read.
-            CheckpointCorruptError: A block is not what was written; tensor, file and offset are named.
+            CheckpointCorruptError: A block does not match its digest; the message names tensor, file and
+                offset.
         """
         checkpoint = self._checkpoint
         assert checkpoint is not None, "`read_data` comes after `read_metadata`"
@@ -172,39 +170,18 @@ def _refuse_casts(checkpoint: Checkpoint, targets: list[Target]) -> None:
 
 
 def _fill_from_arrays(checkpoint: Checkpoint, targets: list[Target]) -> None:
-    """Other formats, by way of arrays; a bounded number of bytes at a time."""
-    for batch in _batches(targets):
+    """Read targets from another format through NumPy arrays, a bounded number of bytes at a time."""
+    for batch in batches(targets, SCRATCH_BYTES):
         wanted = [(target.name, target.box) for target in batch]
         for target, array in zip(batch, checkpoint.read(wanted), strict=True):
-            # As bytes: NumPy's names of bf16 and fp8 mean nothing to torch.
+            # As bytes, because torch does not know NumPy's bf16 and fp8 dtypes.
             flat = torch.from_numpy(array.reshape(-1).view("u1"))
             dtype = torch_dtype(target.record.dtype, target.name)
             target.local.copy_(flat.view(dtype).reshape(array.shape))
 
 
-def _batches(targets: list[Target]) -> Iterator[list[Target]]:
-    batch: list[Target] = []
-    total = 0
-    for target in itertools.chain.from_iterable(map(_pieces, targets)):
-        num_bytes = target.box.num_items * ITEM_BYTES[target.record.dtype]
-        if batch and total + num_bytes > SCRATCH_BYTES:
-            yield batch
-            batch, total = [], 0
-        batch.append(target)
-        total += num_bytes
-    if batch:
-        yield batch
-
-
-def _pieces(target: Target) -> Iterator[Target]:
-    """Cuts a target that is larger than the scratch memory."""
-    for piece in pieces(target.box.size, ITEM_BYTES[target.record.dtype], SCRATCH_BYTES):
-        box = Box(tuple(map(add, target.box.start, piece.start)), piece.size)
-        yield target._replace(local=target.local[index_of(*piece)], box=box)
-
-
 def _pickled(value: object) -> io.BytesIO:
-    """A plain value as planners take it; only in memory."""
+    """Return a plain value as an in-memory pickle, as planners expect it."""
     pickled = io.BytesIO()
     torch.save(value, pickled)
     pickled.seek(0)

@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint.save` calls to write a Hocket checkpoint."""
+"""A storage writer for `torch.distributed.checkpoint.save` that writes Hocket checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +20,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from hocket.ckpt.datafiles import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointStateError,
 )
+from hocket.ckpt.file_names import compression_level, data_path, entry_name, file_metadata
 from hocket.ckpt.manifest import Chunk, Manifest, PathItem, TensorRecord, ValueRecord
-from hocket.ckpt.torch.committing import Report, check_files, commit
-from hocket.ckpt.torch.layout import DTYPES
+from hocket.ckpt.manifest_builder import build_manifest, commit
+from hocket.ckpt.torch.commit import Report, check_files
+from hocket.ckpt.torch.layout import DTYPES, check_dtype
+from hocket.ckpt.tree import check_encodable
 from hocket.ckpt.values import canonical, from_canonical
 from hocket.native import _native
 
@@ -42,15 +43,15 @@ __all__ = ["HocketWriter"]
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What the coordinator gives each rank along with its plan."""
+    """Data that the coordinator sends to each rank with its plan."""
 
     save_id: str
     number: int
-    """The rank's, in the order of the plans."""
+    """The rank's position in the list of plans."""
 
 
 class _Now(threading.local):
-    """The save under way: torch runs each in one thread, and may begin the next one in another."""
+    """The running save. torch runs each save in one thread, and may start the next in another."""
 
     uri: str | None = None
     save_id = ""
@@ -59,7 +60,7 @@ class _Now(threading.local):
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Where a chunk's bytes went. A rank's results hold one and the same `file`, which is sent once."""
+    """The location of a chunk's bytes. A rank's results share one `file` object, which is sent once."""
 
     file: CkptFile
     offset: int
@@ -68,26 +69,27 @@ class _Stored:
 
 
 class HocketWriter(StorageWriter):
-    """Writes a Hocket checkpoint from `torch.distributed.checkpoint.save` or `async_save`.
+    """A storage writer of Hocket checkpoints for `torch.distributed.checkpoint.save` and `async_save`.
 
-    Each rank writes one data file, straight from the memory of contiguous host tensors; what is on a device
-    or not contiguous is copied first, all of it. The plan is torch's: a tied tensor is written once for each
-    of its names. There is a checkpoint once `save` returns, and none where it raises: then what the other
-    ranks wrote stays behind as `partial`, does no harm to a save of the same name, and goes with
-    `hocket-ckpt gc`. Nothing is pickled on disk: values are those that a Hocket checkpoint holds.
+    Each rank writes one data file, directly from the memory of contiguous host tensors; device tensors and
+    non-contiguous tensors are all copied first. The plan is torch's, so a tied tensor is written once per
+    name. When `save` returns, the checkpoint is committed. When it raises, there is no checkpoint: the files
+    of the other ranks remain as `partial`, do not affect a later save of the same name, and are removed by
+    `hocket-ckpt gc`. Nothing on disk is pickled: values are limited to those that a Hocket checkpoint
+    supports.
 
     Args:
-        path: The checkpoint's folder or URI; `checkpoint_id` takes its place where it is given.
-        step: What listings are ordered by. Without it, the number that the checkpoint's name ends with, else
-            0.
-        user: Whatever plain value goes with it; the coordinator's is kept.
+        path: The checkpoint's folder or URI; `checkpoint_id` replaces it if given.
+        step: The step that listings are sorted by. If None, the number at the end of the checkpoint's name,
+            or 0.
+        user: A plain value to store with the checkpoint; the coordinator's value is used.
         compression: `"zstd:N"` for compressed data files, N from 1 to 22.
-        overwrite: Take the place of a checkpoint that is there, in one step; it is refused otherwise.
-        unfenced: Save also to a store that ignores conditions, where of two savers under one name both may
-            believe that they won; it is refused otherwise.
+        overwrite: Replace an existing checkpoint atomically; it is refused otherwise.
+        unfenced: Also save to a store that ignores conditional writes, where two savers of one name may both
+            succeed; such a store is refused otherwise.
 
     Raises:
-        ValueError: `step` or `compression` makes no sense.
+        ValueError: `step` or `compression` is invalid.
 
     Example:
         >>> import torch.distributed.checkpoint as dcp
@@ -121,7 +123,7 @@ class HocketWriter(StorageWriter):
         self._now = _Now()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For torch's process that saves; no save is under way there yet."""
+        """Return the state for torch's saving process, which has no running save yet."""
         return {name: value for name, value in vars(self).items() if name != "_now"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -130,10 +132,10 @@ class HocketWriter(StorageWriter):
 
     @property
     def uri(self) -> str:
-        """Where the checkpoint goes.
+        """The checkpoint's folder or URI.
 
         Raises:
-            ValueError: Nobody has said.
+            ValueError: Neither `path` nor `checkpoint_id` was given.
         """
         uri = self._now.uri or self._uri
         if uri is None:
@@ -143,20 +145,21 @@ class HocketWriter(StorageWriter):
         return uri
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins another save; a `checkpoint_id` says where."""
+        """Prepare for another save, to `checkpoint_id` if given."""
         if checkpoint_id is not None:
             self._uri = self._now.uri = _uri(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path or a URI: any text that is not empty."""
+        """Return whether the id is a path or a URI: any non-empty text."""
         return bool(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Looks at how `save` was called.
+        """Check how `save` was called.
 
         Raises:
-            CheckpointIncompatibleError: Without collectives there is nobody who commits for all ranks.
+            CheckpointIncompatibleError: `use_collectives` is False, so no coordinator could commit for all
+                ranks.
         """
         if not kwargs.get("use_collectives", True):
             raise CheckpointIncompatibleError(
@@ -165,15 +168,23 @@ class HocketWriter(StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leaves a rank's plan as it is."""
+        """Check the names and dtypes of a rank's plan before anything is written; return the plan unchanged.
+
+        Raises:
+            CheckpointStateError: A name is not valid Unicode, or a dtype cannot be stored in a data file.
+        """
+        for item in plan.items:
+            check_encodable(item.index.fqn)
+            if item.tensor_data is not None:
+                check_dtype(item.index.fqn, item.tensor_data.properties.dtype)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Looks at the destination, draws the save id and sends it along with the plans; coordinator only.
+        """Check the destination, choose the save id and add it to the plans; runs on the coordinator only.
 
         Raises:
-            CheckpointExistsError: A checkpoint is there, and `overwrite` is False. Nothing was written.
-            CheckpointIncompatibleError: The planner keeps plans.
+            CheckpointExistsError: A checkpoint exists, and `overwrite` is False. Nothing was written.
+            CheckpointIncompatibleError: The planner caches plans.
         """
         if not all(plan.usable for plan in plans):
             raise CheckpointIncompatibleError(
@@ -197,10 +208,10 @@ class HocketWriter(StorageWriter):
         return Manifest.from_document(_native.ckpt_manifest_read(self.uri))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's tensors into one file; values go to the coordinator, which writes the manifest.
+        """Write this rank's tensors into one file and send the values to the coordinator for the manifest.
 
         Raises:
-            CheckpointStateError: A value or a tensor that no checkpoint holds; it is named.
+            CheckpointStateError: A value or a tensor cannot be saved; the message names it.
         """
         share: _Share = plan.storage_data
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
@@ -234,19 +245,19 @@ class HocketWriter(StorageWriter):
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Looks for every rank's file and commits; coordinator only.
+        """Check that every rank's file exists and commit; runs on the coordinator only.
 
         Raises:
-            CheckpointExistsError: Another save was quicker.
-            CheckpointNotFoundError: A rank's file is not to be seen from here: the folder is not shared.
-            CheckpointError: What else keeps it from being committed.
+            CheckpointExistsError: Another save committed first.
+            CheckpointNotFoundError: A rank's file is not visible here, because the folder is not shared.
+            CheckpointError: The commit failed for another reason.
         """
         reports = [Report(files=_files_of(found)) for found in results]
         may_remove = True
         try:
             check_files(self.uri, reports)
             manifest = self._manifest(metadata, results, reports)
-            may_remove = False  # an error may be no more than an answer that was lost
+            may_remove = False  # the commit may have succeeded and only its response been lost
             commit(self.uri, manifest, self._now.replaces, unfenced=self._unfenced)
         except BaseException as error:
             if may_remove or isinstance(error, CheckpointExistsError):
@@ -256,7 +267,7 @@ class HocketWriter(StorageWriter):
             self._remove([file["path"] for file in self._now.replaces.files])
 
     def _remove(self, paths: list[str]) -> None:
-        # An orphan is harmless; how the save ended is what counts.
+        # An orphan is harmless; the save's own error matters more.
         with contextlib.suppress(Exception):
             _native.ckpt_delete_files(self.uri, paths)
 
@@ -279,20 +290,18 @@ class HocketWriter(StorageWriter):
                 dtype=DTYPES[stored.properties.dtype],
                 shape=tuple(stored.size),
                 path=paths[name],
-                chunks=tuple(sorted(chunks.get(name, ()), key=lambda chunk: chunk.start)),
             )
             for name, stored in metadata.state_dict_metadata.items()
             if isinstance(stored, TensorStorageMetadata)
         }
-        return Manifest(
+        return build_manifest(
+            writer="hocket.ckpt.dcp",
+            files=files,
+            tensors=tensors,
+            chunks=chunks,
             save_id=self._now.save_id,
             step=_step_of(self.uri) if self._step is None else self._step,
-            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            version=_native.__version__,
-            writer="hocket.ckpt.dcp",
             world_size=len(results),
-            files=tuple(files),
-            tensors=tensors,
             values={name: ValueRecord(path=paths[name], value=value) for name, value in values.items()},
             user=from_canonical(self._user),
         )
@@ -303,12 +312,12 @@ def _uri(path: str | os.PathLike[str]) -> str:
 
 
 def _step_of(uri: str) -> int:
-    number = re.search(r"[0-9]{1,18}$", uri.rpartition("/")[2])  # more digits are no count of steps
+    number = re.search(r"[0-9]{1,18}$", uri.rpartition("/")[2])  # longer numbers are not step counts
     return int(number[0]) if number else 0
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> WriteResult:
-    """A leaf that is no tensor, as text. A planner hands out a pickle of it, which stays in memory."""
+    """Return a value's canonical JSON. The planner supplies values as in-memory pickles."""
     name = item.index.fqn
     pickled = planner.resolve_data(item)
     assert isinstance(pickled, io.BytesIO)
@@ -325,7 +334,7 @@ def _value(item: WriteItem, planner: SavePlanner) -> WriteResult:
 
 
 def _chunk(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
-    """A chunk in host memory, in C order."""
+    """Return a chunk in host memory, in C order."""
     name, planned = item.index.fqn, item.tensor_data
     chunk = planner.resolve_data(item)
     assert isinstance(chunk, torch.Tensor)
@@ -344,7 +353,7 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def _entry_name(item: WriteItem) -> str:
-    """An entry's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
+    """Return an entry's name in the data file: the tensor's name, plus the offsets unless it is whole."""
     assert item.tensor_data is not None
     chunk, size = item.tensor_data.chunk, item.tensor_data.size
     return entry_name(item.index.fqn, tuple(chunk.offsets), is_whole=chunk.sizes == size)
@@ -355,13 +364,13 @@ def _files_of(found: Sequence[WriteResult]) -> list[CkptFile]:
 
 
 def _placed(index: MetadataIndex, stored: _Stored, numbers: dict[str, int]) -> Chunk:
-    # A plain tensor has no offset in its index: it is whole.
+    # A plain tensor has no offset in its index and is always whole.
     start = tuple(index.offset) if index.offset is not None else (0,) * len(stored.size)
     file = numbers[stored.file["path"]]
     return Chunk(file=file, offset=stored.offset, length=stored.length, start=start, size=stored.size)
 
 
 def _paths(metadata: Metadata) -> dict[str, tuple[PathItem, ...]]:
-    """The place of each leaf in the tree; a planner that does not take trees apart has only names."""
+    """Return the path of each leaf in the tree; a planner that does not flatten trees has only names."""
     known = metadata.planner_data or {}
     return {name: tuple(known.get(name, (name,))) for name in metadata.state_dict_metadata}

@@ -1,1 +1,1 @@
-"""Checkpoints of other formats: listed, read by byte ranges, and written, without torch."""
+"""Foreign checkpoint formats: listing, ranged reads and writing, without torch."""

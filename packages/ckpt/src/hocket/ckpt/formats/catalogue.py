@@ -1,68 +1,58 @@
-"""What a checkpoint of another format holds: the table of contents that stands in for a manifest."""
+"""The catalogue: the table of contents of a foreign checkpoint, in place of a manifest."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.manifest import Chunk, PathItem, TensorRecord, ValueRecord, decode_value
+from hocket.ckpt.chunks import ForeignChunk
+from hocket.ckpt.manifest import PathItem, TensorRecord, ValueRecord, decode_value
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["FORMATS", "Catalogue", "ForeignChunk"]
+__all__ = ["FORMATS", "Catalogue"]
 
 FORMATS: Mapping[str, str] = {
     "dcp": "distributed checkpoint of torch",
     "torch": "file of torch.save",
     "safetensors": "safetensors",
 }
-"""What each foreign format is called to people."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForeignChunk(Chunk):
-    """A box of a tensor in somebody else's file; its offset counts from the beginning of the file."""
-
-    strides: tuple[int, ...] | None = None
-    """In items; None where it lies in C order."""
-    wrapped: Literal["torch", "zstd"] | None = None
-    """Offset and length are those of a zip, plain or compressed, in which it is to be located."""
+"""Display names of the foreign formats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """A foreign checkpoint's table of contents."""
+    """The table of contents of a foreign checkpoint."""
 
     format: str
     """`dcp`, `torch` or `safetensors`."""
     root: str
-    """The folder or prefix that the files stand in."""
+    """The folder or prefix of the files."""
     files: tuple[CkptFile, ...]
-    """In the form of a manifest's files, without digests: there are none."""
+    """The files as in a manifest, but without digests, which these formats lack."""
     tensors: Mapping[str, TensorRecord]
     values: Mapping[str, ValueRecord]
     opaque: Mapping[str, str] = field(default_factory=dict)
-    """What has no form here, by name, and why. It is neither read nor converted."""
+    """Entries that have no supported form: name → reason. They are neither read nor converted."""
     items: tuple[tuple[int, int, int, str, str], ...] = ()
-    """Zips inside files: file, offset, bytes, `torch` or `zstd`, and whose they are."""
+    """Zips inside files: file, offset, bytes, `torch` or `zstd`, and the name of the entry."""
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
-    """Paths of mappings with integers for keys, which else look like lists."""
+    """Paths of mappings with integer keys, which would otherwise be read as lists."""
     digest: str = ""
-    """XXH3-128 of the document that this is; hex. Other tensors, values or sizes have another."""
+    """Hexadecimal XXH3-128 of the catalogue's document; changes with the tensors, values or sizes."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors, each storage counted once."""
+        """Size of all tensors in bytes; shared storage is counted once."""
         return sum(record.num_bytes for record in self.tensors.values() if record.same_as is None)
 
     @classmethod
     def from_document(cls, document: bytes) -> Catalogue:
-        """The catalogue in a document that `foreign_open` gave."""
+        """Build a catalogue from a document that `foreign_open` returned."""
         raw = json.loads(document)
         return cls(
             format=raw["format"],
@@ -105,8 +95,3 @@ def _chunks(raw: list[dict[str, Any]]) -> Iterable[ForeignChunk]:
             strides=None if strides is None else tuple(strides),
             wrapped=chunk.get("wrapped"),
         )
-
-
-def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in items, of a box in C order."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,4 +1,4 @@
-"""Checkpoints of other formats, opened for reading as ours are."""
+"""A reader of foreign checkpoints with the interface of `Checkpoint`."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hocket.ckpt.box_reads import BoxReads
+from hocket.ckpt.chunks import ForeignChunk
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import Filling
-from hocket.ckpt.formats.catalogue import FORMATS, Catalogue, ForeignChunk
-from hocket.ckpt.formats.spilling import Spilled
+from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
+from hocket.ckpt.formats.expanded import check_expansion
+from hocket.ckpt.formats.temp_tensor import TempTensor
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, numpy_dtype
@@ -20,30 +22,33 @@ from hocket.native import _native
 __all__ = ["Foreign", "open_foreign"]
 
 
-def open_foreign(source: str) -> "Foreign":
-    """Opens a checkpoint that is not ours; what it is shows in what stands there.
+def open_foreign(source: str, *, allow_expand: bool = False) -> "Foreign":
+    """Open a foreign checkpoint; its format is detected from its files.
 
     Raises:
-        CheckpointNotFoundError: Nothing that is known is there.
-        CheckpointUnsafeError: A pickle in it asks for more than data.
+        CheckpointNotFoundError: There is no checkpoint of a known format.
+        CheckpointUnsafeError: A pickle in it refers to anything but data.
         CheckpointCorruptError: It breaks a rule of its format.
-        CheckpointIncompatibleError: A form of it that is not read.
+        CheckpointIncompatibleError: Its variant of the format is not supported.
     """
-    return Foreign(source, Catalogue.from_document(_native.foreign_open(source)))
+    contents = Catalogue.from_document(_native.foreign_open(source))
+    return Foreign(source, contents, allow_expand=allow_expand)
 
 
 class Foreign(Checkpoint):
-    """A distributed checkpoint of torch, a file of `torch.save`, or safetensors.
+    """A distributed checkpoint of torch, a file of `torch.save`, or safetensors. Thread-safe.
 
-    It has no manifest and no digests: what is read is what stands there. Safe to use from several threads.
+    There is no manifest and there are no digests, so reads are not verified.
 
     Attributes:
         contents: Files, tensors and values.
     """
 
-    def __init__(self, uri: str, contents: Catalogue) -> None:
+    def __init__(self, uri: str, contents: Catalogue, *, allow_expand: bool = False) -> None:
         self.uri = uri
         self._contents = contents
+        self._files = _native.CkptFiles(contents.root, contents.files, check=False)
+        self._allow_expand = allow_expand
         self._located: dict[tuple[int, int], ForeignChunk] = {}
         self._unpacking: tuple[tuple[int, int], _Unpacking] | None = None
         self._lock = threading.Lock()
@@ -60,7 +65,7 @@ class Foreign(Checkpoint):
 
     @property
     def manifest(self) -> Manifest:
-        """There is none.
+        """The manifest, which foreign checkpoints do not have.
 
         Raises:
             CheckpointIncompatibleError: Always.
@@ -74,11 +79,11 @@ class Foreign(Checkpoint):
         return f"<Foreign {self.uri!r}: {FORMATS[self.format]}, {len(self)} tensors>"
 
     def record(self, name: str) -> TensorRecord:
-        """A tensor's record; that of the tensor whose storage it shares, where it shares one.
+        """Return a tensor's record; for an alias, the record of the tensor that owns the storage.
 
         Raises:
-            CheckpointNotFoundError: There is no such tensor; the nearest names are given.
-            CheckpointIncompatibleError: There is, of a kind that has no form here.
+            CheckpointNotFoundError: There is no such tensor; the message lists the nearest names.
+            CheckpointIncompatibleError: The tensor has no supported form.
         """
         if name in self._contents.opaque:
             raise CheckpointIncompatibleError(
@@ -88,9 +93,9 @@ class Foreign(Checkpoint):
         return super().record(name)
 
     def locate(self, names: Iterable[str]) -> None:
-        """Finds where tensors begin inside items that are zips of their own, many in one go.
+        """Find the offsets of tensors inside entries that are zips, many in one read.
 
-        Reading does it too, tensor by tensor.
+        Reading does so too, tensor by tensor.
         """
         wanted: dict[int, list[tuple[ForeignChunk, TensorRecord]]] = {}
         for name in names:
@@ -112,13 +117,31 @@ class Foreign(Checkpoint):
                         wrapped=None,
                     )
 
+    def check_expansion(self, names: Iterable[str]) -> None:
+        """Raise if a tensor is far larger in memory than in its file, unless `allow_expand` is set.
+
+        Raises:
+            CheckpointIncompatibleError: A tensor is an expanded view; the message gives its name and sizes.
+        """
+        if self._allow_expand:
+            return
+        names = list(names)
+        self.locate(names)
+        for name in names:
+            record = self.record(name)
+            for chunk in record.chunks:
+                assert isinstance(chunk, ForeignChunk)
+                located = self._located.get((chunk.file, chunk.offset), chunk)
+                check_expansion(self.uri, name, record.dtype, located)
+
     def read(
         self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
     ) -> list[npt.NDArray[Any]]:
-        """Parts of tensors in C order, new arrays or those of `into`; all of them in one parallel read."""
+        """Read parts of tensors in C order, into new arrays or those of `into`, in one parallel read."""
+        self.check_expansion(name for name, _ in wanted)
         self.locate(name for name, _ in wanted)
-        root, files = self._contents.root, self._contents.files
-        filling = Filling(is_remote="://" in root and not root.startswith("file://"))
+        root = self._contents.root
+        plan = BoxReads(is_remote="://" in root and not root.startswith("file://"))
         arrays = []
         for number, (name, box) in enumerate(wanted):
             record = self.record(name)
@@ -130,22 +153,22 @@ class Foreign(Checkpoint):
                     self._unpack(array, box, chunk, record)
                 else:
                     plain.append(self._located.get((chunk.file, chunk.offset), chunk))
-            filling.add(array, box, plain)
+            plan.add(array, box, plain)
             arrays.append(array)
-        filling.run(lambda reads: _native.ckpt_read(root, files, reads, check=False))
+        plan.run(self._files.read)
         return arrays
 
     @property
     def is_sequential(self) -> bool:
-        """Whether it holds compressed items: what is read of those in order takes one pass."""
+        """Whether it holds compressed entries, which are decompressed in one pass if read in order."""
         return any(wrapped == "zstd" for *_, wrapped, _ in self._contents.items)
 
     def _unpack(self, target: npt.NDArray[Any], box: Box, chunk: ForeignChunk, record: TensorRecord) -> None:
-        """Copies what a compressed item has of a box. The last item is kept open for the next piece of it."""
+        """Copy a compressed entry's part of a box; the last entry stays open for its next piece."""
         key = (chunk.file, chunk.offset)
         with self._lock:
             if self._unpacking is None or self._unpacking[0] != key:
-                self._unpacking = None  # not two at a time
+                self._unpacking = None  # free the previous file before the next is made
                 path = self._contents.files[chunk.file]["path"]
                 item = (chunk.offset, chunk.length, record.dtype, chunk.size)
                 self._unpacking = (
@@ -156,19 +179,19 @@ class Foreign(Checkpoint):
 
 
 class _Unpacking:
-    """A compressed item of which parts are wanted, one after the other."""
+    """A compressed entry whose parts are read one after the other."""
 
     def __init__(self, unpacker: "_native.ForeignUnpacker", chunk: ForeignChunk) -> None:
         strides = unpacker.strides
         self._chunk = replace(
             chunk, offset=0, wrapped=None, strides=None if strides is None else tuple(strides)
         )
-        # Where it is not in C order its parts are all over it, and read in no order.
-        self._source = unpacker if strides is None else Spilled(unpacker)
+        # If the item is not in C order, its parts are scattered and read in any order.
+        self._source = unpacker if strides is None else TempTensor(unpacker)
 
     def copy(self, target: npt.NDArray[Any], box: Box) -> None:
-        filling = Filling()
-        filling.add(target, box, [self._chunk])
-        filling.run(
+        plan = BoxReads()
+        plan.add(target, box, [self._chunk])
+        plan.run(
             lambda reads: self._source.read([(offset, count, address) for _, offset, count, address in reads])
         )

@@ -1,6 +1,6 @@
-"""Pickles written opcode by opcode: what torch unpickles, made without torch.
+"""A pickle writer without torch that emits the opcodes that torch's unpickler accepts.
 
-Protocol 2, as `torch.save` writes it. Only plain values, and the few names below, ever come out.
+Writes protocol 2, as `torch.save` does. It can emit only plain values and the few classes below.
 """
 
 import struct
@@ -13,7 +13,7 @@ __all__ = ["Call", "Global", "New", "Persistent", "dumps"]
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that the reader imports."""
+    """A name that the unpickler imports."""
 
     module: str
     name: str
@@ -21,7 +21,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the reader gets by calling a name."""
+    """The result of calling a global with arguments."""
 
     function: Global
     arguments: tuple[Any, ...]
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """An instance made without its constructor, then given its state."""
+    """An instance that the unpickler creates without its constructor and then gives its state."""
 
     kind: Global
     state: Any = None
@@ -37,19 +37,19 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """What the reader finds by an id of its own: a storage."""
+    """An object with a persistent id: a storage."""
 
     id: tuple[Any, ...]
 
 
 def dumps(value: Any) -> bytes:
-    """A value as a pickle.
+    """Return a value as a pickle.
 
     Args:
         value: None, bool, int, float, str, bytes, tuple, list, mappings, and the classes of this module.
 
     Raises:
-        TypeError: Something else.
+        TypeError: The value has another type.
     """
     writer = _Writer()
     writer.write(value)
@@ -59,7 +59,7 @@ def dumps(value: Any) -> bytes:
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray()
-        # Texts and names come again and again; everything else is written out.
+        # Only texts and names are memoised, because they repeat; everything else is written in full.
         self._memo: dict[str | Global, int] = {}
 
     def write(self, value: Any) -> None:

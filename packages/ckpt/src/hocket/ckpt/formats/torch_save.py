@@ -1,11 +1,11 @@
-"""What `torch.save` would write, and the items of a distributed checkpoint."""
+"""Files in the format of `torch.save`, and items of a distributed checkpoint."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.ckpt.formats.catalogue import c_strides
-from hocket.ckpt.formats.parts import Part, Payload, Tensor, ZipBuilder
+from hocket.ckpt.boxes import c_strides
+from hocket.ckpt.formats.output_file import Part, Payload, Tensor, ZipBuilder
 from hocket.ckpt.formats.pickling import Call, Global, Persistent, dumps
 from hocket.ckpt.manifest import ITEM_BYTES
 
@@ -21,7 +21,7 @@ TORCH_DTYPES: Mapping[str, tuple[str, str | None]] = {
     "F8_E5M2": ("float8_e5m2", None), "F8_E4M3FNUZ": ("float8_e4m3fnuz", None),
     "F8_E5M2FNUZ": ("float8_e5m2fnuz", None), "F8_E8M0": ("float8_e8m0fnu", None),
 }  # fmt: skip
-"""torch's name of each dtype, and its typed storage where it has one."""
+"""The torch name of each dtype, and of its typed storage if it has one."""
 
 assert TORCH_DTYPES.keys() == ITEM_BYTES.keys()
 
@@ -29,17 +29,17 @@ _ORDERED_DICT = Call(Global("collections", "OrderedDict"), ())
 
 
 def torch_dtype(name: str) -> Global:
-    """The dtype as torch names it, for a pickle."""
+    """Return the torch dtype as a global for a pickle."""
     return Global("torch", TORCH_DTYPES[name][0])
 
 
 def torch_zip(tree: Any, tensors: Sequence[Tensor], *, start: tuple[int, ...] | None = None) -> list[Part]:
-    """A file of `torch.save`.
+    """Return the parts of a file in the format of `torch.save`.
 
     Args:
-        tree: What to save; tensors of the list stand in it as themselves.
-        tensors: All of them. One that shares another's storage comes behind it.
-        start: Where in their sources' tensors they begin, where they are boxes of them.
+        tree: The tree to save; the tensors in it are objects of `tensors`.
+        tensors: All tensors. An alias comes after the tensor that owns the storage.
+        start: Offsets in the sources' tensors, if they are boxes of these.
     """
     keys: dict[str, str] = {}
     builder = ZipBuilder()

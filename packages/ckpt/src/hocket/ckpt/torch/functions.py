@@ -1,4 +1,4 @@
-"""Saving and loading without keeping a store: for scripts, and what the trainer finds by its entry point."""
+"""`save` and `load` for scripts that keep no store, and `provide`, the trainer's entry point."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from hocket.ckpt.retention import KeepLast
-from hocket.ckpt.torch.background import SaveHandle, close_quietly
-from hocket.ckpt.torch.loading import Loaded
+from hocket.ckpt.torch.async_save import SaveHandle, close_quietly
+from hocket.ckpt.torch.load_job import Loaded
 from hocket.ckpt.torch.store import CheckpointStore, absolute
 
 if TYPE_CHECKING:
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["load", "provide", "save"]
 
 _stores: dict[tuple[str, int], CheckpointStore] = {}
-"""By prefix and world size, the one used last at the end."""
+"""The most recently used stores by prefix and world size, the last one used at the end."""
 
 _MOST_STORES = 4  # each may hold a thread and a staging buffer
 
 
 def provide(uri: str | os.PathLike[str], *, keep_last: int | None = None, **options: Any) -> CheckpointStore:
-    """Makes a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
+    """Create a checkpoint store: the entry point `checkpoints` of the group `hocket.providers`.
 
     Args:
         uri: A folder or an object prefix.
-        keep_last: How many of the newest checkpoints stay; None for all, or for what `retention` says.
-        **options: `CheckpointStore`'s.
+        keep_last: How many of the newest checkpoints to keep; None keeps all, or those that `retention`
+            keeps.
+        **options: Options of `CheckpointStore`.
     """
     if keep_last is not None:
         options["retention"] = (KeepLast(num=keep_last), *options.get("retention", ()))
@@ -41,20 +42,22 @@ def save(
     state: object,
     destination: str | os.PathLike[str],
     *,
-    step: int,
+    step: int = 0,
     per_rank: Mapping[str, object] | None = None,
     user: object = None,
     mode: Literal["sync", "async"] = "sync",
     overwrite: bool = False,
     peers: Sequence[int] | DeviceMesh | None = None,
 ) -> SaveHandle:
-    """Saves a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
+    """Save a state tree as the checkpoint `destination`; collective. See `CheckpointStore.save`.
 
-    Stores are kept by their prefix, the last few of them, so that a loop that saves next to its last
-    checkpoint plans once. One that is given up waits for its save under way.
+    `step` orders the checkpoints of a folder; a single checkpoint needs none.
+
+    The most recently used stores are cached by prefix, so that a loop that saves under one prefix plans only
+    once. A store that is evicted from the cache first waits for its save in progress.
 
     Example:
-        >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first", step=0)
+        >>> handle = save({"weight": torch.arange(3.0)}, f"{folder}/first")
         >>> load(f"{folder}/first", {"weight": torch.zeros(3)}).state
         {'weight': tensor([0., 1., 2.])}
     """
@@ -82,7 +85,7 @@ def load(
     read_once: bool = False,
     peers: Sequence[int] | DeviceMesh | None = None,
 ) -> Loaded:
-    """Loads the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
+    """Load the checkpoint `source` into a state tree; collective. See `CheckpointStore.load`."""
     source = os.fspath(source)
     store, _ = _store_of(source)
     return store.load(
@@ -102,10 +105,10 @@ def _store_of(uri: str) -> tuple[CheckpointStore, str]:
     if not name or prefix.endswith(":/"):
         raise ValueError(f"a checkpoint's URI is {uri!r}; expected a folder, or a prefix with a name in it")
     prefix = absolute((prefix or "/") if slash else ".")
-    # A store that was opened before the job had its process group knows of one rank only.
+    # A store that was opened before the process group was initialised has world size 1.
     world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
     store = _stores.pop((prefix, world_size), None)
     _stores[prefix, world_size] = store = store or CheckpointStore(prefix)
-    while len(_stores) > _MOST_STORES:  # alike on all ranks, which make the same calls
+    while len(_stores) > _MOST_STORES:  # the same on all ranks, because they make the same calls
         close_quietly(_stores.pop(next(iter(_stores))))
     return store, name

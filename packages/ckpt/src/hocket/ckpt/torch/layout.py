@@ -1,4 +1,4 @@
-"""Where tensors lie: dtype, global shape and mesh of a tensor, and the memory of this rank's part of it."""
+"""Tensor layout: dtype, global shape, mesh placement and local memory of each tensor of a state tree."""
 
 from __future__ import annotations
 
@@ -41,51 +41,54 @@ DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
-"""safetensors' name of each dtype that it has one for."""
+"""The safetensors name of each supported dtype."""
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInfo:
-    """A tensor of a state tree, described."""
+    """A description of one tensor of a state tree."""
 
     name: str
     path: Path
     dtype: str
-    """safetensors' name."""
+    """The dtype's safetensors name."""
     shape: tuple[int, ...]
-    """Global."""
+    """The global shape."""
     item_bytes: int
     placing: Placing
     box: Box | None
-    """What this rank holds of it; None where it is not in the mesh."""
+    """The box of the global tensor that this rank holds; None if the rank is not in the mesh."""
     local: torch.Tensor
-    """That part's memory, detached."""
+    """The local part of the tensor, detached."""
     same_as: str | None
-    """The first tensor of the tree that is a view of the same memory in the same way."""
+    """The first tensor of the tree that is the same view of the same storage."""
     is_plain: bool = False
-    """No DTensor: on every rank that holds it, it is the same."""
+    """Whether this is a plain tensor, equal on every rank that holds it, and not a DTensor."""
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that a plan depends on; equal on all ranks that hold the same tree."""
+        """Everything that a plan depends on; equal on all ranks that hold the same tree."""
         return (self.name, self.path, self.dtype, self.shape, self.placing, self.same_as)
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a leaf of a state tree is a tensor."""
+    """Return whether a leaf of a state tree is a tensor."""
     return isinstance(value, torch.Tensor)
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor. Their module takes seconds to import: where nobody did, there are none."""
+    """Return whether a value is a DTensor.
+
+    Importing the DTensor module takes seconds. If it has not been imported, no DTensor can exist.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def torch_dtype(name: str, tensor: str) -> torch.dtype:
-    """The dtype of safetensors' name; `tensor` is named where torch has none."""
+    """Return the torch dtype for a safetensors name; the error for an unknown one names `tensor`."""
     try:
         return _TORCH_DTYPES[name]
     except KeyError:
@@ -95,7 +98,7 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
 
 
 def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
-    """Axes and sizes of the first DTensor's mesh, for people to read; None where nothing is sharded."""
+    """Return the axis names and sizes of the first DTensor's mesh, for display; None without DTensors."""
     for leaf in tensors.values():
         if is_dtensor(leaf.value):
             mesh = leaf.value.device_mesh
@@ -104,20 +107,20 @@ def mesh_axes(tensors: Mapping[str, Leaf]) -> dict[str, int] | None:
     return None
 
 
-@torch.no_grad()  # without gradients `to_local` is the memory itself, not a node of the graph
+@torch.no_grad()  # so that `to_local` returns the memory itself, not a node of the graph
 def describe(
     tensors: Mapping[str, Leaf], *, rank: int, world_size: int, peers: tuple[int, ...] | None = None
 ) -> list[TensorInfo]:
-    """Describes each tensor of a tree, in its order.
+    """Describe each tensor of a tree, in tree order.
 
-    A plain tensor is taken to be held alike by every rank of the job, or by `peers`, where others hold other
-    trees.
+    A plain tensor is assumed to be equal on every rank of the job, or on every rank of `peers` if other ranks
+    hold other trees.
 
     Raises:
-        CheckpointStateError: A tensor cannot be saved or filled: sparse, nested, not yet initialised, without
-            memory (`meta`, fake, or freed), of a dtype that safetensors has no name for or packs (4 bits an
-            item), a tensor subclass that is not a DTensor, or a DTensor whose placement is partial, or
-            strided in another way than FSDP's over tensor parallelism.
+        CheckpointStateError: A tensor cannot be saved or loaded: it is sparse, nested or uninitialised; it
+            has no memory (`meta`, fake, or freed); its dtype has no safetensors name or is packed (4 bits an
+            item); it is a tensor subclass other than DTensor; or it is a DTensor with a partial placement, or
+            with a strided one other than that of FSDP over tensor parallelism.
     """
     meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     held_by = tuple(range(world_size)) if peers is None else peers
@@ -139,7 +142,7 @@ def describe(
         local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
         box = local_box(shape, placing, rank)
         if box is not None and not box.num_items and not local.numel():
-            local = local.reshape(box.size)  # nothing: torch and we may call it by different shapes
+            local = local.reshape(box.size)  # torch may give an empty shard another shape
         if box is not None and tuple(local.shape) != box.size:
             raise CheckpointStateError(
                 f"`{name}` holds {tuple(local.shape)} of {shape} on rank {rank}, where its placements "
@@ -166,15 +169,15 @@ def describe(
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two tensors that are the same view of the same storage, be it empty."""
+    """Return a key that is equal for two tensors that are the same view of the same storage."""
     storage = tensor.untyped_storage()._cdata
-    # Two bits of a view say that its numbers are the memory's conjugates, or negatives.
+    # Two flags mark a view as the conjugate or the negative of its memory.
     bits = (tensor.is_conj(), tensor.is_neg())
     return (storage, tensor.storage_offset(), tensor.stride(), tuple(tensor.shape), tensor.dtype, bits)
 
 
 def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
-    """Raises `CheckpointStateError` for a tensor that has no shape to ask for."""
+    """Raise `CheckpointStateError` if a tensor has no shape."""
     if is_lazy(tensor):
         raise CheckpointStateError(
             f"`{name}` is not initialised and has no shape yet. Run a batch through the model first."
@@ -182,6 +185,19 @@ def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_nested:
         raise CheckpointStateError(
             f"`{name}` is a nested tensor; expected a dense one. Save what it is made of: `.unbind()`."
+        )
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise if a dtype cannot be stored in a data file.
+
+    Raises:
+        CheckpointStateError: The dtype has no safetensors name, or its items are not whole bytes.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointStateError(
+            f"`{name}` has dtype `{dtype}`; expected one that safetensors has a name for and whose items are "
+            "whole bytes. Save its bytes: `.view(torch.uint8)`."
         )
 
 
@@ -195,11 +211,7 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointStateError(
             f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
         )
-    if tensor.dtype not in DTYPES:
-        raise CheckpointStateError(
-            f"`{name}` has dtype `{tensor.dtype}`; expected one that safetensors has a name for and whose "
-            "items are whole bytes. Save its bytes: `.view(torch.uint8)`."
-        )
+    check_dtype(name, tensor.dtype)
     if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
@@ -209,7 +221,7 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
 
 def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
     storage = local.untyped_storage()
-    if storage.device.type == "meta":  # where the tensor itself says otherwise
+    if storage.device.type == "meta":  # a fake tensor reports another device itself
         raise CheckpointStateError(
             f"`{name}` is a fake tensor on `{local.device}` and has no memory. Make it outside of "
             "`FakeTensorMode`."
@@ -249,7 +261,7 @@ def _placing(name: str, tensor: DTensor, mesh_shape: tuple[int, ...], ranks: tup
 
 
 def _cuts_last(tensor: DTensor, mesh_shape: tuple[int, ...], axis: int) -> bool:
-    """Whether a strided shard means: after all axes behind it that cut the same dim."""
+    """Return whether a strided shard splits its dim after all later axes that split the same dim."""
     strided: Any = tensor.placements[axis]
     behind = zip(tensor.placements[axis + 1 :], mesh_shape[axis + 1 :], strict=True)
     cut = math.prod(size for other, size in behind if getattr(other, "dim", None) == strided.dim)

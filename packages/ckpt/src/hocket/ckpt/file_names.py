@@ -1,24 +1,33 @@
-"""Data files as writers name them, plain or compressed."""
+"""Names and metadata of data files, plain or compressed."""
 
 import base64
 import re
 from typing import TYPE_CHECKING
 
+from hocket.ckpt.manifest import ITEM_BYTES
 from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["compression_level", "data_path", "entry_name", "file_metadata", "is_data_path", "stored_bytes"]
+__all__ = [
+    "compression_level",
+    "data_path",
+    "entry_name",
+    "entry_order",
+    "file_metadata",
+    "is_data_path",
+    "stored_bytes",
+]
 
 _LEVELS = range(1, 23)
 
 
 def compression_level(compression: str | None) -> int | None:
-    """The level in `zstd:N`; None stays None, for plain files.
+    """Return the level of `zstd:N`; None for None, which means plain files.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text has another form.
     """
     if compression is None:
         return None
@@ -32,28 +41,33 @@ def compression_level(compression: str | None) -> int | None:
 
 
 def data_path(save_id: str, rank: int, number: int = 0, *, level: int | None = None) -> str:
-    """The path of a data file inside its checkpoint."""
+    """Return the path of a data file inside its checkpoint."""
     suffix = "safetensors" if level is None else "blocks"
     return f"data/{save_id[:8]}-r{rank:05d}-{number:03d}.{suffix}"
 
 
 def is_data_path(path: str) -> bool:
-    """Whether a path inside a checkpoint is what `data_path` gives, whatever the save."""
+    """Return whether a path inside a checkpoint has the form of `data_path`, for any save."""
     return re.fullmatch(r"data/[0-9a-f]{8}-r[0-9].*\.(safetensors|blocks)", path) is not None
 
 
 def entry_name(name: str, start: tuple[int, ...], *, is_whole: bool) -> str:
-    """What a file calls a chunk: its tensor's name, with the chunk's offsets where it is not all of it."""
+    """Return a chunk's name in the data file: the tensor's name, plus the offsets unless it is whole."""
     return name if is_whole else f"{name}@{','.join(map(str, start))}"
 
 
+def entry_order(dtype: str, name: str) -> tuple[int, str]:
+    """Return the sort key of entries in a data file: by item size, descending for alignment, then name."""
+    return -ITEM_BYTES[dtype], name
+
+
 def file_metadata(save_id: str) -> dict[str, str]:
-    """`__metadata__` of a data file."""
+    """Return the `__metadata__` of a data file."""
     return {"format": "hocket-ckpt/1", "version": _native.__version__, "save_id": save_id}
 
 
 def stored_bytes(file: "CkptFile") -> int:
-    """Bytes of a file as it is stored; `size` is what a compressed one has when it is decompressed."""
+    """Return the stored size of a file; `size` is the decompressed size of a compressed one."""
     if "frames" not in file:
         return file["size"]
     lengths = base64.b64decode(file["frames"])

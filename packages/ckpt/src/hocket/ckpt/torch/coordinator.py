@@ -1,8 +1,8 @@
-"""How ranks tell each other what became of a save: a small key-value store, and no process group.
+"""The coordinator: a key-value store through which ranks exchange the outcome of a save or load.
 
-The store is opened once, together with the checkpoint store, and belongs to it alone. So a save can run in a
-background thread beside the job's collectives, and a rank that dies is named by its missing key instead of
-hanging its peers.
+The store is opened with the checkpoint store, belongs to it alone, and uses no process group. A save can
+therefore run in a background thread beside the job's collectives, and the peers of a dead rank see its
+missing key instead of hanging.
 """
 
 import contextlib
@@ -16,27 +16,28 @@ from os import environ
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # of torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hocket.ckpt.errors import CheckpointTimeoutError
-from hocket.ckpt.torch.keyvalue import SLICES, Alone, KeyValue, Patient
+from hocket.ckpt.torch.kv_store import SLICES, DeadlineStore, KeyValue
 
-__all__ = ["Rendezvous", "open_rendezvous"]
+__all__ = ["Coordinator", "open_coordinator"]
 
 _POLL_S = (0.002, 0.05)
-# To be connected with the store, which is a thread of rank 0.
+# Timeout of the connection to the store, which is a thread of rank 0.
 _CONNECT_S = 30
 _opened = 0
 
 
-class Rendezvous:
-    """This rank's place among the ranks of a job, and their common store.
+class Coordinator:
+    """This rank's connection to the key-value store of the job.
 
     Attributes:
         rank: This rank. Rank 0 is the coordinator.
-        world_size: How many there are.
-        nonce: 16 random bytes, the same on all ranks: what makes save ids unique.
-        store: What they share.
+        world_size: The number of ranks.
+        nonce: 16 random bytes, the same on all ranks, which make save ids unique.
+        store: The key-value store.
     """
 
     def __init__(self, store: KeyValue, *, rank: int, world_size: int, nonce: bytes):
@@ -46,25 +47,25 @@ class Rendezvous:
         self.store = store
 
     @property
-    def is_coordinator(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
 
     def post(self, key: str, value: bytes) -> None:
-        """Puts a value, UTF-8 text, where the other ranks find it."""
+        """Publish a value, UTF-8 text, for the other ranks."""
         self.store.set(key, value.decode())
 
     def collect(self, key: str, ranks: Iterable[int], *, timeout_s: float, what: str) -> dict[int, bytes]:
-        """Waits for `key/rank` of each rank; takes them out of the store.
+        """Wait for the value of each rank under `key/rank` and remove them from the store.
 
         Raises:
-            CheckpointTimeoutError: Some were not there in time; the message names them.
+            CheckpointTimeoutError: Some values were not posted in time; the message names their ranks.
         """
         missing = list(ranks)
         found: dict[int, bytes] = {}
 
         def look() -> bool:
-            # In order, and no further than the first that is not there: one question a poll, not one a rank.
+            # In order, up to the first missing one: one request per poll instead of one per rank.
             while missing and self.store.check([f"{key}/{missing[0]}"]):
                 rank = missing.pop(0)
                 found[rank] = bytes(self.store.get(f"{key}/{rank}"))
@@ -75,34 +76,33 @@ class Rendezvous:
             late = [rank for rank in missing if not self.store.check([f"{key}/{rank}"])] or missing
             raise CheckpointTimeoutError(
                 f"Rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not report {what} "
-                f"within "
-                f"{timeout_s:g} s. Look for what ended or held up these ranks; a slow store needs a larger "
-                f"`timeout_s`."
+                f"within {timeout_s:g} s. Look for what ended or delayed these ranks; a slow store needs a "
+                "larger `timeout_s`."
             )
         return found
 
     def receive(self, key: str, *, timeout_s: float, what: str) -> bytes:
-        """Waits for a value that the coordinator posts.
+        """Wait for a value that rank 0 posts, and return it.
 
         Raises:
-            CheckpointTimeoutError: It was not there in time.
-            torch.distributed.DistError: The coordinator's process is gone.
+            CheckpointTimeoutError: The value was not posted in time.
+            torch.distributed.DistError: Rank 0's process has ended.
         """
         if not _poll(lambda: self.store.check([key]), timeout_s):
             raise CheckpointTimeoutError(f"Rank 0 did not post {what} within {timeout_s:g} s.")
         return bytes(self.store.get(key))
 
     def tick(self, key: str) -> None:
-        """Counts this rank at a key: a courtesy, which a coordinator that is gone needs no more."""
+        """Increment a counter by one; errors are ignored, because a dead rank 0 needs no count."""
         with contextlib.suppress(CheckpointTimeoutError, RuntimeError):
             self.store.add(key, 1)
 
     def await_ticks(self, key: str, count: int, *, timeout_s: float) -> bool:
-        """Waits until `count` ranks have counted themselves; whether they did in time."""
+        """Wait until `count` ranks have called `tick`; return whether they did in time."""
         return _poll(lambda: self.store.add(key, 0) >= count, timeout_s)
 
     def forget(self, *keys: str) -> None:
-        """Takes values out of the store."""
+        """Remove values from the store."""
         for key in keys:
             self.store.delete_key(key)
 
@@ -110,7 +110,7 @@ class Rendezvous:
 def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
     left_s, pause_s, last = timeout_s, _POLL_S[0], time.monotonic()
     while not look():
-        # Of the time that the job was suspended no more counts than this.
+        # If the job was suspended, at most one slice of that time counts.
         now = time.monotonic()
         left_s -= min(now - last, timeout_s / SLICES)
         last = now
@@ -124,22 +124,22 @@ def _poll(look: Callable[[], bool], timeout_s: float) -> bool:
 _opening = threading.Lock()
 
 
-def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvous:
-    """Opens a store of our own for the ranks of the job, or one for this process alone.
+def open_coordinator(*, answer_s: float = 600, timeout_s: float = 60) -> Coordinator:
+    """Open a key-value store for the ranks of the job, or a local one for a single process.
 
-    Collective where torch.distributed is initialised: every rank calls it, in the same order among its calls.
-    The address goes through the default group's store, so no process group communicates.
+    Collective if torch.distributed is initialised: every rank must call it, in the same order among its
+    calls. The address is exchanged through the default group's store, so no process group communicates.
 
     Args:
-        answer_s: How long rank 0 may take for one answer, once it is open, before it is given up.
-        timeout_s: How long it may be later here than other ranks.
+        answer_s: Seconds that rank 0 may take to answer a request, once the store is open.
+        timeout_s: Seconds that rank 0 may be later than this rank.
 
     Raises:
-        CheckpointTimeoutError: Rank 0 did not open it in time, or does not answer.
+        CheckpointTimeoutError: Rank 0 did not open the store in time, or does not answer.
     """
     global _opened
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Rendezvous(Alone(), rank=0, world_size=1, nonce=secrets.token_bytes(16))
+        return Coordinator(HashStore(), rank=0, world_size=1, nonce=secrets.token_bytes(16))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shared = _get_default_store()
     with _opening:
@@ -149,8 +149,8 @@ def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvo
         host, own = _host_store(world_size)
         nonce = secrets.token_bytes(16)
         shared.set(key, f"{host} {own.port} {nonce.hex()}")
-        return Rendezvous(own, rank=0, world_size=world_size, nonce=nonce)
-    default = Patient(lambda: shared, timeout_s=timeout_s)
+        return Coordinator(own, rank=0, world_size=world_size, nonce=nonce)
+    default = DeadlineStore(lambda: shared, timeout_s=timeout_s)
     if not _poll(lambda: default.check([key]), timeout_s):
         raise CheckpointTimeoutError(
             f"Rank 0 did not open its side of the checkpoint store within {timeout_s:g} s. Build the store "
@@ -169,12 +169,12 @@ def open_rendezvous(*, answer_s: float = 600, timeout_s: float = 60) -> Rendezvo
             wait_for_workers=False,
         )
 
-    store = Patient(connect, timeout_s=answer_s, connect_s=2 * _CONNECT_S)
-    return Rendezvous(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
+    store = DeadlineStore(connect, timeout_s=answer_s, connect_s=2 * _CONNECT_S)
+    return Coordinator(store, rank=rank, world_size=world_size, nonce=bytes.fromhex(nonce_hex))
 
 
 def _host_store(world_size: int) -> tuple[str, TCPStore]:
-    """Serves the store from this process; returns the address at which the others reach it."""
+    """Serve the store from this process; return its host name for the other ranks, and the store."""
     host = environ.get("MASTER_ADDR", "127.0.0.1")
     if "MASTER_ADDR" not in environ and int(environ.get("LOCAL_WORLD_SIZE", world_size)) != world_size:
         host = socket.getfqdn()

@@ -1,21 +1,20 @@
-"""How each format lays a checkpoint out: files made of parts, and the file that comes last."""
+"""Writers: the layout of a checkpoint in each format as files, and the file that is written last."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hocket.ckpt.datafiles import data_path, entry_name, file_metadata
+from hocket.ckpt.boxes import pieces, whole
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.boxes import pieces
+from hocket.ckpt.file_names import data_path, entry_name, entry_order, file_metadata
 from hocket.ckpt.formats.catalogue import Catalogue
-from hocket.ckpt.formats.parts import OutFile, Part, Payload, Tensor, num_bytes
+from hocket.ckpt.formats.output_file import OutFile, Part, Payload, Tensor, num_bytes
 from hocket.ckpt.formats.pickling import Call, Global, New, dumps
 from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip
 from hocket.ckpt.manifest import ITEM_BYTES, Chunk, Manifest, PathItem, TensorRecord, ValueRecord
+from hocket.ckpt.manifest_builder import build_manifest, commit
 from hocket.ckpt.tree import unflatten
-from hocket.native import _native
 
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
@@ -27,13 +26,17 @@ _PAGE = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What is to be written."""
+    """The tensors and values to write."""
 
     tensors: Sequence[Tensor]
     values: Mapping[str, ValueRecord]
     origin: Manifest | Catalogue
     integer_keyed: frozenset[tuple[PathItem, ...]] = frozenset()
-    """Paths of mappings with integers for keys, which else look like lists."""
+    """Paths of mappings with integer keys, which would otherwise be read as lists."""
+    step: int | None = None
+    """The step to record instead of the source's."""
+    user: object = None
+    """The `user` value to record instead of the source's."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,20 +44,20 @@ class Plan:
     """The files of a destination."""
 
     root: str
-    """The folder or prefix that the files stand in."""
+    """The folder or prefix of the files."""
     files: list[OutFile]
     last: OutFile | None = None
-    """Written when all others are there: its presence is the commit."""
+    """The file that is written after all others; its presence is the commit."""
     commit: Callable[[Sequence["CkptFile"]], None] | None = None
-    """Or what to do then, with the records of the files."""
+    """A function that commits instead of `last`, given the records of the files."""
     save_id: str | None = None
-    """What it will be committed as, for a Hocket checkpoint."""
+    """The save id, for a Hocket checkpoint."""
     left_out: list[str] = field(default_factory=list)
-    """Values, and what goes with the tree, that the format has no place for."""
+    """Names of values and attached data that the format cannot store."""
 
 
 def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
-    """Greedy, in order: a larger one gets a file of its own."""
+    """Yield payloads file by file, in order and greedily; one larger than `limit` gets its own file."""
     shard: list[Payload] = []
     size = 0
     for payload in payloads:
@@ -68,27 +71,27 @@ def _shards(payloads: Iterable[Payload], limit: int) -> Iterator[list[Payload]]:
 
 
 def _cut(tensor: Tensor, limit: int) -> list[Payload]:
-    """A tensor as boxes of at most `limit` bytes; one that is no larger stays whole."""
+    """Split a tensor into boxes of at most `limit` bytes; a smaller tensor stays whole."""
     if tensor.num_bytes <= limit:
         return [Payload(tensor)]
-    boxes = pieces(tensor.shape, ITEM_BYTES[tensor.dtype], limit)
+    boxes = pieces(whole(tensor.shape), ITEM_BYTES[tensor.dtype], limit)
     return [Payload(replace(tensor, shape=box.size), box.start) for box in boxes]
 
 
 def _safetensors(
     payloads: Sequence[Payload], metadata: Mapping[str, str], alignment: int
 ) -> tuple[list[Part], list[tuple[Payload, int]]]:
-    """Parts of a safetensors file, and where each payload begins in its data.
+    """Return the parts of a safetensors file, and the offset of each payload in its data.
 
     Raises:
-        CheckpointIncompatibleError: A tensor has the name that the format keeps for itself.
+        CheckpointIncompatibleError: A tensor has the name that the format reserves.
     """
     if any(payload.tensor.name == "__metadata__" for payload in payloads):
         raise CheckpointIncompatibleError(
             "a tensor is called `__metadata__`, under which safetensors keeps a file's own notes. Rename it: "
             "`--rename __metadata__=NAME`."
         )
-    ordered = sorted(payloads, key=lambda it: (-ITEM_BYTES[it.tensor.dtype], it.tensor.name, it.start or ()))
+    ordered = sorted(payloads, key=lambda it: entry_order(it.tensor.dtype, _entry_name(it)))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     places = []
     at = 0
@@ -96,22 +99,29 @@ def _safetensors(
         tensor = payload.tensor
         places.append((payload, at))
         end = at + tensor.num_bytes
-        name = entry_name(tensor.name, payload.start or (), is_whole=payload.start is None)
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[_entry_name(payload)] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % alignment)
     return [len(text).to_bytes(8, "little") + text, *ordered], places
 
 
+def _entry_name(payload: Payload) -> str:
+    return entry_name(payload.tensor.name, payload.start or (), is_whole=payload.start is None)
+
+
 def plan_safetensors(root: str, name: str | None, content: Content, limit: int) -> Plan:
-    """One file, or several with an index. A storage that tensors share is written for each.
+    """Plan one file, or several with an index. Shared storage is written once per tensor.
 
     Args:
         root: The folder or prefix.
-        name: The file's name where it is to be just one; None for `model.safetensors` or shards.
-        content: What to write.
-        limit: Bytes of tensors in a file.
+        name: The name of a single file; None for `model.safetensors` or shards.
+        content: The tensors and values to write.
+        limit: Limit of tensor bytes per file.
     """
     payloads = list(map(Payload, content.tensors))
     shards = list(_shards(payloads, limit)) if name is None else [payloads]
@@ -135,20 +145,20 @@ def plan_safetensors(root: str, name: str | None, content: Content, limit: int) 
 
 
 def plan_torch(root: str, name: str, content: Content) -> Plan:
-    """One file of `torch.save`, with the whole tree."""
+    """Plan one file of `torch.save` that holds the whole tree."""
     leaves: list[tuple[tuple[str | int, ...], object]] = [
         *((tensor.path, tensor) for tensor in content.tensors),
         *((record.path, record.value) for record in content.values.values()),
     ]
     tree = unflatten(leaves, content.integer_keyed)
-    # A storage's owner stands before those that share it, whatever their order in the tree.
+    # The owner of a storage comes before its aliases, whatever their order in the tree.
     ordered = sorted(content.tensors, key=lambda tensor: tensor.same_as is not None)
     files = [OutFile(path=name, parts=torch_zip(tree, ordered))]
     return Plan(root=root, files=files, left_out=_attached(content))
 
 
 def _attached(content: Content) -> list[str]:
-    """What only Hocket's format has a place for, as far as there is some."""
+    """Return the names of step, `user` and per-rank values, as far as the source has them."""
     if not isinstance(content.origin, Manifest):
         return []
     return [name for name, value in content.origin.attached.items() if value is not None]
@@ -158,7 +168,7 @@ _DCP = "torch.distributed.checkpoint.metadata"
 
 
 def plan_dcp(root: str, content: Content, limit: int) -> Plan:
-    """What `torch.distributed.checkpoint.load` reads: an item a value, and one a tensor or a box of it."""
+    """Plan a distributed checkpoint of torch: one item per value, and per tensor or box of a tensor."""
     items: list[tuple[dict[str, Any], list[Part]]] = [
         ({"fqn": name}, torch_zip(record.value, [])) for name, record in content.values.items()
     ]
@@ -203,7 +213,7 @@ def plan_dcp(root: str, content: Content, limit: int) -> Plan:
 
 
 def _keys(path: tuple[PathItem, ...], content: Content) -> tuple[PathItem, ...]:
-    """A path in which only positions in lists are integers; as torch's planner has it, keys are text."""
+    """Return a path with mapping keys as strings, as torch's planner has it; list indices stay integers."""
     keyed = content.integer_keyed
     return tuple(str(step) if path[:depth] in keyed else step for depth, step in enumerate(path))
 
@@ -212,14 +222,14 @@ _FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
 
 class _Pairs(dict[Any, Any]):
-    """A mapping by its pairs: keys that are instances for the reader need no hash here."""
+    """A mapping as a list of pairs, because keys that are pickled instances are not hashable here."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         super().__init__()
         self._pairs = pairs
 
     def items(self) -> Any:
-        """The pairs."""
+        """Return the pairs."""
         return self._pairs
 
 
@@ -255,15 +265,15 @@ def plan_hocket(
     level: int | None,
     unfenced: bool = False,
 ) -> Plan:
-    """A Hocket checkpoint: its manifest is the commit.
+    """Plan a Hocket checkpoint, whose manifest is the commit.
 
     Args:
         root: The folder or prefix.
-        content: What to write.
-        limit: Bytes of tensors in a file, and of a chunk.
-        save_id: What it is committed as, and what its files are named by.
-        level: zstd's, for compressed files.
-        unfenced: Commit also where the store cannot keep two savers apart.
+        content: The tensors and values to write.
+        limit: Limit of tensor bytes per file and per chunk.
+        save_id: The save id, which also names the files.
+        level: The zstd level, for compressed files.
+        unfenced: Also commit to a store that ignores conditional writes.
     """
     owners = [tensor for tensor in content.tensors if tensor.same_as is None and tensor.num_bytes]
     payloads = [payload for tensor in owners for payload in _cut(tensor, limit)]
@@ -281,33 +291,27 @@ def plan_hocket(
             chunks.setdefault(it.tensor.name, []).append(chunk)
     tensors = {
         tensor.name: TensorRecord(
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            path=tensor.path,
-            same_as=tensor.same_as,
-            chunks=tuple(sorted(chunks.get(tensor.name, ()), key=lambda chunk: chunk.start)),
+            dtype=tensor.dtype, shape=tensor.shape, path=tensor.path, same_as=tensor.same_as
         )
         for tensor in content.tensors
     }
 
-    def commit(written: Sequence["CkptFile"]) -> None:
+    def commit_files(written: Sequence["CkptFile"]) -> None:
         origin = content.origin if isinstance(content.origin, Manifest) else None
-        manifest = Manifest(
-            save_id=save_id,
-            step=origin.step if origin else 0,
-            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            version=_native.__version__,
+        manifest = build_manifest(
             writer="hocket.ckpt.convert",
+            files=written,
+            tensors=tensors,
+            chunks=chunks,
+            save_id=save_id,
+            step=content.step if content.step is not None else origin.step if origin else 0,
             world_size=origin.world_size if origin else 1,
             mesh=origin.mesh if origin else None,
-            files=tuple(written),
-            tensors=tensors,
             values=content.values,
             integer_keyed=content.integer_keyed,
             per_rank=origin.per_rank if origin else None,
-            user=origin.user if origin else None,
+            user=content.user if content.user is not None else origin.user if origin else None,
         )
-        document = _native.ckpt_manifest_encode(manifest.to_document())
-        _native.ckpt_commit(root, document, save_id, unfenced=unfenced)
+        commit(root, manifest, unfenced=unfenced)
 
-    return Plan(root=root, files=files, commit=commit, save_id=save_id)
+    return Plan(root=root, files=files, commit=commit_files, save_id=save_id)

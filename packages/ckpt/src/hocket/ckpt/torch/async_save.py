@@ -1,4 +1,4 @@
-"""The thread that finishes asynchronous saves, the handle that the caller gets, and what happens at exit."""
+"""Asynchronous saves: the background thread, the handles, and the wait for saves at process exit."""
 
 import atexit
 import logging
@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 class SaveHandle:
-    """A save that is done or under way.
+    """A save that has finished or is running.
 
     Attributes:
         name: The checkpoint's name.
-        uri: Where it is, or will be.
-        step: Its step.
-        is_heard: Whether it failed and somebody was told.
+        uri: The checkpoint's location.
+        step: The checkpoint's step.
+        is_heard: Whether the save failed and its error has been raised to a caller.
     """
 
     def __init__(self, name: str, uri: str, step: int, future: "Future[None]"):
@@ -40,17 +40,17 @@ class SaveHandle:
         return f"SaveHandle({self.name!r}, {'done' if self.done() else 'under way'})"
 
     def done(self) -> bool:
-        """Whether the save has ended, well or not."""
+        """Return whether the save has ended, with or without an error."""
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Waits until the checkpoint is committed.
+        """Wait until the checkpoint is committed.
 
         Args:
-            timeout_s: How long; without, as long as it takes (each of its steps has a deadline of its own).
+            timeout_s: Seconds to wait; None for no limit (each step of a save has its own deadline).
 
         Raises:
-            CheckpointTimeoutError: It is still under way.
+            CheckpointTimeoutError: The save is still running.
             CheckpointError: The save failed; there is no such checkpoint.
         """
         try:
@@ -67,15 +67,15 @@ class SaveHandle:
             raise
 
     def failure(self) -> BaseException | None:
-        """Why it failed; None where it is under way, or has ended well."""
+        """Return the save's error; None while it runs and when it succeeded."""
         return self._future.exception() if self._future.done() else None
 
 
 class Worker:
-    """Runs saves one after the other on a thread named `hocket-ckpt-save`, which starts with the first.
+    """A daemon thread named `hocket-ckpt-save` that runs saves in order; started by the first save.
 
-    The thread is a daemon: the interpreter would otherwise wait for it without a deadline. `close_at_exit`
-    waits for it with one. It ends when the worker is dropped, once all tasks are done.
+    The thread is a daemon because the interpreter would otherwise wait for it without a deadline;
+    `close_at_exit` waits with one. It ends after its last task once the worker is garbage-collected.
     """
 
     def __init__(self) -> None:
@@ -83,21 +83,21 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, task: Callable[[], None]) -> "Future[None]":
-        """Queues a task; returns what becomes of it."""
+        """Queue a task and return the future of its outcome."""
         if self._thread is None:
-            # The thread holds the queue, not us: a store that is dropped can go.
+            # The thread references the queue and not `self`, so that an unused store can be collected.
             self._thread = threading.Thread(
                 target=_work, args=(self._tasks,), name="hocket-ckpt-save", daemon=True
             )
             self._thread.start()
             self._end = weakref.finalize(self, self._tasks.put, None)
-            self._end.atexit = False  # `stop` does it then
+            self._end.atexit = False  # `stop` takes over
         future: Future[None] = Future()
         self._tasks.put((task, future))
         return future
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread once all tasks are done; whether that was in time."""
+        """Stop the thread after its queued tasks; return whether it stopped in time."""
         if self._thread is None:
             return True
         self._end()
@@ -111,7 +111,7 @@ def _work(tasks: "queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | No
         task, future = item
         try:
             task()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the handle
+        except BaseException as error:  # noqa: BLE001 - `wait` on the handle raises it
             _log.error("an asynchronous save failed: %s", error)
             future.set_exception(error)
         else:
@@ -120,19 +120,20 @@ def _work(tasks: "queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | No
 
 
 class Closable(Protocol):
-    """What is closed at exit."""
+    """An object that is closed when the process exits."""
 
     def close(self) -> None:
-        """Waits for what is under way, with a deadline."""
+        """Wait for running work, with a deadline."""
 
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 def close_at_exit(store: Closable) -> None:
-    """Has a store closed when the process exits, if it is still there then.
+    """Register a store to be closed when the process exits, if it still exists then.
 
-    Exit handlers run on a normal end, on an unhandled exception and on Ctrl-C; see `hold_sigterm`, too.
+    Exit handlers run on a normal end, on an unhandled exception and on Ctrl-C; for SIGTERM see
+    `hold_sigterm`.
     """
     if not _open:
         atexit.unregister(_close_all)
@@ -146,7 +147,7 @@ def _close_all() -> None:
 
 
 def close_quietly(store: Closable) -> None:
-    """Closes a store where nobody is there to be told of a failure: it is logged."""
+    """Close a store and log its error, where no caller is left to raise it to."""
     try:
         store.close()
     except Exception as error:  # noqa: BLE001 - the caller has other stores to close, or a save to begin
@@ -154,14 +155,21 @@ def close_quietly(store: Closable) -> None:
 
 
 class _Term:
-    """SIGTERM's handler while saves may be under way: ends the process as SIGTERM does, but closes first."""
+    """A SIGTERM handler that closes stores with running saves, then ends the process as SIGTERM does.
+
+    Attributes:
+        ends_process: Tells whoever stops in another way, such as a trainer at a step boundary, that this
+            handler may be set aside: stores are also closed when the process exits.
+    """
+
+    ends_process = True
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == self._pid:  # a forked child has no part in the saves
+        if os.getpid() == self._pid:  # the saves belong to the parent of a fork
             _close_all()
         os.kill(os.getpid(), number)
 
@@ -170,11 +178,12 @@ _holding: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 def hold_sigterm(store: Closable) -> None:
-    """Has SIGTERM wait for a store's saves, as any other exit does, until `release_sigterm`.
+    """Delay SIGTERM until a store's saves are finished, until `release_sigterm` is called.
 
-    Only where nobody else handles SIGTERM, and on the main thread, where Python sets and runs handlers: a
-    save that another thread begins is not held, and while the main thread stands in a call that does not
-    return (a collective whose peer is gone), SIGTERM waits, too.
+    The handler is installed only if SIGTERM has no other handler, and only from the main thread, where Python
+    sets and runs handlers: a save that another thread starts does not delay SIGTERM. While the main thread is
+    blocked in a call that does not return, such as a collective whose peer is gone, SIGTERM is delayed as
+    well.
     """
     _holding.add(store)
     is_ours_to_set = threading.current_thread() is threading.main_thread()
@@ -183,7 +192,7 @@ def hold_sigterm(store: Closable) -> None:
 
 
 def release_sigterm(store: Closable) -> None:
-    """Gives SIGTERM back, where `hold_sigterm` took it, unless another store still needs it."""
+    """Restore SIGTERM's default handler, unless another store still delays the signal."""
     _holding.discard(store)
     is_ours_to_set = threading.current_thread() is threading.main_thread()
     if not _holding and is_ours_to_set and isinstance(signal.getsignal(signal.SIGTERM), _Term):

@@ -1,4 +1,4 @@
-"""What a save will write: the state taken apart and planned, and this rank's bytes held still."""
+"""Save planning: a state tree flattened into parts, and the staging of this rank's bytes."""
 
 import json
 import math
@@ -8,24 +8,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.ckpt.datafiles import entry_name
 from hocket.ckpt.errors import CheckpointStateError
+from hocket.ckpt.file_names import entry_name, entry_order
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import INLINE_BYTES, INLINE_TOTAL_BYTES
 from hocket.ckpt.planning import Box, Item, Part, plan_parts
 from hocket.ckpt.torch.layout import TensorInfo, describe, is_tensor, mesh_axes
-from hocket.ckpt.torch.stages import digests_of
+from hocket.ckpt.torch.tensor_digests import digests_of
 from hocket.ckpt.tree import Path, flatten
 from hocket.ckpt.values import canonical, canonical_leaves
 from hocket.native._native import xxh3_128
 
-__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "hold_still", "part_name"]
+__all__ = ["Entry", "Plan", "Planner", "Snapshot", "Staging", "checked_per_rank", "part_name", "stage"]
 
 PER_RANK_BYTES = 64 << 10
 _PAGE_BYTES = 4096
 
 
 class Entry(NamedTuple):
-    """One run of memory to write."""
+    """A contiguous memory range to write, and the part of a tensor that it holds."""
 
     part: Part
     dtype: str
@@ -35,45 +36,45 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Who writes what, for one layout."""
+    """The assignment of a tree's parts to ranks, for one layout."""
 
     signature: tuple[object, ...]
     digest: str
-    """Of the signature; equal on all ranks, or their trees differ."""
+    """Digest of the signature; ranks with equal trees have equal digests."""
     parts: tuple[Part, ...]
-    """What this rank writes, in the order in which its file has it."""
+    """The parts that this rank writes, in file order."""
     inlined: frozenset[str]
-    """Tensors that the manifest holds, too."""
+    """Names of the tensors that are also stored in the manifest."""
     rank_bytes: tuple[int, ...]
-    """How much each rank writes."""
+    """Bytes that each rank writes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A state tree, taken apart: everything about it but the tensors' bytes is a copy."""
+    """A flattened state tree. Everything except the tensors' bytes is copied."""
 
     infos: Sequence[TensorInfo]
     plan: Plan
     value_paths: Mapping[str, Path]
     value_texts: Mapping[str, bytes]
-    """Each value's canonical JSON: what the caller does to its lists after the save is no longer seen."""
+    """The canonical JSON of each value, so that later changes by the caller have no effect."""
     mesh: Mapping[str, int] | None
     peers: tuple[int, ...] | None = None
-    """The ranks that hold this tree, where not all do."""
+    """The ranks that hold this tree, or None if all ranks do."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of what other trees may hold, too; on the first of the peers alone."""
+    """Digests of the tensors that other trees may also hold; only on the first rank of `peers`."""
     integer_keyed: frozenset[Path] = frozenset()
-    """As the manifest has them."""
+    """As in `Manifest.integer_keyed`."""
 
     @property
     def values_digest(self) -> str:
-        """Of all values together."""
+        """The digest of all values together."""
         text = b"\n".join(name.encode() + b"\0" + text for name, text in sorted(self.value_texts.items()))
         return xxh3_128(text).hex()
 
 
 class Planner:
-    """Plans saves, and keeps the plan while the layout stays what it was.
+    """A planner of saves that reuses its plan as long as the layout does not change.
 
     Attributes:
         num_plans: How many plans it has made.
@@ -85,15 +86,16 @@ class Planner:
         self.num_plans = 0
         self._plan: Plan | None = None
 
+    @gc_paused()
     def snapshot(self, state: object, peers: tuple[int, ...] | None = None) -> Snapshot:
-        """Takes a tree apart and plans it, or finds that the last plan still holds.
+        """Flatten a state tree and plan its save, or reuse the last plan if the layout is unchanged.
 
         Args:
             state: The tree.
-            peers: The ranks that hold it, where not all do.
+            peers: The ranks that hold the tree, or None if all ranks do.
 
         Raises:
-            CheckpointStateError: There is something in the tree that cannot be saved.
+            CheckpointStateError: The tree holds something that cannot be saved.
         """
         flat = flatten(state, is_tensor=is_tensor)
         infos = describe(flat.tensors, rank=self.rank, world_size=self.world_size, peers=peers)
@@ -109,7 +111,7 @@ class Planner:
         )
 
     def plan(self, infos: Sequence[TensorInfo], peers: tuple[int, ...] | None = None) -> Plan:
-        """Who writes what of these tensors: the last plan, if they are laid out as they were then."""
+        """Return the plan for these tensors: the last plan if their layout is unchanged, else a new one."""
         signature = (peers, *(info.signature for info in infos))
         if self._plan is None or self._plan.signature != signature:
             self._plan = self._make(infos, peers, signature)
@@ -132,15 +134,15 @@ class Planner:
             if info.same_as is None
         ]
         parts, rank_bytes = plan_parts(items, self.world_size, self.rank, peers)
-        item_bytes = {item.name: item.item_bytes for item in items}
+        dtypes = {info.name: info.dtype for info in infos}
         shapes = {item.name: item.shape for item in items}
-        parts.sort(key=lambda part: (-item_bytes[part.name], part_name(part, shapes[part.name])))
+        parts.sort(key=lambda part: entry_order(dtypes[part.name], part_name(part, shapes[part.name])))
         text = json.dumps([_plain(info.signature) for info in infos], separators=(",", ":"))
         return Plan(signature, xxh3_128(text.encode()).hex(), tuple(parts), inlined, tuple(rank_bytes))
 
 
 def part_name(part: Part, shape: tuple[int, ...]) -> str:
-    """A part's name in the data file: the tensor's, with the chunk's offsets where it is not all of it."""
+    """Return the entry name of a part: the tensor's name, plus the chunk's offsets unless it is whole."""
     return entry_name(part.name, part.box.start, is_whole=part.box.size == shape)
 
 
@@ -150,9 +152,10 @@ def _plain(entry: Any) -> Any:
 
 
 def _inlined(infos: Sequence[TensorInfo], peers: tuple[int, ...] | None) -> frozenset[str]:
-    """The small tensors that the coordinator holds whole, as far as the manifest has room.
+    """Return the names of small tensors that rank 0 holds whole, up to the manifest's size limit.
 
-    None that ranks with another tree hold: they see another room.
+    Tensors that are also held by ranks with another tree are excluded, because those ranks would compute
+    another remaining size.
     """
     inlined, room = set(), INLINE_TOTAL_BYTES
     for info in infos:
@@ -173,10 +176,10 @@ def _is_cut(info: TensorInfo) -> bool:
 
 
 def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
-    """A rank's own values as text.
+    """Return a rank's own values as canonical JSON.
 
     Raises:
-        CheckpointStateError: They hold something else than values, or are larger than 64 KiB.
+        CheckpointStateError: A leaf is not a plain value, or the text is larger than 64 KiB.
     """
     if per_rank is None:
         return None
@@ -191,15 +194,16 @@ def checked_per_rank(per_rank: Mapping[str, object] | None) -> bytes | None:
 
 
 class Staging:
-    """A buffer in host memory that saves copy into; pinned where tensors come from a device. Allocated once.
+    """A staging buffer in host memory, allocated once and pinned if tensors come from a device.
 
-    It begins with a page and has no gaps: a file of tensors in this order is written from where they lie.
+    The buffer is page-aligned and the copies in it have no gaps beyond alignment, so that a data file with
+    the tensors in this order is written directly from the buffer.
 
     Args:
-        budget_bytes: The most it may hold; None is no limit.
+        budget_bytes: The maximum size; None for no limit.
 
     Attributes:
-        num_allocations: How often it had to be allocated, or to grow.
+        num_allocations: How often the buffer was allocated or grown.
     """
 
     def __init__(self, budget_bytes: int | None = None) -> None:
@@ -210,14 +214,14 @@ class Staging:
         self._copies: list[torch.Tensor] = []
 
     def like(self) -> "Staging":
-        """Another one, with the same budget."""
+        """Return an empty staging buffer with the same budget."""
         return Staging(self._budget_bytes)
 
     def copy(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies tensors into the buffer; returns the contiguous copies. What was in it before is gone.
+        """Copy tensors into the buffer, replacing its contents, and return the contiguous copies.
 
         Raises:
-            CheckpointStateError: They are more than the budget.
+            CheckpointStateError: The tensors are larger than the budget.
         """
         layout = [(view.dtype, view.shape) for view in views]
         devices = {view.device for view in views if view.device.type != "cpu"}
@@ -226,7 +230,7 @@ class Staging:
             self._lay_out(views, layout, on_device=on_device)
         if views:
             torch._foreach_copy_(self._copies, list(views), non_blocking=True)
-        for device in devices:  # each copies by a queue of its own
+        for device in devices:  # each device has its own stream
             torch.accelerator.synchronize(device)
         return list(self._copies)
 
@@ -237,7 +241,7 @@ class Staging:
         *,
         on_device: bool,
     ) -> None:
-        """Makes the copies' places, in a new buffer where the old one does not do."""
+        """Assign each copy its place in the buffer; allocate a new buffer if the old one is unsuitable."""
         offsets, total = [], 0
         for view in views:
             total = -(-total // view.itemsize) * view.itemsize
@@ -248,9 +252,10 @@ class Staging:
                 f"this rank writes {total} bytes, and its staging buffer may have {self._budget_bytes}. Give "
                 f"`staging_bytes` room; a synchronous save from host memory needs none."
             )
-        self._layout, self._copies = [], []  # as long as they are there, so is the buffer
+        self._layout, self._copies = [], []  # the views keep the old buffer alive
         if self._buffer.numel() < total or (on_device and not self._buffer.is_pinned()):
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            # Free the old buffer before allocating the new one.
+            self._buffer = torch.empty(0, dtype=torch.uint8)
             memory = torch.empty(total + _PAGE_BYTES, dtype=torch.uint8, pin_memory=on_device)
             self._buffer = memory[-memory.data_ptr() % _PAGE_BYTES :]
             self.num_allocations += 1
@@ -261,13 +266,14 @@ class Staging:
         self._layout = layout
 
 
-def hold_still(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], list[torch.Tensor]]:
-    """Where the bytes of this rank's parts lie, in host memory and in one run each.
+@gc_paused()
+def stage(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry], list[torch.Tensor]]:
+    """Return this rank's parts as contiguous ranges of host memory.
 
     Args:
-        snapshot: What to write.
-        staging: Copies all of it there; without, the tensors' own memory is used, and only what is not
-            contiguous is copied.
+        snapshot: The flattened and planned tree.
+        staging: The buffer that all parts are copied into. If None, the tensors' own memory is used, and only
+            non-contiguous parts are copied.
 
     Returns:
         The entries, and the tensors that keep their memory alive.
@@ -283,7 +289,7 @@ def hold_still(snapshot: Snapshot, staging: Staging | None) -> tuple[list[Entry]
 
 
 def _view(info: TensorInfo, box: Box) -> torch.Tensor:
-    """The part of this rank's memory that is `box` of the global tensor."""
+    """Return the view of this rank's memory that holds `box` of the global tensor."""
     assert info.box is not None, f"`{info.name}` is planned for a rank that does not hold it"
     view = info.local
     for dim, (start, size) in enumerate(zip(box.start, box.size, strict=True)):

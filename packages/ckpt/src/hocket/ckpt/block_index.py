@@ -1,17 +1,20 @@
-"""Which tensors have bytes in a block, and in which of their chunks: what is bad is told by these names."""
+"""Maps byte ranges of data files back to the tensors stored in them, for error messages."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 
-from hocket.ckpt.datafiles import entry_name
+from hocket.ckpt.file_names import entry_name
 from hocket.ckpt.manifest import Chunk, Manifest
 from hocket.native import _native
 
-__all__ = ["Owners", "told"]
+__all__ = ["BlockIndex", "describe_block"]
 
 
-class Owners:
-    """Finds tensors by where their bytes lie; made once, it answers without a look at each chunk."""
+class BlockIndex:
+    """An index from (file, block) to the tensors whose bytes the block holds.
+
+    Built once per manifest; a lookup is a binary search and does not scan the chunks.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._tensors = manifest.tensors
@@ -23,22 +26,22 @@ class Owners:
                 self._aliases[record.same_as].append(name)
             for chunk in record.chunks:
                 runs[chunk.file].append((chunk.offset, chunk.offset + chunk.length, name, chunk))
-        # No two chunks lie on the same bytes: in the order of their beginnings, their ends are in order, too.
+        # Chunks do not overlap, so sorting by start also sorts by end.
         self._runs = {
             manifest.files[file]["path"]: sorted(found, key=lambda run: run[:2])
             for file, found in runs.items()
         }
 
-    def hits(self, file: str | None, offset: int | None) -> list[tuple[str, str]]:
-        """Tensors, aliases too, that have bytes in a block, in the manifest's order, each with its chunk.
+    def lookup(self, file: str | None, offset: int | None) -> list[tuple[str, str]]:
+        """Return the (tensor, chunk) pairs that overlap a block, in manifest order.
 
-        A chunk is told by what the file calls it: `weight@4,0` begins in row 4; where the file has all of the
-        tensor, it is the tensor's name. A tensor with several chunks in the block comes several times, and an
-        alias has the chunks of the tensor whose storage it shares.
+        Chunks are named as in the data file: `weight@4,0` starts at row 4; a tensor stored whole has its own
+        name. A tensor with several chunks in the block is listed once per chunk. An alias is listed with the
+        chunks of the tensor that owns the storage.
 
         Args:
             file: The data file's path.
-            offset: Where the block begins in the file's data; None is the whole file.
+            offset: Start of the block in the file's data; None for the whole file.
         """
         runs = self._runs.get(file or "", [])
         if offset is not None:
@@ -53,16 +56,18 @@ class Owners:
         return sorted(hit, key=lambda each: self._order[each[0]])
 
 
-def told(manifest: Manifest, file: str | None, offset: int | None, *, name: str | None = None) -> str:
-    """What a bad block is of, for a message: `Tensor `weight` (chunk `weight@4,0`)`.
+def describe_block(
+    manifest: Manifest, file: str | None, offset: int | None, *, name: str | None = None
+) -> str:
+    """Name the tensors stored in a block, for an error message: ``Tensor `weight` (chunk `weight@4,0`)``.
 
     Args:
-        manifest: The checkpoint's.
+        manifest: The checkpoint's manifest.
         file: The data file's path.
-        offset: Where the block begins in the file's data; None is the whole file.
-        name: The only tensor to be named; else the first five.
+        offset: Start of the block in the file's data; None for the whole file.
+        name: The only tensor to name; if None, the first five are named.
     """
-    hits = [hit for hit in Owners(manifest).hits(file, offset) if name in (None, hit[0])]
+    hits = [hit for hit in BlockIndex(manifest).lookup(file, offset) if name in (None, hit[0])]
     names = [f"`{each}`" if chunk == each else f"`{each}` (chunk `{chunk}`)" for each, chunk in hits]
     if not names:
         return "A tensor" if name is None else f"Tensor `{name}`"

@@ -1,4 +1,4 @@
-"""One load, as each rank runs it: match its tree, fill it, and end as all ranks end."""
+"""One load as each rank runs it: match the tree, read the tensors, and agree on the outcome."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.reader import of_one_save, read_manifest
-from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import fill
-from hocket.ckpt.torch.matching import Selection, select
-from hocket.ckpt.torch.rendezvous import Rendezvous
-from hocket.ckpt.torch.sharing import fill_sharing
-from hocket.ckpt.torch.stages import agree_on_rest, as_peers
+from hocket.ckpt.opener import read_manifest
+from hocket.ckpt.reader import of_one_save
+from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.torch.error_propagation import agree
+from hocket.ckpt.torch.load_plan import Selection, select
+from hocket.ckpt.torch.pipeline import agree_on_rest, as_peers
+from hocket.ckpt.torch.read_plan import fill
+from hocket.ckpt.torch.replicated_read import fill_sharing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -24,37 +25,37 @@ __all__ = ["LoadJob", "Loaded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a load brought."""
+    """The result of a load."""
 
     name: str
     """The checkpoint's name: the last part of its URI."""
     step: int
     state: Any
-    """The tree that was loaded into: the same tensors, filled, and the checkpoint's values."""
+    """The tree that was passed as `into`: its tensors filled in place, its values replaced."""
     user: Any
-    """What the user attached."""
+    """The `user` value that was saved with the checkpoint."""
     per_rank: dict[str, Any] | None
-    """This rank's own values; None where there are none, or where the world has another size."""
+    """This rank's own values; None if none were saved or if the world size differs."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LoadJob:
-    """A load on this rank: `match`, for stages `agree_on_match`, `fill`, and then what it `brought`."""
+    """A load on this rank. Call `match`, then `agree_on_match` if `stage` is set, `fill`, and `result`."""
 
     key: str
-    """Names the load among the ranks; the same on all of them."""
+    """Identifier of the load; the same on all ranks."""
     uri: str
-    rendezvous: Rendezvous
+    coordinator: Coordinator
     timeout_s: float
     strict: bool
-    """Refuse what only one side has; in stages, what no rank takes."""
+    """Refuse names that only one side has; with `stage`, names that no rank loads."""
     stage: tuple[int, ...] | None = None
-    """The ranks that load this rank's tree, where not all do."""
+    """The ranks that load the same tree as this rank, or None if all ranks do."""
     manifest: Manifest | None = None
     selection: Selection | None = None
     per_rank: dict[str, Any] | None = None
     error: BaseException | None = None
-    """What went wrong on this rank so far; the other ranks are told by `agree_on_match` or `fill`."""
+    """The error on this rank so far; `agree_on_match` or `fill` reports it to the other ranks."""
 
     def match(
         self,
@@ -64,8 +65,8 @@ class LoadJob:
         cast: bool,
         include: Sequence[str] | None,
     ) -> None:
-        """Finds what the tree takes. No tensor is changed, and no other rank is told."""
-        rank, world_size = self.rendezvous.rank, self.rendezvous.world_size
+        """Match the tree with the manifest; changes no tensor and does not communicate."""
+        rank, world_size = self.coordinator.rank, self.coordinator.world_size
         self.stage = as_peers(peers, rank=rank, world_size=world_size)
         self.manifest = read_manifest(self.uri)
         self.selection = select(
@@ -80,20 +81,20 @@ class LoadJob:
         self.per_rank = _own_values(self.manifest, self.uri, rank, world_size)
 
     def agree_on_match(self) -> None:
-        """Where ranks load trees that differ: raises on all if one does not fit, or if all leave something.
+        """Raise on all ranks if one tree does not match, or if no rank loads some part of the checkpoint.
 
-        Collective; before a byte of a tensor changes.
+        Collective. For ranks that load different trees; runs before any tensor changes.
 
         Raises:
-            CheckpointIncompatibleError: No stage takes what is named.
-            CheckpointError: This rank's error, or another's, which is named.
+            CheckpointIncompatibleError: No rank loads the tensors or values that the message names.
+            CheckpointError: This rank's error, or one that names the failed rank.
         """
         self._agree(f"{self.key}/match")
         assert self.stage is not None
         _, selection = self._matched
-        left = selection.left if self.rendezvous.rank == self.stage[0] else None
+        left = selection.left if self.coordinator.rank == self.stage[0] else None
         agree_on_rest(
-            self.rendezvous,
+            self.coordinator,
             f"{self.key}/rest",
             left if self.strict else [],
             timeout_s=self.timeout_s,
@@ -101,19 +102,19 @@ class LoadJob:
         )
 
     def fill(self, *, check: bool, read_once: bool) -> None:
-        """Reads this rank's parts, or shares the reading with those that hold the same; collective.
+        """Read this rank's parts, or share the reads with the ranks that hold the same parts; collective.
 
         Raises:
-            CheckpointError: The load failed, here or on the rank that is named.
+            CheckpointError: The load failed on this rank, or on the rank that the message names.
         """
-        rank, world_size = self.rendezvous.rank, self.rendezvous.world_size
+        rank, world_size = self.coordinator.rank, self.coordinator.world_size
         is_shared = read_once and world_size > 1
         if self.error is None and not is_shared:
             manifest, selection = self._matched
             try:
                 with of_one_save(self.uri, manifest.save_id):
                     fill(self.uri, manifest, selection.fills, rank=rank, world_size=world_size, check=check)
-            except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+            except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
                 self.error = error
         self._agree(self.key)
         if is_shared:
@@ -122,14 +123,14 @@ class LoadJob:
                 self.uri,
                 manifest,
                 selection.fills,
-                rendezvous=self.rendezvous,
+                coordinator=self.coordinator,
                 key=self.key,
                 timeout_s=self.timeout_s,
                 check=check,
             )
 
-    def brought(self) -> Loaded:
-        """What came of it."""
+    def result(self) -> Loaded:
+        """Return the result of the load."""
         manifest, selection = self._matched
         return Loaded(
             name=self.uri.rpartition("/")[2],
@@ -151,7 +152,7 @@ class LoadJob:
 
     def _agree(self, key: str) -> None:
         save_id = "" if self.manifest is None else self.manifest.save_id
-        agree(self.rendezvous, key, self.error, timeout_s=self.timeout_s, what=self._what, save_id=save_id)
+        agree(self.coordinator, key, self.error, timeout_s=self.timeout_s, what=self._what, save_id=save_id)
 
 
 def _own_values(manifest: Manifest, uri: str, rank: int, world_size: int) -> dict[str, Any] | None:

@@ -1,18 +1,17 @@
-"""Tensors' bytes for files in the making, read ahead into memory that is used again."""
+"""Prefetch of tensor bytes for a writer, into reused memory blocks."""
 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from operator import add
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ckpt.formats.boxes import pieces
-from hocket.ckpt.formats.parts import OutFile, Payload
+from hocket.ckpt.boxes import pieces, whole
+from hocket.ckpt.formats.output_file import OutFile, Payload
 from hocket.ckpt.manifest import ITEM_BYTES
 from hocket.ckpt.memory import Memory, aligned, carve
 from hocket.ckpt.planning import Box
@@ -20,7 +19,7 @@ from hocket.ckpt.reader import Checkpoint, numpy_dtype
 
 __all__ = ["PayloadReader"]
 
-# Each is read by several threads.
+# Several threads read each batch.
 _IN_FLIGHT = 4
 _LARGEST_PIECE_BYTES = 32 << 20
 
@@ -29,20 +28,20 @@ _LARGEST_PIECE_BYTES = 32 << 20
 class _Piece:
     payload: Payload
     box: Box
-    """Of the source's tensor."""
+    """The box, in the source tensor's coordinates."""
 
 
 class PayloadReader:
-    """Reads payloads ahead of the writer, small ones together, and hands them out in order."""
+    """A reader that prefetches payloads, batches small ones, and yields them in order."""
 
     def __init__(self, source: Checkpoint, files: Sequence[OutFile], memory_bytes: int) -> None:
         self._source = source
-        # What is in flight, each once more while it is cast, and what is being written; the threads that read
-        # have memory of their own, up to a fourth of all.
+        # Pieces in flight, a second copy of each while it is cast, and the piece being written; the threads
+        # that read use their own memory, up to a fourth of the limit.
         piece_bytes = min(_LARGEST_PIECE_BYTES, memory_bytes // 16)
         self._batches = _batches(source, files, piece_bytes)
         self._memory = Memory(piece_bytes)
-        # Compressed items are unpacked front to back: by one thread, in the order of the pieces.
+        # Compressed items are decompressed sequentially: by one thread, in the order of the pieces.
         num_threads = 1 if getattr(source, "is_sequential", False) else _IN_FLIGHT
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hocket-convert")
         self._running: deque[tuple[list[_Piece], Future[_Batch]]] = deque()
@@ -59,7 +58,10 @@ class PayloadReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def take(self, payload: Payload) -> Iterator[npt.NDArray[Any]]:
-        """The pieces of a payload, each good until the next one; payloads come in the order of the files."""
+        """Yield the pieces of a payload; each is valid until the next one.
+
+        Payloads must be taken in the order of the files.
+        """
         left = payload.tensor.num_bytes
         while left:
             piece, array = next(self._arrays)
@@ -111,12 +113,12 @@ def _batches(source: Checkpoint, files: Iterable[OutFile], piece_bytes: int) -> 
         for part in file.parts:
             if not isinstance(part, Payload):
                 continue
-            # By the larger of the two dtypes, since both are in memory at once.
+            # Size by the larger of the two dtypes, since both are in memory at once.
             dtypes = (part.tensor.dtype, source.record(part.tensor.source).dtype)
             item_bytes = max(ITEM_BYTES[dtype] for dtype in dtypes)
-            start = part.start or (0,) * len(part.tensor.shape)
-            for piece in pieces(part.tensor.shape, item_bytes, piece_bytes):
-                box = Box(tuple(map(add, start, piece.start)), piece.size)
+            shape = part.tensor.shape
+            part_box = whole(shape) if part.start is None else Box(part.start, shape)
+            for box in pieces(part_box, item_bytes, piece_bytes):
                 num_bytes = aligned(item_bytes * math.prod(box.size))
                 if batch and size + num_bytes > piece_bytes:
                     yield batch

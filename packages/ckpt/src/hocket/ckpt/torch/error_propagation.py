@@ -1,4 +1,4 @@
-"""Errors on their way from one rank to the others."""
+"""Propagation of errors from one rank to all ranks."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from hocket.ckpt import errors
 from hocket.ckpt.errors import CheckpointError, CheckpointNotFoundError, CheckpointTimeoutError
-from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.coordinator import Coordinator
 
 __all__ = ["Failure", "agree", "merge", "pack_error", "unpack_error"]
 
@@ -20,25 +20,25 @@ _REPLACED = (
 
 
 def pack_error(error: BaseException, *, ranks: Sequence[int]) -> Failure:
-    """An error in a form that other ranks can read; `ranks`: where it happened, none for the whole job."""
+    """Return an error as JSON for other ranks; `ranks` are those that raised it, empty for the whole job."""
     return {"ranks": list(ranks), "type": type(error).__name__, "message": str(error)[:_MESSAGE_CHARS]}
 
 
 def merge(failures: Sequence[Failure]) -> Failure | None:
-    """The first failure, with the ranks of all; None where there is none."""
+    """Return the first failure with the ranks of all failures; None if there is none."""
     if not failures:
         return None
     return {**failures[0], "ranks": sorted(rank for failure in failures for rank in failure["ranks"])}
 
 
 def unpack_error(failure: Failure, what: str) -> CheckpointError:
-    """The error to raise on a rank for what went wrong on another.
+    """Return the exception to raise on this rank for an error of another rank.
 
-    An error of this package keeps its class, so that a handler works alike on every rank.
+    An error of this package keeps its class, so that a handler sees the same class on every rank.
 
     Args:
-        failure: What `pack_error` gave on the other rank.
-        what: What failed, to begin the message with.
+        failure: The result of `pack_error` on the other rank.
+        what: The operation that failed; the message begins with it.
     """
     kind = getattr(errors, failure["type"], None)
     named = ""
@@ -50,7 +50,7 @@ def unpack_error(failure: Failure, what: str) -> CheckpointError:
 
 
 def agree(
-    rendezvous: Rendezvous,
+    coordinator: Coordinator,
     key: str,
     error: BaseException | None,
     *,
@@ -58,29 +58,29 @@ def agree(
     what: str,
     save_id: str = "",
 ) -> None:
-    """Ends alike on all ranks: returns when none has an error, else raises on every one of them.
+    """Return if no rank has an error, else raise on every rank.
 
-    Collective over the rendezvous; blocking.
+    Collective over the coordinator; blocking.
 
     Args:
-        rendezvous: The ranks.
-        key: Names this agreement; the same on all ranks, and used once.
-        error: This rank's; it is what is raised here.
-        timeout_s: How long to wait for the others.
-        what: What is agreed on, for messages: `load of …`.
-        save_id: Of the checkpoint that this rank reads, which has to be the same on all.
+        coordinator: Connects the ranks.
+        key: Identifies this agreement: the same on all ranks, and used once.
+        error: This rank's error, which is raised here as it is.
+        timeout_s: Seconds to wait for the other ranks.
+        what: The operation, for messages: `load of …`.
+        save_id: The save that this rank reads; it must be the same on all ranks.
 
     Raises:
-        CheckpointNotFoundError: Ranks read different saves: the checkpoint was replaced meanwhile.
-        CheckpointError: Another rank failed, or did not come in time.
+        CheckpointNotFoundError: Ranks read different saves, because the checkpoint was replaced meanwhile.
+        CheckpointError: Another rank failed, or did not report in time.
     """
-    failure = None if error is None else pack_error(error, ranks=[rendezvous.rank])
+    failure = None if error is None else pack_error(error, ranks=[coordinator.rank])
     mine = {"failure": failure, "save_id": save_id}
-    if rendezvous.is_coordinator:
+    if coordinator.is_rank_0:
         try:
-            others = rendezvous.collect(
+            others = coordinator.collect(
                 f"{key}/report",
-                range(1, rendezvous.world_size),
+                range(1, coordinator.world_size),
                 timeout_s=timeout_s,
                 what=f"its part of the {what}",
             )
@@ -90,15 +90,15 @@ def agree(
                 failure = pack_error(CheckpointNotFoundError(_REPLACED), ranks=[])
         except CheckpointError as late:
             failure = failure or pack_error(late, ranks=[])
-        rendezvous.post(f"{key}/outcome", json.dumps(failure).encode())
+        coordinator.post(f"{key}/outcome", json.dumps(failure).encode())
         if failure is None:
-            # Where a rank failed, another may come late: it still finds the outcome.
-            rendezvous.await_ticks(f"{key}/seen", rendezvous.world_size - 1, timeout_s=timeout_s)
-            rendezvous.forget(f"{key}/outcome", f"{key}/seen")
+            # After a failure the outcome is kept for late ranks.
+            coordinator.await_ticks(f"{key}/seen", coordinator.world_size - 1, timeout_s=timeout_s)
+            coordinator.forget(f"{key}/outcome", f"{key}/seen")
     else:
         try:
-            rendezvous.post(f"{key}/report/{rendezvous.rank}", json.dumps(mine).encode())
-            outcome = rendezvous.receive(
+            coordinator.post(f"{key}/report/{coordinator.rank}", json.dumps(mine).encode())
+            outcome = coordinator.receive(
                 f"{key}/outcome", timeout_s=2 * timeout_s, what=f"what became of the {what}"
             )
         except (CheckpointTimeoutError, RuntimeError) as silent:
@@ -106,7 +106,7 @@ def agree(
                 raise
             raise error from silent
         failure = json.loads(outcome)
-        rendezvous.tick(f"{key}/seen")
+        coordinator.tick(f"{key}/seen")
     if error is not None:
         raise error
     if failure is not None:

@@ -1,4 +1,4 @@
-"""What a compressed item unpacks to, in a temporary file: to be read in any order, however large it is."""
+"""Temporary files for decompressed tensors of any size, readable in any order."""
 
 import contextlib
 import ctypes
@@ -12,23 +12,23 @@ import numpy as np
 from hocket.ckpt.errors import CheckpointError
 from hocket.native import _native
 
-__all__ = ["Spilled"]
+__all__ = ["TempTensor"]
 
 _PIECE_BYTES = 4 << 20
 
 
-class Spilled:
-    """The tensor inside a compressed item, unpacked in one pass to a file without a name.
+class TempTensor:
+    """The tensor of a compressed entry, decompressed in one pass into an unnamed temporary file.
 
-    The file is where `TMPDIR` says and goes with this object, even if the process is killed.
+    The file is in `TMPDIR` and is freed with this object, even if the process is killed.
 
     Raises:
-        CheckpointError: No file can be made there, or there is no room for it.
+        CheckpointError: The file cannot be created, or the disk is full.
     """
 
     def __init__(self, unpacker: "_native.ForeignUnpacker") -> None:
         try:
-            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="hocket-")  # noqa: SIM115 - by `__del__`
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="hocket-")  # noqa: SIM115 - closed by `__del__`
         except OSError as error:
             raise _refused(unpacker.num_bytes, error) from error
         piece = np.empty(min(unpacker.num_bytes, _PIECE_BYTES), np.uint8)
@@ -43,7 +43,7 @@ class Spilled:
                 raise _refused(unpacker.num_bytes, error) from error
 
     def read(self, reads: Sequence[tuple[int, int, int]]) -> None:
-        """Reads ranges of the tensor's bytes, as (offset, bytes, address)."""
+        """Read ranges of the tensor's bytes, as (offset, bytes, address)."""
         for offset, count, address in reads:
             buffer = memoryview((ctypes.c_char * count).from_address(address)).cast("B")
             done = 0
@@ -53,8 +53,8 @@ class Spilled:
                 done += got
 
     def __del__(self) -> None:
-        """Closes the file, which has no name: it is gone then."""
-        # There is none where none could be made.
+        """Close the file; it has no name, so this frees it."""
+        # The attribute is missing if the file could not be created.
         with contextlib.suppress(AttributeError):
             self._file.close()
 

@@ -1,4 +1,4 @@
-"""A file to write, as a row of parts whose sizes are known before the first byte is."""
+"""An output file as a sequence of parts whose sizes are known before anything is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Late", "OutFile", "Part", "Payload", "Tensor", "ZipBuilder"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """A tensor on its way: where it comes from and what it becomes."""
+    """A tensor to convert: its source name, and its name and dtype in the destination."""
 
     source: str
     """Its name in the source."""
@@ -23,30 +23,30 @@ class Tensor:
     """Its name in the destination."""
     path: tuple[PathItem, ...]
     dtype: str
-    """safetensors' name of the dtype in the destination."""
+    """The safetensors name of its dtype in the destination."""
     shape: tuple[int, ...]
     same_as: str | None = None
-    """The tensor of the destination whose storage it shares."""
+    """The destination's tensor whose storage it shares."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the destination."""
+        """The number of bytes in the destination."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A tensor's bytes in C order, little endian; their CRC-32 is kept when they have passed."""
+    """A tensor's bytes in little-endian C order; their CRC-32 is stored once they are written."""
 
     tensor: Tensor
     start: tuple[int, ...] | None = None
-    """Where in the source's tensor it begins, being a box of that; None for all of it."""
+    """Offsets of a box in the source's tensor; None for the whole tensor."""
     crc: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Late:
-    """Bytes that depend on what was written before them."""
+    """A part that is computed from the parts written before it."""
 
     num_bytes: int
     make: Callable[[], bytes]
@@ -62,18 +62,18 @@ class OutFile:
     path: str
     parts: list[Part] = field(default_factory=list)
     data_start: int | None = None
-    """Bytes of the header, where header and blocks are to be hashed."""
+    """Size of the header in bytes, if header and blocks are hashed."""
     level: int | None = None
-    """zstd's, where header and blocks are to be compressed, too."""
+    """The zstd level, if header and blocks are also compressed."""
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file, before it is compressed."""
+        """Size of the whole file in bytes, before compression."""
         return sum(num_bytes(part) for part in self.parts)
 
 
 def num_bytes(part: Part) -> int:
-    """Bytes of a part."""
+    """Return the size of a part in bytes."""
     if isinstance(part, bytes):
         return len(part)
     return part.tensor.num_bytes if isinstance(part, Payload) else part.num_bytes
@@ -84,9 +84,11 @@ _ALIGNMENT = 64
 
 
 class ZipBuilder:
-    """A zip as torch writes it: members stored, payloads at multiples of 64 bytes, zip64 where needed.
+    """A builder of zips as torch writes them.
 
-    A payload's CRC-32 is known when it has passed, so it stands behind it and in the directory.
+    Members are stored uncompressed, payloads start at multiples of 64 bytes, and zip64 is used if needed. A
+    payload's CRC-32 is known only after the payload is written, so it follows in a data descriptor and in the
+    directory.
     """
 
     def __init__(self, prefix: str = "archive") -> None:
@@ -96,7 +98,7 @@ class ZipBuilder:
         self._entries: list[tuple[bytes, Part, int, int]] = []
 
     def add(self, name: str, content: bytes | Payload) -> None:
-        """Appends a member."""
+        """Append a member."""
         full = f"{self._prefix}/{name}".encode()
         begin, length = self._size, num_bytes(content)
         is_wide = length >= _WIDE
@@ -121,7 +123,7 @@ class ZipBuilder:
         self._entries.append((full, content, begin, flags))
 
     def finish(self) -> Sequence[Part]:
-        """All parts, the directory too."""
+        """Return all parts, followed by the directory."""
         start = self._size
         directory = Late(
             sum(46 + len(name) + len(_wide(content, begin)) for name, content, begin, _ in self._entries),
@@ -144,7 +146,7 @@ class ZipBuilder:
 
 
 def _wide(content: Part, begin: int) -> bytes:
-    """The 64-bit numbers of a directory entry that has such."""
+    """Return the zip64 fields of a directory entry, or nothing if it needs none."""
     length = num_bytes(content)
     numbers = [number for number in (length, length, begin) if number >= _WIDE]
     return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""

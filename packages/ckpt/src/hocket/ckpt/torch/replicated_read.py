@@ -1,8 +1,8 @@
-"""A load in which one of several ranks that hold the same part reads it, and sends it to the others.
+"""Loads in which one rank reads each replicated part and sends it to the other ranks that hold it.
 
-Who reads what is computed alike on every rank, as in a save. First all read, and tell each other by the
-rendezvous how that went; only then, when nobody can fail any more, tensors travel over the job's process
-group, from rank to rank: holders of one part are no group of their own, and none is made for a load.
+Every rank computes the same assignment of parts to readers, as in a save. All ranks first read and report
+the outcome through the coordinator. Only if every rank succeeded are tensors sent, point to point over the
+job's process group; no group is created for the ranks that hold one part.
 """
 
 import json
@@ -16,23 +16,23 @@ from hocket.ckpt.errors import CheckpointError, CheckpointIncompatibleError
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.planning import boxes
 from hocket.ckpt.reader import of_one_save
-from hocket.ckpt.torch.failures import agree
-from hocket.ckpt.torch.filling import SCRATCH_BYTES, Fill, destinations, fill
+from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.torch.error_propagation import agree
 from hocket.ckpt.torch.layout import TensorInfo
-from hocket.ckpt.torch.rendezvous import Rendezvous
+from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Fill, destinations, fill
 from hocket.native import _native
 
 __all__ = ["fill_sharing"]
 
 
 class _Share(NamedTuple):
-    """Who reads a part that this rank holds."""
+    """A replicated part that this rank holds, and the rank that reads it."""
 
     info: TensorInfo
     reader: int
     holders: tuple[int, ...]
     batch: int
-    """Tensors of one number travel together; the same on all ranks."""
+    """Parts with the same batch number are sent together; the same on all ranks."""
 
 
 def fill_sharing(
@@ -40,57 +40,58 @@ def fill_sharing(
     manifest: Manifest,
     fills: Sequence[Fill],
     *,
-    rendezvous: Rendezvous,
+    coordinator: Coordinator,
     key: str,
     timeout_s: float,
     check: bool,
 ) -> None:
-    """Fills tensors as `fill` does, but each part is read by one rank; collective.
+    """Load tensors as `fill` does, but read each replicated part on one rank only; collective.
 
-    What the process group has no backend for (tensors on a CPU where it speaks NCCL alone) is read by all.
+    Tensors on a device that the process group has no backend for (CPU tensors under NCCL alone) are read by
+    every rank.
 
     Args:
         uri: The checkpoint.
         manifest: Its manifest.
         fills: The tensors, the same and in the same order on all ranks.
-        rendezvous: The ranks.
-        key: Names this load; the same on all ranks, and used once.
-        timeout_s: How long to wait for a rank that is late.
+        coordinator: The coordinator of the ranks.
+        key: Identifier of this load; the same on all ranks, and used once.
+        timeout_s: How long to wait for a late rank.
         check: Verify the digest of each block that is read.
 
     Raises:
-        CheckpointError: Reading failed, on this rank or on the one that is named, or the ranks hold
-            different trees. Nothing was sent.
+        CheckpointError: Reading failed on this rank or on the rank that the message names, or the ranks hold
+            different trees. No tensor was sent.
     """
-    rank, world_size = rendezvous.rank, rendezvous.world_size
+    rank, world_size = coordinator.rank, coordinator.world_size
     shares: list[_Share] = []
     failed: BaseException | None = None
     try:
         infos = destinations(fills, rank=rank, world_size=world_size)
         told = [[*info.signature[2:], info.name, info.local.device.type] for info in infos]
         digest = _native.xxh3_128(json.dumps(told, default=str).encode()).hex()
-        _compare(rendezvous, key, digest, timeout_s)
+        _compare(coordinator, key, digest, timeout_s)
         shares = list(_shares(infos, rank, world_size))
         theirs = {share.info.name for share in shares if share.reader != rank}
         names = {info.name for info in infos if (info.same_as or info.name) not in theirs}
         mine = [fill for fill in fills if fill.name in names]
         with of_one_save(uri, manifest.save_id):
             fill(uri, manifest, mine, rank=rank, world_size=world_size, check=check)
-    except BaseException as error:  # noqa: BLE001 - the other ranks are told, then it is raised
+    except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
         failed = error
-        if rendezvous.is_coordinator:
-            rendezvous.post(f"{key}/tree", b"")
-    agree(rendezvous, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{uri}`")
-    if rendezvous.is_coordinator:
-        rendezvous.forget(f"{key}/tree")
+        if coordinator.is_rank_0:
+            coordinator.post(f"{key}/tree", b"")
+    agree(coordinator, f"{key}/read", failed, timeout_s=timeout_s, what=f"load of `{uri}`")
+    if coordinator.is_rank_0:
+        coordinator.forget(f"{key}/tree")
     _exchange(shares, rank)
 
 
-def _compare(rendezvous: Rendezvous, key: str, digest: str, timeout_s: float) -> None:
-    if rendezvous.is_coordinator:
-        rendezvous.post(f"{key}/tree", digest.encode())
+def _compare(coordinator: Coordinator, key: str, digest: str, timeout_s: float) -> None:
+    if coordinator.is_rank_0:
+        coordinator.post(f"{key}/tree", digest.encode())
         return
-    text = rendezvous.receive(f"{key}/tree", timeout_s=timeout_s, what="which tensors it loads")
+    text = coordinator.receive(f"{key}/tree", timeout_s=timeout_s, what="which tensors it loads")
     if text.decode() == digest:
         return
     if not text:
@@ -102,7 +103,7 @@ def _compare(rendezvous: Rendezvous, key: str, digest: str, timeout_s: float) ->
 
 
 def _shares(infos: Sequence[TensorInfo], rank: int, world_size: int) -> Iterator[_Share]:
-    """Parts that this rank holds with others; readers are chosen so that all read alike."""
+    """Yield the replicated parts of this rank, with readers chosen to balance the bytes read."""
     devices = {device.type for device in dist.distributed_c10d._get_default_group()._device_types}
     loads = [0] * world_size
     total = 0
@@ -121,7 +122,7 @@ def _shares(infos: Sequence[TensorInfo], rank: int, world_size: int) -> Iterator
 
 
 def _exchange(shares: Sequence[_Share], rank: int) -> None:
-    """Sends what this rank has read, and receives the rest; a batch's memory at a time."""
+    """Send the parts that this rank read and receive the others, one batch at a time."""
     for number in sorted({share.batch for share in shares}):
         transfers, arrived = [], []
         for share in shares:

@@ -1,4 +1,4 @@
-"""What the tree at hand takes from a checkpoint, found by name in the manifest."""
+"""Load planning: matches a state tree with a checkpoint's manifest by name."""
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, TensorRecord
-from hocket.ckpt.torch.filling import Fill
 from hocket.ckpt.torch.layout import DTYPES, is_tensor, refuse_shapeless, torch_dtype
+from hocket.ckpt.torch.read_plan import Fill
 from hocket.ckpt.tree import Path, clean_key, join, unflatten
 
 __all__ = ["Selection", "select"]
@@ -23,14 +24,15 @@ _GROUPS = ("param_groups",)
 
 @dataclass(slots=True)
 class Selection:
-    """What a tree takes from a checkpoint."""
+    """The parts of a checkpoint that a tree loads."""
 
     state: Any = None
     fills: list[Fill] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """What only the checkpoint has."""
+    """Names that only the checkpoint has."""
 
 
+@gc_paused()
 def select(
     manifest: Manifest,
     into: object,
@@ -41,27 +43,29 @@ def select(
     source: str,
     is_part: bool = False,
 ) -> Selection:
-    """Matches a tree with a checkpoint by name; nothing is read yet, and no tensor is changed.
+    """Match a tree with a checkpoint by name; read no data and change no tensor.
 
     Args:
-        manifest: The checkpoint's.
-        into: Nested dicts and lists. A part of it without tensors is replaced by what the checkpoint has at
-            its place: lists and empty dicts as a whole, a dict with entries key by key, so that one that the
-            checkpoint does not have counts as missing. An object with `slots_like` (name → parameter) becomes
-            {name: {slot: tensor}}, each tensor made as its parameter is laid out where it has the parameter's
-            shape, else plain; where the checkpoint has nothing at its place, it is missing.
-        strict: Refuse what only one side has; otherwise what is missing stays as it is. Values that only the
-            checkpoint has beside others come back with these.
-        cast: Convert where dtypes differ.
-        include: Globs over names; the rest of the tree stays as it is.
-        source: The checkpoint's URI, for messages.
-        is_part: The tree is one of several: what only the checkpoint has is left for the others.
+        manifest: The checkpoint's manifest.
+        into: Nested dicts and lists. A subtree without tensors is replaced by the checkpoint's: lists and
+            empty dicts as a whole, a dict with entries key by key, so that a key that the checkpoint does not
+            have counts as missing. An object with `slots_like` (name → parameter) becomes
+            {name: {slot: tensor}}. Each slot tensor has its parameter's layout if the shapes are equal, and
+            is a plain tensor otherwise. If the checkpoint has nothing at that path, the object counts as
+            missing.
+        strict: Refuse names that only one side has. Otherwise missing leaves keep their values. Values that
+            only the checkpoint has are returned if their dict holds no tensors.
+        cast: Convert between dtypes instead of refusing a difference.
+        include: Globs over names; leaves that match none keep their values.
+        source: The checkpoint's URI, for error messages.
+        is_part: Whether other ranks load other trees; names that only the checkpoint has are then returned in
+            `left` and not refused here.
 
     Raises:
-        CheckpointIncompatibleError: Keys, shapes or dtypes differ, and all of them are listed; or a glob
-            matches nothing.
+        CheckpointIncompatibleError: Keys, shapes or dtypes differ (the message lists all differences), or a
+            glob matches nothing.
         ValueError: `include` is a string.
-        CheckpointStateError: A tensor of the tree has no shape: it is nested, or not yet initialised.
+        CheckpointStateError: A tensor of the tree has no shape: it is nested or uninitialised.
     """
     check_globs("include", include)
     matcher = _Matcher(manifest, cast=cast, include=include)
@@ -75,7 +79,7 @@ def select(
 
 
 class _Stored(str):
-    """The name of a tensor of the checkpoint, where it stands in its tree."""
+    """The name of a checkpoint's tensor, used as the leaf of its tree."""
 
     __slots__ = ()
 
@@ -89,7 +93,7 @@ class _Matcher:
         self.cast = cast
         self.include = include
         self.idle_globs = dict.fromkeys(include or ())
-        """Those that have matched nothing so far."""
+        """Globs that have matched nothing so far."""
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.different: list[str] = []
@@ -103,7 +107,7 @@ class _Matcher:
         self.root = unflatten(leaves)
 
     def _wanted(self, name: str) -> bool:
-        """Whether a name or one of the nodes above it is asked for."""
+        """Return whether `include` selects a name or one of its parent nodes."""
         if self.include is None:
             return True
         globs = [glob for glob in self.include if fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")]
@@ -112,7 +116,7 @@ class _Matcher:
         return bool(globs)
 
     def take(self, into: Any, stored: object, path: Path) -> Any:
-        """The node of the tree as it will be, `stored` being the checkpoint's node at its place."""
+        """Return the tree's node as it will be loaded; `stored` is the checkpoint's node at its path."""
         if is_tensor(into):
             self._take_tensor(into, stored, path)
             return into
@@ -200,7 +204,7 @@ class _Matcher:
         return self._replaced(into, stored, path) if is_all else self._merged(into, stored, path)
 
     def _replaced(self, into: Any, stored: Any, path: Path) -> Any:
-        """What the checkpoint has; an entry that only the tree's dict has is missing, and stays."""
+        """Return the checkpoint's value; keys that only the tree's dict has count as missing and are kept."""
         if not (_is_node(into) and _is_node(stored)):
             return _with_own_names(into, stored) if path[-1:] == _GROUPS else stored
         found = _paired(into, stored)
@@ -215,7 +219,7 @@ class _Matcher:
         return taken
 
     def _merged(self, into: Any, chosen: Any, path: Path) -> Any:
-        """A value of which only some leaves were chosen: the others stay as they are."""
+        """Return the tree's value with only the selected leaves replaced."""
         if path[-1:] == _GROUPS:
             chosen = _with_own_names(into, chosen)
         there = _children(chosen)
@@ -245,13 +249,13 @@ class _Matcher:
         self.unexpected.extend(names or [join(path)])
 
     def refuse_idle_globs(self, source: str) -> None:
-        """Raises for a glob that matches no name, be it of the checkpoint or one that it lacks."""
+        """Raise for a glob that matches neither a name of the checkpoint nor a missing name."""
         for glob in self.idle_globs:
             told = unmatched(glob, [*self.manifest.tensors, *self.manifest.values])
             raise CheckpointIncompatibleError(f"`{source}`: {told}. Nothing was loaded.")
 
     def refuse(self, source: str, *, strict: bool) -> None:
-        """Raises for all that does not fit, at once."""
+        """Raise one error that lists all mismatches."""
         lines = []
         if self.different:
             lines.append(_listed("different", self.different))
@@ -275,12 +279,12 @@ class _Matcher:
 
 
 def _slot_as(parameter: torch.Tensor, record: TensorRecord, name: str, *, is_step: bool) -> torch.Tensor:
-    """An optimizer's slot, not yet filled: laid out as its parameter where it has the parameter's shape."""
+    """Return an empty tensor for an optimizer slot, with its parameter's layout if the shapes are equal."""
     dtype = torch_dtype(record.dtype, name)
     is_counter = is_step and not record.shape
     if record.shape == tuple(parameter.shape) and not is_counter:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    # Counters of steps live on the host, where optimizers look at them without a device read.
+    # Step counters stay on the host, so that optimizers read them without a device synchronisation.
     return torch.empty(record.shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
 
 
@@ -293,7 +297,7 @@ def _has_tensors(node: object) -> bool:
 
 
 def _paired(keys: Collection[Any], there: Mapping[Any, object]) -> dict[Any, Any]:
-    """The checkpoint's keys for those of the tree: the same, or else the same but for wrappers' names."""
+    """Map the tree's keys to the checkpoint's: equal keys first, then keys equal after `clean_key`."""
     found = {key: key for key in keys if key in there}
     others = {_cleaned(key): key for key in reversed(there) if key not in found}
     for key in keys:
@@ -307,7 +311,7 @@ def _cleaned(key: Any) -> Any:
 
 
 def _with_own_names(into: Any, groups: Any) -> Any:
-    """An optimizer's groups of the checkpoint, their parameters named as the tree names them."""
+    """Return the checkpoint's parameter groups with the parameter names of the tree."""
     if not (isinstance(into, list) and isinstance(groups, list)):
         return groups
     names = {_cleaned(name): name for group in into for name in _params(group)}
@@ -325,7 +329,7 @@ def _params(group: object) -> list[Any]:
 
 
 def _is_node(node: object) -> bool:
-    """Whether it is a dict that a save takes apart."""
+    """Return whether a save splits this value into leaves: a non-empty dict with string keys."""
     return isinstance(node, Mapping) and bool(node) and all(isinstance(key, str) for key in node)
 
 

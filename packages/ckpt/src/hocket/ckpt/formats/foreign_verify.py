@@ -1,4 +1,4 @@
-"""What can be checked of a file that has no digests of ours."""
+"""Verification of files of foreign formats, by what these formats provide."""
 
 from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.native import _native
@@ -9,19 +9,19 @@ _Row = tuple[int | None, tuple[str, ...], str]
 
 
 def verify_file(contents: Catalogue, file: int, strict: bool) -> tuple[int, list[_Row]]:
-    """Checks one file of a foreign checkpoint.
+    """Check one file of a foreign checkpoint.
 
     Args:
-        contents: The checkpoint's.
-        file: The file's place in it.
-        strict: Count what safetensors' text forbids and its readers let pass.
+        contents: The checkpoint's catalogue.
+        file: The file's index in it.
+        strict: Also report violations of the safetensors specification that its readers accept.
 
     Returns:
-        How many zips were checked, and the flaws: where in the file, the tensors there, what is wrong.
+        The number of zips checked, and the flaws: offset in the file, tensors stored there, description.
     """
     path, size = contents.files[file]["path"], contents.files[file]["size"]
     if contents.format == "safetensors":
-        # Opening it has held the header against the rules that every reader has.
+        # `open` has already checked the rules that every reader enforces.
         lax = _native.foreign_lax_rules(contents.root, path) if strict else []
         return 0, [(None, (), rule) for rule in lax]
     if contents.format == "torch":
@@ -40,7 +40,7 @@ def verify_file(contents: Catalogue, file: int, strict: bool) -> tuple[int, list
 
 
 def _hit(contents: Catalogue, begin: int, end: int) -> tuple[str, ...]:
-    """Tensors, those that share their storage too, that have bytes in a part of the only file."""
+    """Return the tensors, aliases included, that overlap a byte range of the only file."""
     hit = {
         name
         for name, record in contents.tensors.items()

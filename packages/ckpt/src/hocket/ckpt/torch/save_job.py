@@ -1,4 +1,4 @@
-"""One save, as each rank runs it: write, report, and end as the coordinator says."""
+"""One save as each rank runs it: write the data file, report, and apply the coordinator's outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hocket.ckpt.datafiles import data_path, file_metadata
 from hocket.ckpt.errors import (
     CheckpointError,
     CheckpointExistsError,
@@ -19,13 +18,16 @@ from hocket.ckpt.errors import (
     CheckpointStateError,
     CheckpointTimeoutError,
 )
+from hocket.ckpt.file_names import data_path, file_metadata
 from hocket.ckpt.manifest import Manifest
-from hocket.ckpt.torch import committing
-from hocket.ckpt.torch.committing import Report
-from hocket.ckpt.torch.failures import merge, pack_error, unpack_error
-from hocket.ckpt.torch.rendezvous import Rendezvous
-from hocket.ckpt.torch.snapshot import Entry, Snapshot, part_name
-from hocket.ckpt.torch.stages import Tree, leads_of, merge_trees
+from hocket.ckpt.manifest_builder import commit as commit_manifest
+from hocket.ckpt.torch import commit
+from hocket.ckpt.torch.commit import Report
+from hocket.ckpt.torch.coordinator import Coordinator
+from hocket.ckpt.torch.error_propagation import merge, pack_error, unpack_error
+from hocket.ckpt.torch.pipeline import leads_of
+from hocket.ckpt.torch.save_plan import Entry, Snapshot, part_name
+from hocket.ckpt.torch.state_tree import Tree, merge_trees
 from hocket.ckpt.values import from_canonical
 from hocket.native import _native
 
@@ -37,54 +39,54 @@ __all__ = ["SaveJob", "new_save_id"]
 _log = logging.getLogger(__name__)
 
 
-def new_save_id(rendezvous: Rendezvous, number: int, destination: str) -> str:
-    """The id of a job's `number`-th save: alike on all ranks, with nothing exchanged; 32 hex digits."""
-    return _native.xxh3_128(rendezvous.nonce + number.to_bytes(8, "little") + destination.encode()).hex()
+def new_save_id(coordinator: Coordinator, number: int, destination: str) -> str:
+    """Return the id of a job's `number`-th save: 32 hex digits, equal on all ranks without communication."""
+    return _native.xxh3_128(coordinator.nonce + number.to_bytes(8, "little") + destination.encode()).hex()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SaveJob:
-    """A save under way on this rank: `write`, then `settle`, both on one thread."""
+    """A running save on this rank: `write`, then `finish`, both on one thread."""
 
     key: str
-    """Names the save among the ranks; the same on all of them."""
+    """Identifies the save among the ranks; the same on all of them."""
     uri: str
     step: int
-    rendezvous: Rendezvous
+    coordinator: Coordinator
     timeout_s: float
     policy: Literal["reseed", "require", "drop"]
     overwrite: bool = False
-    """Take the place of the checkpoint that is there when the save begins."""
+    """Replace the checkpoint that exists when the save begins."""
     save_id: str = ""
-    """Of the files and the manifest."""
+    """The id in the names of the data files and in the manifest."""
     level: int | None = None
-    """zstd's, for compressed data files."""
+    """zstd level, for compressed data files."""
     background: bool = False
-    """The job trains meanwhile: writing gives way to it."""
+    """Whether the job trains meanwhile; writing then yields to it."""
     unfenced: bool = False
-    """Commit also where the store cannot keep two savers apart."""
+    """Commit even if the store cannot exclude a second writer."""
     user: bytes = b"null"
     """Canonical JSON, as is `per_rank`."""
     per_rank: bytes | None = None
     snapshot: Snapshot | None = None
     entries: list[Entry] = field(default_factory=list)
     held: list[torch.Tensor] = field(default_factory=list)
-    """What keeps the entries' memory alive."""
+    """Tensors that keep the entries' memory alive."""
     is_staged: bool = False
-    """Whether that is the store's staging buffer, which the next save waits for."""
+    """Whether the entries are in the store's staging buffer, which the next save waits for."""
     error: BaseException | None = None
-    """What went wrong on this rank so far; the other ranks are told by `settle`."""
+    """This rank's error so far; `finish` reports it to the other ranks."""
     written: CkptWritten | None = None
     inlined: dict[str, bytes] = field(default_factory=dict)
     replaces: Manifest | None = None
-    """What the coordinator found at the destination, to be replaced."""
+    """The manifest that the coordinator found at the destination, to be replaced."""
 
     def write(self) -> None:
-        """Writes this rank's data file. Afterwards the entries' memory is the caller's again."""
+        """Write this rank's data file. Afterwards the entries' memory belongs to the caller again."""
         if self.error is None:
             try:
                 self._write()
-            except BaseException as error:  # noqa: BLE001 - `settle` tells the other ranks and raises it
+            except BaseException as error:  # noqa: BLE001 - `finish` reports it to the other ranks and raises it
                 self.error = error
         self.held.clear()
 
@@ -98,7 +100,7 @@ class SaveJob:
         if self.entries:
             self.written = _native.ckpt_write_file(
                 self.uri,
-                data_path(self.save_id, self.rendezvous.rank, level=self.level),
+                data_path(self.save_id, self.coordinator.rank, level=self.level),
                 entries=[
                     (
                         part_name(entry.part, shapes[entry.part.name]),
@@ -124,16 +126,17 @@ class SaveJob:
                 f"`{self.uri}` holds a checkpoint already, of step {head['step']}, saved {head['created']}. "
                 f"Nothing was written. Save under another name, delete it first, or pass `overwrite=True`."
             )
-        if self.rendezvous.is_coordinator:
+        if self.coordinator.is_rank_0:
             self.replaces = Manifest.from_document(_native.ckpt_manifest_read(self.uri))
 
-    def settle(self) -> None:
-        """Reports, and waits for the outcome.
+    def finish(self) -> None:
+        """Report to the coordinator and wait for the outcome.
 
         Raises:
-            CheckpointError: The save failed, here or on the rank that is named; there is no new checkpoint.
+            CheckpointError: The save failed on this rank, or on the rank that the message names. Nothing was
+                committed.
         """
-        if self.rendezvous.is_coordinator:
+        if self.coordinator.is_rank_0:
             self._lead()
         else:
             self._follow()
@@ -159,8 +162,8 @@ class SaveJob:
                 self._post("outcome", {"explain": True})
                 key = "verdict"
                 raise CheckpointStateError(self._differences(leads))
-            committing.check_files(self.uri, reports)
-            manifest = committing.build_manifest(
+            commit.check_files(self.uri, reports)
+            manifest = commit.union_manifest(
                 save_id=self.save_id,
                 step=self.step,
                 tree=self._union(reports, leads),
@@ -170,10 +173,9 @@ class SaveJob:
                 user=from_canonical(self.user),
                 policy=self.policy,
             )
-            # From here on an error need not mean that nothing was committed: it may be the answer that was
-            # lost.
+            # From here on an error does not imply that nothing was committed: the answer may be lost.
             may_remove = False
-            committing.commit(self.uri, manifest, self.replaces, unfenced=self.unfenced)
+            commit_manifest(self.uri, manifest, self.replaces, unfenced=self.unfenced)
         except BaseException as error:
             may_remove = may_remove or isinstance(error, CheckpointExistsError)
             failure = failure or pack_error(error, ranks=[0] if error is self.error else [])
@@ -186,8 +188,8 @@ class SaveJob:
             self._remove([file["path"] for file in self.replaces.files])
 
     def _gather(self) -> list[Report]:
-        others = range(1, self.rendezvous.world_size)
-        found = self.rendezvous.collect(
+        others = range(1, self.coordinator.world_size)
+        found = self.coordinator.collect(
             f"{self.key}/report", others, timeout_s=self.timeout_s, what=f"its part of `{self.uri}`"
         )
         return [self.report(), *(Report.from_bytes(found[rank]) for rank in others)]
@@ -202,33 +204,33 @@ class SaveJob:
 
     def _differences(self, leads: Sequence[int]) -> str:
         assert self.snapshot is not None
-        others = range(1, self.rendezvous.world_size)
-        found = self.rendezvous.collect(
+        others = range(1, self.coordinator.world_size)
+        found = self.coordinator.collect(
             f"{self.key}/explain", others, timeout_s=self.timeout_s, what="how its state differs"
         )
-        return committing.describe_difference({0: committing.explain(self.snapshot), **found}, leads)
+        return commit.describe_difference({0: commit.explain(self.snapshot), **found}, leads)
 
     def _post(self, key: str, outcome: dict[str, Any]) -> None:
-        self.rendezvous.post(f"{self.key}/{key}", json.dumps(outcome).encode())
+        self.coordinator.post(f"{self.key}/{key}", json.dumps(outcome).encode())
 
     # --- the other ranks ---
 
     def _follow(self) -> None:
         try:
             report = self.report().to_bytes()
-        except BaseException as error:  # noqa: BLE001 - told instead of the report, then raised
+        except BaseException as error:  # noqa: BLE001 - posted instead of the report, then raised
             self.error = error
             report = self.report().to_bytes()
         try:
-            self.rendezvous.post(f"{self.key}/report/{self.rendezvous.rank}", report)
+            self.coordinator.post(f"{self.key}/report/{self.coordinator.rank}", report)
             if self.error is not None:
-                self.rendezvous.tick(f"{self.key}/seen")  # nothing to hear: nobody need wait for us
+                self.coordinator.tick(f"{self.key}/seen")  # this rank does not wait for the outcome
             outcome = {} if self.error is not None else self._hear()
         except (CheckpointTimeoutError, RuntimeError) as error:
-            # The coordinator is silent or gone; whether it came to the commit stands in the store.
+            # The coordinator is silent or gone; the store says whether it committed.
             if self.error is None and not self._is_committed():
                 raise CheckpointError(
-                    f"{self._what} has no outcome: rank 0 did not tell one ({error})."
+                    f"{self._what} has no outcome: rank 0 did not report one ({error})."
                 ) from error
             outcome = {}
         if self.error is not None:
@@ -243,16 +245,16 @@ class SaveJob:
         outcome = self._receive("outcome")
         if outcome.get("explain"):
             assert self.snapshot is not None
-            explanation = committing.explain(self.snapshot)
-            self.rendezvous.post(f"{self.key}/explain/{self.rendezvous.rank}", explanation)
+            explanation = commit.explain(self.snapshot)
+            self.coordinator.post(f"{self.key}/explain/{self.coordinator.rank}", explanation)
             outcome = self._receive("verdict")
-        self.rendezvous.tick(f"{self.key}/seen")
+        self.coordinator.tick(f"{self.key}/seen")
         return outcome
 
     def _receive(self, key: str) -> dict[str, Any]:
-        # Twice: the coordinator's own wait may begin when ours does, and ends before ours.
+        # Twice, because the coordinator's own wait may begin now, and must end before this one.
         timeout_s = 2 * self.timeout_s
-        text = self.rendezvous.receive(
+        text = self.coordinator.receive(
             f"{self.key}/{key}", timeout_s=timeout_s, what=f"what became of `{self.uri}`"
         )
         outcome: dict[str, Any] = json.loads(text)
@@ -271,12 +273,12 @@ class SaveJob:
         return f"The save of `{self.uri}`"
 
     def report(self) -> Report:
-        """What this rank tells the coordinator."""
+        """Return this rank's report to the coordinator."""
         if self.error is not None or self.snapshot is None:
             assert self.error is not None
-            return Report(failure=pack_error(self.error, ranks=[self.rendezvous.rank]))
+            return Report(failure=pack_error(self.error, ranks=[self.coordinator.rank]))
         peers = self.snapshot.peers
-        is_lead = peers is not None and peers[0] == self.rendezvous.rank
+        is_lead = peers is not None and peers[0] == self.coordinator.rank
         files, chunks = [], []
         if self.written is not None:
             shapes = {info.name: info.shape for info in self.snapshot.infos}
@@ -293,17 +295,17 @@ class SaveJob:
             chunks=chunks,
             per_rank=None if self.per_rank is None else self.per_rank.decode(),
             peers=peers,
-            tree=Tree.of(self.snapshot).to_json() if is_lead and not self.rendezvous.is_coordinator else None,
+            tree=Tree.of(self.snapshot).to_json() if is_lead and not self.coordinator.is_rank_0 else None,
         )
 
     def _remove_files(self) -> None:
-        """Takes back what this rank wrote: it is no part of any checkpoint."""
+        """Remove the file that this rank wrote, which belongs to no checkpoint."""
         if self.snapshot is None:
-            return  # nothing was, and the destination may be no good name
+            return  # nothing was written, and the destination may be an invalid name
         self._remove([] if self.written is None else [self.written["path"]])
 
     def _remove(self, paths: list[str]) -> None:
         try:
             _native.ckpt_delete_files(self.uri, paths)
-        except Exception as error:  # noqa: BLE001 - an orphan is harmless, and the save's own end is what counts
+        except Exception as error:  # noqa: BLE001 - an orphan is harmless; the save's outcome counts
             _log.warning("could not remove %s under `%s`: %s", paths, self.uri, error)

@@ -1,0 +1,67 @@
+"""Builds and commits manifests, for every writer of Hocket checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hocket.ckpt.manifest import Chunk, Manifest, TensorRecord
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = ["build_manifest", "commit"]
+
+
+def build_manifest(
+    *,
+    writer: str,
+    files: Sequence["CkptFile"],
+    tensors: Mapping[str, TensorRecord],
+    chunks: Mapping[str, Sequence[Chunk]],
+    **fields: Any,
+) -> Manifest:
+    """Build the manifest of a save whose files are written.
+
+    Args:
+        writer: The function that wrote the files, by its public name.
+        files: The records of the data files.
+        tensors: The tensors' records, without chunks.
+        chunks: The chunks of each tensor that has any, in any order.
+        fields: The other fields of `Manifest`.
+    """
+    placed = {
+        name: replace(record, chunks=tuple(sorted(chunks.get(name, ()), key=lambda chunk: chunk.start)))
+        for name, record in tensors.items()
+    }
+    return Manifest(
+        writer=writer,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        version=_native.__version__,
+        files=tuple(files),
+        tensors=placed,
+        **fields,
+    )
+
+
+def commit(uri: str, manifest: Manifest, replaces: Manifest | None = None, *, unfenced: bool = False) -> None:
+    """Write the manifest, validated as a reader would; this is the commit.
+
+    Args:
+        uri: The checkpoint.
+        manifest: Its manifest.
+        replaces: The manifest of an existing checkpoint, to be replaced atomically. Its files are kept.
+        unfenced: Also commit to a store that ignores conditional writes.
+
+    Raises:
+        CheckpointExistsError: Another save committed first.
+        CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
+    """
+    _native.ckpt_commit(
+        uri,
+        _native.ckpt_manifest_encode(manifest.to_document()),
+        manifest.save_id,
+        unfenced=unfenced,
+        replaces=None if replaces is None else replaces.save_id,
+    )

@@ -1,0 +1,92 @@
+"""Support for resuming a killed conversion or reshard: source identity, protection from `gc`, size checks."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.file_names import file_metadata, stored_bytes
+from hocket.ckpt.manifest import Manifest
+from hocket.ckpt.reader import replaced_error
+from hocket.native import _native
+
+if TYPE_CHECKING:
+    from hocket.native._native import CkptFile
+
+__all__ = ["check_sizes", "identity_of", "is_whole", "no_empty_folders", "spared"]
+
+
+def identity_of(uri: str, manifest: Manifest) -> list[str]:
+    """Return the strings that identify a source: the save id and the manifest's digest.
+
+    Raises:
+        CheckpointNotFoundError: Another save has replaced the manifest since it was read.
+    """
+    head = json.loads(_native.ckpt_manifest_head(uri))
+    if head["save_id"] != manifest.save_id:
+        raise replaced_error(uri)
+    return [head["save_id"], head["digest"]]
+
+
+@contextlib.contextmanager
+def spared(uri: str, save_id: str, paths: Sequence[str]) -> Iterator[None]:
+    """Keep `gc` from removing the data files of an earlier, unfinished run while this run works.
+
+    `gc` keeps all files of a save if one of them is young. If some of `paths` exist, an empty file is
+    therefore written beside them and removed at the end; one that a killed run left is removed first. Setting
+    modification times instead would not work on object stores.
+    """
+    if all(size is None for size in _native.ckpt_sizes(uri, paths)):
+        yield
+        return
+    young = f"data/{save_id[:8]}-r0-running.safetensors"
+    _native.ckpt_delete_files(uri, [young])
+    _native.ckpt_write_file(uri, young, entries=[], metadata=file_metadata(save_id))
+    try:
+        yield
+    finally:
+        # If it is left behind, `gc` removes it.
+        with contextlib.suppress(Exception):
+            _native.ckpt_delete_files(uri, [young])
+
+
+@contextlib.contextmanager
+def no_empty_folders(uri: str) -> Iterator[None]:
+    """Remove the empty folders of a local checkpoint that a failed or interrupted run created.
+
+    Folders with files stay: a rerun goes on with the files that are finished.
+    """
+    created: list[Path] = []
+    if "://" not in uri or uri.startswith("file://"):
+        root = Path(unquote(uri.removeprefix("file://")))
+        created = [folder for folder in (root / "data", root, *root.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in created:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def check_sizes(uri: str, sizes: Mapping[str, int]) -> None:
+    """Check that all files still exist with their sizes, immediately before the commit.
+
+    Raises:
+        CheckpointError: A file is missing or has another size.
+    """
+    for (path, size), found in zip(sizes.items(), _native.ckpt_sizes(uri, list(sizes)), strict=True):
+        if found != size:
+            raise CheckpointError(
+                f"`{path}` under `{uri}`, which was finished with {size} bytes, "
+                f"{'is gone' if found is None else f'has {found}'}: somebody else removes or writes files "
+                "there. Nothing was committed; run it again."
+            )
+
+
+def is_whole(uri: str, files: Sequence["CkptFile"]) -> bool:
+    """Return whether every data file of a manifest exists with its size."""
+    return _native.ckpt_sizes(uri, [file["path"] for file in files]) == list(map(stored_bytes, files))

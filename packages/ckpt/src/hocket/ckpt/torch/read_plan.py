@@ -1,0 +1,177 @@
+"""Read planning: maps the manifest's chunks to byte ranges to read and to their destinations in memory."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import sub
+from typing import NamedTuple
+
+import torch
+
+from hocket.ckpt.block_index import describe_block
+from hocket.ckpt.box_reads import BoxReads, Read
+from hocket.ckpt.boxes import index_of, pieces
+from hocket.ckpt.errors import CheckpointCorruptError, CheckpointIncompatibleError, CheckpointStateError
+from hocket.ckpt.gc_pause import gc_paused
+from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
+from hocket.ckpt.planning import Box
+from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
+from hocket.ckpt.tree import Leaf
+from hocket.native import _native
+
+__all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "read_into"]
+
+SCRATCH_BYTES = 256 << 20
+"""Limit of the scratch memory for bytes that cannot be read directly into their destination."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Fill(NamedTuple):
+    """A tensor to load."""
+
+    name: str
+    origin: str
+    """The name of the tensor in the checkpoint that owns the storage; differs from `name` for an alias."""
+    record: TensorRecord
+    tensor: torch.Tensor
+
+
+class Target(NamedTuple):
+    """A destination in memory for one box of a tensor."""
+
+    name: str
+    record: TensorRecord
+    local: torch.Tensor
+    """The destination: of the box's shape, with any strides, on any device."""
+    box: Box
+
+
+@gc_paused()
+def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[TensorInfo]:
+    """Describe the tensors to load, in order.
+
+    Raises:
+        CheckpointStateError: A tensor cannot be loaded into: as for `describe`, or several of its items share
+            one memory location.
+    """
+    infos = describe(
+        {fill.name: Leaf(fill.name, (), fill.tensor) for fill in fills}, rank=rank, world_size=world_size
+    )
+    for info in infos:
+        steps = zip(info.local.shape, info.local.stride(), strict=True)
+        if info.local.numel() and any(size > 1 and stride == 0 for size, stride in steps):
+            raise CheckpointStateError(
+                f"`{info.name}` is expanded: many of its items lie in one place in memory, and cannot be "
+                "filled each with its own. Load into its `.contiguous()`."
+            )
+    return infos
+
+
+def fill(
+    uri: str, manifest: Manifest, fills: Sequence[Fill], *, rank: int, world_size: int, check: bool
+) -> None:
+    """Read this rank's parts of tensors into their memory.
+
+    Contiguous ranges are read directly into place. Data that must be scattered, converted or moved to a
+    device goes through scratch memory of `SCRATCH_BYTES`.
+
+    Raises:
+        CheckpointCorruptError: A block does not match its digest; the message names the tensor, the file and
+            the offset. The tensors' contents are then undefined.
+        CheckpointIncompatibleError: Two tensors of the checkpoint would be read into the same memory.
+        CheckpointStateError: A tensor cannot be loaded into: see `destinations`.
+    """
+    infos = destinations(fills, rank=rank, world_size=world_size)
+    origins = {fill.name: fill.origin for fill in fills}
+    targets = []
+    for wanted, info in zip(fills, infos, strict=True):
+        if info.same_as is None:
+            if info.box is not None:
+                targets.append(Target(wanted.name, wanted.record, info.local, info.box))
+        elif origins[info.same_as] != wanted.origin:
+            raise CheckpointIncompatibleError(
+                f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
+                f"`{uri}`. Untie them to load it, or load one of them by `include=`."
+            )
+    read_into(uri, manifest, targets, check=check)
+
+
+def read_into(uri: str, manifest: Manifest, targets: Sequence[Target], *, check: bool) -> None:
+    """Read boxes of tensors into memory.
+
+    Raises:
+        CheckpointError: As for `fill`.
+    """
+    files = _native.CkptFiles(uri, manifest.files, check=check)
+
+    def read(reads: Sequence[Read]) -> None:
+        try:
+            files.read(reads)
+        except CheckpointCorruptError as error:
+            of = describe_block(manifest, error.file, error.offset)
+            raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
+
+    in_place = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
+    staged: list[Target] = []
+    with gc_paused():
+        for target in targets:
+            if target.record.data is not None:
+                _copy_inlined(target)
+            elif not target.box.num_items:
+                continue
+            elif _is_host_memory(target):
+                _add(in_place, target.local, target)
+            else:
+                staged.append(target)
+    in_place.run(read)
+    for batch in batches(staged, SCRATCH_BYTES // 2):
+        plan = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
+        scratch = [torch.empty(part.box.size, dtype=_stored_dtype(part)) for part in batch]
+        for part, tensor in zip(batch, scratch, strict=True):
+            _add(plan, tensor, part)
+        plan.run(read)
+        for part, tensor in zip(batch, scratch, strict=True):
+            part.local.copy_(tensor)
+
+
+def batches(targets: Iterable[Target], limit: int) -> Iterator[list[Target]]:
+    """Yield the targets in batches of at most `limit` bytes; larger targets are split."""
+    batch: list[Target] = []
+    total = 0
+    for target in targets:
+        item_bytes = ITEM_BYTES[target.record.dtype]
+        for box in pieces(target.box, item_bytes, limit):
+            num_bytes = box.num_items * item_bytes
+            if batch and total + num_bytes > limit:
+                yield batch
+                batch, total = [], 0
+            start = tuple(map(sub, box.start, target.box.start))
+            batch.append(target._replace(local=target.local[index_of(start, box.size)], box=box))
+            total += num_bytes
+    if batch:
+        yield batch
+
+
+def _stored_dtype(target: Target) -> torch.dtype:
+    return torch_dtype(target.record.dtype, target.name)
+
+
+def _is_host_memory(target: Target) -> bool:
+    """Return whether the destination has the stored bytes' form and can be read into by the CPU."""
+    local = target.local
+    is_lazy = local.is_conj() or local.is_neg()
+    return local.device.type == "cpu" and not is_lazy and local.dtype == _stored_dtype(target)
+
+
+def _add(plan: BoxReads, tensor: torch.Tensor, target: Target) -> None:
+    """Plan the reads that fill a host tensor with a target's box."""
+    box, chunks = target.box, target.record.chunks
+    if not (tensor.is_contiguous() and plan.add_chunk(tensor.data_ptr(), tensor.nbytes, box, chunks)):
+        # As integers, because NumPy lacks some of torch's dtypes.
+        plan.add(tensor.detach().view(_INTEGERS[tensor.itemsize]).numpy(), box, chunks)
+
+
+def _copy_inlined(target: Target) -> None:
+    record = target.record
+    assert record.data is not None
+    whole = torch.frombuffer(bytearray(record.data), dtype=_stored_dtype(target))
+    target.local.copy_(whole.reshape(record.shape)[index_of(*target.box)])

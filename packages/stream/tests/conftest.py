@@ -1,4 +1,4 @@
-"""Data sets for this package's tests."""
+"""Fixtures that write data sets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COLUMNS = {"id": "int", "text": "str", "tokens": "ndarray:uint16:8"}
 
 
 def make_sample(number: int) -> dict[str, Any]:
-    """Sample `number`: three columns that all follow from it."""
+    """Return sample `number`, whose three columns are derived from it."""
     return {"id": number, "text": "x" * (number % 50), "tokens": np.full(8, number % 65536, np.uint16)}
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """`write(count, name="data", **options)`: a data set of so many samples; returns its path."""
+    """Return `write(count, name="data", **options)`, which writes `count` samples and returns the path."""
 
     def write(count: int, name: str = "data", **options: Any) -> str:
         out = str(tmp_path / name)
@@ -36,5 +36,5 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def sample() -> Callable[[int], dict[str, Any]]:
-    """`sample(number)`: what `write` wrote as that sample."""
+    """Return `sample(number)`, which returns the sample as `write` wrote it."""
     return make_sample

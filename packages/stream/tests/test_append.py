@@ -1,4 +1,4 @@
-"""Adding to a data set, and one index over several."""
+"""Appending to a data set, and merging of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that cannot be decoded: raised, or replaced by the same others on any topology."""
+"""Samples that cannot be decoded: they raise, or are replaced alike on any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hocket.stream.errors import ConfigError, SampleCorruptError, ShardCorruptEr
 
 COUNT = 60
 BAD = {7, 20, 21, 22, 59}
-"""Alone, several in a row, and the last."""
+"""One bad sample alone, several in a row, and the last one."""
 
 
 def stand_in(number: int) -> int:
-    """The next good sample, of a stream whose last is followed by its first."""
+    """Return the next good sample, cyclically."""
     return {7: 8, 20: 23, 21: 23, 22: 23, 59: 0}.get(number, number)
 
 
@@ -37,7 +37,7 @@ def check(batch: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["native", "mosaic"])
-def test_what_stands_in_is_the_same_on_any_topology(folder: str, order: str) -> None:
+def test_replacements_are_the_same_on_any_topology(folder: str, order: str) -> None:
     options: dict[str, Any] = {
         "local": folder,
         "global_batch_size": 8,
@@ -64,7 +64,9 @@ def test_what_stands_in_is_the_same_on_any_topology(folder: str, order: str) -> 
         assert {number: arrange(ids) for number, ids in batches.items()} == expected
 
 
-def test_it_is_counted_and_told_once_and_resumes(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_replacements_are_counted_logged_once_and_resumed(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = StreamingDataset(local=folder, batch_size=8, shuffle=True, on_bad_sample="replace")
     for _ in range(2):
         expected = [[*map(stand_in, dataset.sample_ids(k))] for k in range(dataset.num_batches)]
@@ -101,7 +103,7 @@ def test_a_stand_in_is_of_the_same_stream(folder: str, tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_not_of_its_columns(tmp_path: Path) -> None:
-    with JSONWriter(columns={"id": "int", "text": "str"}, out=str(tmp_path)) as writer:
+    with JSONWriter(columns={"id": "int", "text": "str"}, out=str(tmp_path), hashes=None) as writer:
         for number in range(20):
             writer.write({"id": number, "text": f"line {number}"})
     path = tmp_path / "shard.00000.json"
@@ -113,7 +115,7 @@ def test_a_line_that_is_not_of_its_columns(tmp_path: Path) -> None:
     assert seen == [*range(11), 12, *range(12, 20)]
 
 
-def test_a_shard_that_is_not_what_the_index_says_is_no_bad_sample(tmp_path: Path) -> None:
+def test_a_corrupt_shard_is_not_a_bad_sample(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path, hashes=["sha1"]) as writer:
         writer.write({"id": 1})
     path = tmp_path / "shard.00000.mds"

@@ -1,9 +1,11 @@
-"""Shards from a real object store: admitted whole, checked, once a machine, whoever dies."""
+"""The cache over a real object store: complete and checked files, one fetch per machine, killed processes."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from hocket.native import Store
-from hocket.native.errors import StoreTransientError
+from hocket.native.errors import StoreChangedError, StoreTransientError
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.errors import ConfigError, DatasetExistsError, IndexNotFoundError, ShardCorruptError
 from support.ranks import run_ranks
@@ -32,7 +34,7 @@ print("read")
 
 @pytest.fixture
 def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, write: Callable[..., str], tmp_path: Path) -> str:
-    """40 samples in compressed shards under a prefix of this test's own."""
+    """Write 40 samples in compressed shards under a prefix of this test."""
     for name, value in s3d.env.items():
         monkeypatch.setenv(name, value)
     uri = s3d.uri(tmp_path.name)
@@ -91,7 +93,7 @@ def test_ranks_that_share_a_cache_fetch_each_shard_once(s3d: Any, remote: str, t
 
 @pytest.fixture
 def slow(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A server with one shard of 8 MiB under `slow`, which sends 1 MiB/s: time enough to be stopped."""
+    """A server with one shard of 8 MiB under `slow`, sent at 1 MiB/s, so that a download can be stopped."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -103,7 +105,7 @@ def slow(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def stop_reader(remote: str, cache: Path, number: signal.Signals) -> tuple[int, str]:
-    """Stop a reading process by a signal in the middle of a download; its status and what it said."""
+    """Stop a reading process by a signal during a download; return its exit status and output."""
     command = [sys.executable, "-c", READ, remote, str(cache)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
         try:
@@ -247,30 +249,81 @@ def test_data_sets_that_share_a_folder_are_not_mixed(
     assert ("same `local`" if hashes is None else "xxh3_64") in caplog.text
 
 
+def put_again(uri: str, value: int, *, count: int = 50) -> None:
+    """Write a data set without digests over the one that is there."""
+    with MDSWriter(columns={"id": "int"}, out=uri, size_limit=400, exist_ok=True, hashes=None) as writer:
+        for _ in range(count):
+            writer.write({"id": value})
+
+
 def test_samples_of_a_data_set_that_was_written_anew_are_new(
     s3d: Any, remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     uri, cache = s3d.uri(f"{tmp_path.name}-anew"), tmp_path / "cache"
-
-    def put(value: int) -> None:
-        with MDSWriter(columns={"id": "int"}, out=uri, size_limit=400, exist_ok=True) as writer:
-            for _ in range(50):
-                writer.write({"id": value})
-
-    put(1)
+    put_again(uri, 1)
     index = Store(uri).get("index.json")
-    assert read_ids(remote=uri, local=cache) == [1] * 50
-    time.sleep(1.1)  # times in the store's answers are whole seconds
-    put(2)
-    assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
-    assert read_ids(remote=uri, local=cache) == [2] * 50
+    # Mostly within one second, and times in the store's answers are whole seconds.
+    for value in (1, 2, 3):
+        put_again(uri, value)
+        assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
+        assert read_ids(remote=uri, local=cache) == [value] * 50
     assert "as it was last written" in caplog.text
-    dataset = StreamingDataset(remote=uri, local=cache, batch_size=8)
-    assert [sample["id"] for sample in dataset] == [2] * 50
-    assert dataset.metrics()["stream/fetches"] == 0
 
 
-def test_a_process_that_stopped_in_the_middle_holds_nobody_up(
+@pytest.mark.parametrize("limit", [None, "64kb"])
+def test_a_cache_folder_removed_in_mid_epoch_is_created_again(
+    write: Callable[..., str], tmp_path: Path, limit: str | None
+) -> None:
+    uri = write(2000, name="remote", compression="zstd")
+    cache = tmp_path / "above" / "cache"
+    dataset = StreamingDataset(
+        remote=uri, local=cache, batch_size=4, cache_limit=limit, prefetch_batches=1, prefetch_bytes="1kb"
+    )
+    ids: list[int] = []
+    for number, batch in enumerate(dataset.batches()):
+        ids += batch["id"].tolist()
+        if number % 7 == 3:
+            shutil.rmtree(cache.parent, ignore_errors=True)
+    assert ids == list(range(2000))
+
+
+@pytest.mark.parametrize("reads_by_range", [False, True])
+def test_a_data_set_written_anew_during_a_run_is_not_mixed(
+    s3d: Any, remote: str, tmp_path: Path, reads_by_range: bool
+) -> None:
+    uri = s3d.uri(f"{tmp_path.name}-run-{reads_by_range}")
+    put_again(uri, 1)
+    dataset = StreamingDataset(
+        remote=uri, local=tmp_path / "cache", batch_size=4, prefetch_bytes=1, prefetch_batches=1
+    )
+    batches = dataset.batches()
+    assert next(batches)["id"].tolist() == [1] * 4
+    time.sleep(1.1)
+    put_again(uri, 2)
+
+    def read_rest() -> None:
+        if reads_by_range:
+            assert {sample["id"] for sample in dataset[:]} == {1}
+        for batch in batches:
+            assert batch["id"].tolist() == [1] * 4
+
+    with pytest.raises(StoreChangedError, match="the index has changed since"):
+        read_rest()
+
+
+def test_shards_carry_a_digest_unless_it_is_declined(tmp_path: Path) -> None:
+    for name, options, expected in [
+        ("a", {}, ["xxh3_64"]),
+        ("b", {"hashes": None}, []),
+        ("c", {"hashes": []}, []),
+    ]:
+        with MDSWriter(columns={"id": "int"}, out=tmp_path / name, **options) as writer:
+            writer.write({"id": 1})
+        (shard,) = json.loads((tmp_path / name / "index.json").read_text())["shards"]
+        assert (shard["hashes"], list(shard["raw_data"]["hashes"])) == (expected, expected)
+
+
+def test_a_process_that_stopped_in_the_middle_does_not_block_others(
     remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
@@ -288,7 +341,7 @@ def test_a_process_that_stopped_in_the_middle_holds_nobody_up(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
-def test_another_users_files_stay_and_hold_nobody_up(remote: str) -> None:
+def test_another_users_files_stay_and_do_not_block_others(remote: str) -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are for their owner alone
         os.chmod(folder, 0o1777)
         cache = Path(folder)

@@ -1,4 +1,4 @@
-"""A cache under a limit: never above it, never stalled, never the last copy, whoever dies."""
+"""`cache_limit`: never exceeded, never a deadlock, never removes the only copy, also after kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hocket.stream.errors import ConfigError, ShardCorruptError
 
 SHARD = 64 << 10
 COUNT = 96
-"""Samples: eight of about 8 KiB in each of twelve shards."""
+"""Number of samples: eight of about 8 KiB in each of twelve shards."""
 
 READ = """
 import sys
@@ -76,7 +76,7 @@ assert [sample["id"] for sample in dataset[:]] == list(range(600))
 
 @pytest.fixture
 def remote(s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Twelve raw shards under a prefix of this test's own."""
+    """Write twelve raw shards under a prefix of this test."""
     for name, value in s3d.env.items():
         monkeypatch.setenv(name, value)
     return write(s3d.uri(tmp_path.name))
@@ -104,7 +104,7 @@ def names(folder: Path) -> list[str]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Bytes on disk at one moment: with the folder locked nothing is named or evicted between two looks."""
+    """Return the bytes on disk, with the folder locked so that nothing changes meanwhile."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def blocks(path: Path) -> int:
 
 @contextmanager
 def running(script: str, *args: object, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of its own that ends with the block."""
+    """Run a process that ends with the block."""
     command = [sys.executable, "-c", script, *map(str, args)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | env) as process:
@@ -162,7 +162,7 @@ def test_processes_that_share_a_cache_stay_under_its_limit(
 
 @contextmanager
 def holding(remote: str, cache: Path, limit: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that has the first shards open."""
+    """Run a process that has the first shards open."""
     with running(HOLD, remote, cache, limit) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
@@ -186,7 +186,7 @@ def test_a_shard_in_use_stays_until_its_process_dies(remote: str, tmp_path: Path
     assert disk_usage(cache) <= limit
 
 
-def test_a_stopped_process_that_has_the_folders_lock_holds_nobody_up(
+def test_a_stopped_process_that_has_the_folders_lock_does_not_block_others(
     remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
@@ -205,7 +205,7 @@ def test_a_stopped_process_that_has_the_folders_lock_holds_nobody_up(
     assert len(names(cache)) > 1
 
 
-def test_what_a_killed_download_left_takes_no_room(
+def test_files_of_a_killed_download_do_not_count(
     s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = s3d_faults()
@@ -244,7 +244,7 @@ def test_the_shard_used_longest_ago_goes_first(remote: str, tmp_path: Path) -> N
     assert 0 < counts["stream/wait_s"] < 60
 
 
-def test_what_has_no_remote_is_never_removed(remote: str, tmp_path: Path) -> None:
+def test_data_without_a_remote_is_never_removed(remote: str, tmp_path: Path) -> None:
     own = tmp_path / "own"
     write(str(own))
     (tmp_path / "link").symlink_to(own)

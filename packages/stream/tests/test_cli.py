@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it prints, how it ends, what it never loads and never touches."""
+"""The command: output, exit codes, and that it does not import torch or change data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.stream import JSONWriter, MDSWriter, StreamingDataset
+from hocket.stream import JSONWriter, MDSWriter, StreamingDataset, progress
 from hocket.stream.cli.app import app
-from hocket.stream.verifying import verify
+from hocket.stream.cli.exit_codes import OPTIONS
+from hocket.stream.verification import verify
 from support.sampling import cases
 
 COMMAND = Path(sys.executable).with_name("hocket-stream")
@@ -27,7 +29,7 @@ COMMAND = Path(sys.executable).with_name("hocket-stream")
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
-    """`call(*args)`: exit code, stdout and stderr of the command, in this process."""
+    """Return `call(*args)`, which runs the command in this process: exit code, stdout and stderr."""
 
     def call(*args: object) -> tuple[object, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -49,7 +51,7 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_inspect_shows_what_was_written_and_touches_nothing(
+def test_inspect_shows_the_data_set_and_changes_nothing(
     write: Callable[..., str], call: Callable[..., Any], compression: str | None
 ) -> None:
     folder = write(200, compression=compression)
@@ -106,8 +108,40 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, call: Call
     assert "\x1b" not in error
 
 
-def test_the_version_is_told(call: Callable[..., Any]) -> None:
-    assert call("--version") == (0, f"hocket-stream {importlib.metadata.version('hocket-stream')}\n", "")
+def test_version(call: Callable[..., Any]) -> None:
+    said = f"hocket-stream {importlib.metadata.version('hocket-stream')}\n"
+    assert call("--version")[1] == said
+    assert "--install-completion" in call("--help")[1]
+    command = [sys.executable, "-m", "hocket.stream", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == said
+
+
+def test_long_work_tells_its_progress_without_a_terminal(
+    write: Callable[..., str], call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n' * 100)
+    target = tmp_path / "out"
+    _, out, error = call("convert", tmp_path / "x.jsonl", target, "--size-limit", "1kb")
+    assert re.search(rf"{target}: \d+ of \d+ shards stored, \d\.\d MiB written\n", error)
+    assert "shards stored" not in out
+    assert re.search(r"verifying: [0-9.]+ K?i?B of [0-9.]+ KiB\n", call("verify", target)[2])
+    assert call("verify", target, "--json")[2] == ""
+    monkeypatch.undo()
+    assert call("verify", target)[2] == ""  # short work
+
+
+def test_an_interrupt_is_one_line(
+    write: Callable[..., str], call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = write(9)
+
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hocket.stream.cli.verify.verify", interrupt)
+    code, _, error = call("verify", uri)
+    assert (code, error) == (130, "hocket-stream: interrupted\n")
 
 
 def test_inspect_shortens_long_values_and_never_unpickles(tmp_path: Path, call: Callable[..., Any]) -> None:
@@ -157,8 +191,8 @@ def test_verify_names_exactly_the_shards_with_a_flipped_byte(
     assert bad == {path.name.removesuffix(f".{compression}") for path in hit}
 
 
-def test_verify_says_what_is_wrong(tmp_path: Path, call: Callable[..., Any]) -> None:
-    with MDSWriter(columns={"x": "str"}, out=tmp_path, size_limit=600) as writer:
+def test_verify_names_each_problem(tmp_path: Path, call: Callable[..., Any]) -> None:
+    with MDSWriter(columns={"x": "str"}, out=tmp_path, size_limit=600, hashes=None) as writer:
         for number in range(60):
             writer.write({"x": f"{number:060d}"})
     names = sorted(path.name for path in tmp_path.glob("*.mds"))
@@ -276,7 +310,7 @@ def test_a_data_set_without_samples(tmp_path: Path, call: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify", "stats"])
-def test_what_is_not_there_is_3_and_what_is_broken_1(
+def test_exit_codes_for_missing_and_broken_data_sets(
     tmp_path: Path, call: Callable[..., Any], verb: str
 ) -> None:
     code, out, error = call(verb, tmp_path)
@@ -309,7 +343,7 @@ def test_on_a_store(
     assert (document["samples"], document["whole_epoch"]) == (150, True)
 
 
-def test_what_is_written_to_a_file_is_whole_while_a_bar_is_on_the_terminal(
+def test_output_to_a_file_is_complete_beside_a_progress_bar(
     write: Callable[..., str],
 ) -> None:
     folder = write(100)
@@ -334,7 +368,7 @@ def test_what_is_written_to_a_file_is_whole_while_a_bar_is_on_the_terminal(
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_what_stdout_does_not_take_is_told_once(write: Callable[..., str], options: list[str]) -> None:
+def test_a_failing_stdout_is_reported_once(write: Callable[..., str], options: list[str]) -> None:
     folder = write(3)
     outcomes = []
     reader, gone = os.pipe()
@@ -365,4 +399,9 @@ def test_the_command_in_a_process_of_its_own_loads_no_torch(write: Callable[...,
     help_text = subprocess.run(
         [COMMAND, "--help"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert "Exit codes: 0 done, 1 found wanting" in help_text
+    assert "Exit codes: 0 success, 1 problems found" in help_text
+
+
+def test_messages_name_options_that_the_command_has(call: Callable[..., Any]) -> None:
+    said = "".join(call(command, "--help")[1] for command in ("convert", "simulate", "bench"))
+    assert [option for option in OPTIONS.values() if f"{option} " not in said] == []

@@ -1,7 +1,8 @@
-"""What goes in comes out: every source written as a data set and read back."""
+"""Conversion: every source is written as a data set and read back."""
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import gzip
 import io
@@ -84,14 +85,14 @@ def test_json_lines_of_several_files_and_given_columns(tmp_path: Path) -> None:
     whole = (source / "b.jsonl.gz").read_bytes()
     for broken in (whole[:-9], b"no gzip" + whole):
         (source / "b.jsonl.gz").write_bytes(broken)
-        with pytest.raises(SampleError, match=r"b.jsonl.gz` is no gzip file"):
+        with pytest.raises(SampleError, match=r"b.jsonl.gz` is not a gzip file"):
             convert.convert(source, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
     ("text", "columns", "error", "message"),
     [
-        ('{"a": 1}\n{"a": \n', {}, SampleError, "x.jsonl` line 2 is no JSON"),
+        ('{"a": 1}\n{"a": \n', {}, SampleError, "x.jsonl` line 2 is not valid JSON"),
         ("[1]\n", {}, SampleError, "expected a JSON object"),
         ("", {}, ConfigError, "no samples"),
         ('{"a": 1}\n{"a": 300}\n', {"a": "uint8"}, SampleError, "sample 1 of the source: column `a`"),
@@ -99,7 +100,7 @@ def test_json_lines_of_several_files_and_given_columns(tmp_path: Path) -> None:
         ('{"a": 1}\n', {"b": "int"}, ConfigError, r"\['b'\].*\['a'\]"),
     ],
 )
-def test_what_does_not_fit_is_named_and_leaves_no_data_set(
+def test_values_that_do_not_fit_raise_and_leave_no_data_set(
     tmp_path: Path, text: str, columns: dict[str, str], error: type[Exception], message: str
 ) -> None:
     (tmp_path / "x.jsonl").write_text(text)
@@ -108,16 +109,16 @@ def test_what_does_not_fit_is_named_and_leaves_no_data_set(
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_a_format_that_does_not_show_is_asked_for(tmp_path: Path) -> None:
+def test_an_unknown_format_raises(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("")
-    with pytest.raises(ConfigError, match=r"no file of a known name.*jsonl, parquet"):
+    with pytest.raises(ConfigError, match=r"no file of a known name.*jsonl, csv, tsv, parquet"):
         convert.convert(tmp_path, tmp_path / "out")
     with pytest.raises(SourceNotFoundError, match="is not there"):
         convert.convert(tmp_path / "nothing", tmp_path / "out")
-    with pytest.raises(ConfigError, match="expected a path of this machine"):
+    with pytest.raises(ConfigError, match="expected a local path"):
         convert.convert("s3://bucket/x.jsonl", tmp_path / "out")
-    with pytest.raises(ConfigError, match="`format` is `csv`"):
-        convert.convert(tmp_path, tmp_path / "out", format="csv")
+    with pytest.raises(ConfigError, match="`format` is `xml`"):
+        convert.convert(tmp_path, tmp_path / "out", format="xml")
 
 
 def image_bytes(kind: str, number: int) -> bytes:
@@ -141,7 +142,7 @@ def npy(array: np.ndarray[Any, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_webdataset_comes_back(tmp_path: Path, suffix: str) -> None:
+def test_webdataset_round_trips(tmp_path: Path, suffix: str) -> None:
     files: dict[str, bytes] = {}
     for number in range(20):
         key = f"train/{number:04d}"
@@ -183,11 +184,11 @@ def test_a_tar_file_that_is_not_as_it_says(tmp_path: Path, files: dict[str, byte
         convert.from_webdataset(tmp_path / "a.tar", tmp_path / "out")
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(b"no tar" + whole[6:])
-    with pytest.raises(SampleError, match="no tar file"):
+    with pytest.raises(SampleError, match="not a tar file"):
         convert.from_webdataset(tmp_path / "a.tar", tmp_path / "out")
 
 
-def test_an_image_folder_comes_back(tmp_path: Path) -> None:
+def test_an_image_folder_round_trips(tmp_path: Path) -> None:
     source = tmp_path / "images"
     for name, kind, number in [
         ("dog/1.jpg", "JPEG", 1),
@@ -206,7 +207,7 @@ def test_an_image_folder_comes_back(tmp_path: Path) -> None:
     done = convert.from_image_folder(source / "cat/deep", tmp_path / "flat")
     assert done.columns == {"image": "png", "path": "str"}
     (source / "cat" / "4.png").write_bytes(b"no image")
-    with pytest.raises(SampleError, match=r"4.png` is no image"):
+    with pytest.raises(SampleError, match=r"4.png` is not an image"):
         convert.from_image_folder(source, tmp_path / "again")
     (source / "beside.png").write_bytes(image_bytes("PNG", 1))
     with pytest.raises(ConfigError, match="beside folders"):
@@ -215,7 +216,7 @@ def test_an_image_folder_comes_back(tmp_path: Path) -> None:
 
 @pytest.fixture
 def table() -> Any:
-    """Columns of all kinds, and 2,500 rows, which are more than one batch."""
+    """A table with columns of all kinds and 2,500 rows, which are several batches."""
     arrow = pytest.importorskip("pyarrow", reason=GROUP)
     rows = range(2500)
     day = dt.date(2020, 1, 1)
@@ -243,7 +244,7 @@ def table() -> Any:
 KINDS = {
     "i8": "int8", "u64": "uint64", "f16": "float16", "f64": "float64", "text": "str", "category": "str",
     "raw": "bytes", "exact": "str_decimal", "day": "str", "ragged": "ndarray:int32",
-    "fixed": "ndarray:float32:2", "empty": "json", "maybe": "json", "flag": "json", "inner": "json",
+    "fixed": "ndarray:float32:2", "empty": "ndarray:int32", "maybe": "json", "flag": "json", "inner": "json",
 }  # fmt: skip
 
 
@@ -257,7 +258,7 @@ def same_rows(found: list[dict[str, Any]], table: Any) -> None:
         assert plain == row | {"day": row["day"].isoformat()}
 
 
-def test_parquet_comes_back(tmp_path: Path, table: Any) -> None:
+def test_parquet_round_trips(tmp_path: Path, table: Any) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
     (tmp_path / "in").mkdir()
     parquet.write_table(table.slice(0, 1700), tmp_path / "in" / "0.parquet")
@@ -277,14 +278,46 @@ def test_parquet_comes_back(tmp_path: Path, table: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
-def test_arrow_comes_back(tmp_path: Path, table: Any, kind: str) -> None:
+def test_arrow_round_trips(tmp_path: Path, table: Any, kind: str) -> None:
     arrow = pytest.importorskip("pyarrow", reason=GROUP)
     path = tmp_path / "x.arrow"
     make = arrow.ipc.new_file if kind == "file" else arrow.ipc.new_stream
+    views = {
+        "text": arrow.string_view(),
+        "raw": arrow.binary_view(),
+        "ragged": arrow.list_view(arrow.int32()),
+    }
+    for name, kind_of_view in views.items():
+        column = arrow.array(table[name].to_pylist(), kind_of_view)
+        table = table.set_column(table.schema.get_field_index(name), name, column)
     with make(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=600)
     assert convert.convert(path, tmp_path / "out").columns == KINDS
     same_rows(read(tmp_path / "out"), table)
+
+
+def test_rows_without_numbers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arrow = pytest.importorskip("pyarrow", reason=GROUP)
+    parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
+    rows = {"tokens": [[1, 2], [], [3]], "maybe": [[1], None, [2]], "never": [[], [], []]}
+    parquet.write_table(
+        arrow.table(rows, schema=arrow.schema([(name, arrow.list_(arrow.int16())) for name in rows])),
+        tmp_path / "x.parquet",
+    )
+    done = convert.from_parquet(tmp_path / "x.parquet", tmp_path / "out")
+    assert done.columns == {"tokens": "ndarray:int16", "maybe": "json", "never": "ndarray:int16"}
+    found = read(tmp_path / "out")
+    assert [sample["tokens"].tolist() for sample in found] == rows["tokens"]
+    assert [sample["maybe"] for sample in found] == rows["maybe"]
+    assert found[1]["tokens"].dtype == np.int16
+    said = [record.getMessage().split(" becomes")[0] for record in caplog.records]
+    assert "column `tokens` has 1 empty lists" in said[0]
+    assert said[1:2] == ["column `maybe` has nulls and"]
+    assert "column `never` has 3 empty lists" in said[2]
+    caplog.clear()
+    convert.from_parquet(tmp_path / "x.parquet", tmp_path / "json", columns=dict.fromkeys(rows, "json"))
+    assert read(tmp_path / "json") == arrow.table(rows).to_pylist()
+    assert not caplog.records
 
 
 def test_columns_that_no_encoding_holds_are_refused(tmp_path: Path) -> None:
@@ -299,7 +332,7 @@ def test_columns_that_no_encoding_holds_are_refused(tmp_path: Path) -> None:
             convert.from_parquet(tmp_path / "x.parquet", tmp_path / "out")
 
 
-def test_a_saved_datasets_folder_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_datasets_folder_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason=GROUP)
     files = [{"bytes": image_bytes("PNG", number), "path": None} for number in range(12)]
@@ -325,9 +358,84 @@ def test_a_saved_datasets_folder_comes_back(tmp_path: Path, monkeypatch: pytest.
     datasets.DatasetDict(train=saved, test=saved).save_to_disk(tmp_path / "two")
     with pytest.raises(ConfigError, match=r"splits \['test', 'train'\]"):
         convert.convert(tmp_path / "two", tmp_path / "out2")
-    with pytest.raises(ConfigError, match="no folder that `save_to_disk` wrote"):
+    with pytest.raises(ConfigError, match="not a folder of `save_to_disk`"):
         convert.from_hugging_face(tmp_path / "out", tmp_path / "out2")
     assert convert.convert(tmp_path / "two" / "train", tmp_path / "out2").num_samples == 12
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (None, 3)])
+def test_arrays_of_several_dims_keep_their_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, int]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets", reason=GROUP)
+    numbers = np.arange(60, dtype=np.float32)
+    rows = [number % 3 + 1 if shape[0] is None else 2 for number in range(10)]
+    data = [numbers[number : number + 3 * count].reshape(count, 3) for number, count in enumerate(rows)]
+    features = datasets.Features({"x": datasets.Array2D(shape, "float32")})
+    saved = datasets.Dataset.from_dict({"x": data}, features=features).select(range(1, 10))
+    saved.save_to_disk(tmp_path / "in")
+    done = convert.convert(tmp_path / "in", tmp_path / "out")
+    assert done.columns == {"x": "ndarray:float32" + (":2,3" if shape[0] else "")}
+    found = read(tmp_path / "out")
+    assert [sample["x"].tolist() for sample in found] == [array.tolist() for array in data[1:]]
+
+
+CSV = """id,price,text,zip,maybe,big,list\r
+1,0.5,"a ""quoted"", one\r
+over two lines",01234,,18446744073709551616,"[1, 2]"\r
+-2,3,,00000,7,-1,[3]\r
+"""
+
+
+def test_separated_values_come_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.csv").write_bytes(b"\xef\xbb\xbf" + CSV.encode())
+    (source / "b.csv.gz").write_bytes(
+        gzip.compress(b"text,id,price,zip,maybe,big,list\nb,3,1e3,1,8,0,[]\n\n")
+    )
+    done = convert.convert(source, tmp_path / "out", columns={"list": "ndarray:uint8"})
+    assert done.columns == {
+        "id": "int", "price": "float64", "text": "str", "zip": "str", "maybe": "json", "big": "str_int",
+        "list": "ndarray:uint8",
+    }  # fmt: skip
+    found = read(tmp_path / "out")
+    assert [sample.pop("list").tolist() for sample in found] == [[1, 2], [3], []]
+    names = ["id", "price", "text", "zip", "maybe", "big"]
+    assert [[sample[name] for name in names] for sample in found] == [
+        [1, 0.5, 'a "quoted", one\r\nover two lines', "01234", None, 1 << 64],
+        [-2, 3.0, "", "00000", 7, -1],
+        [3, 1000.0, "b", "1", 8, 0],
+    ]
+    assert "column `maybe` has empty fields beside numbers" in caplog.text
+    (tmp_path / "x.tsv").write_text("a\tb\n1\tx,y\n2\tz\n")
+    assert convert.convert(tmp_path / "x.tsv", tmp_path / "tsv").columns == {"a": "int", "b": "str"}
+    assert read(tmp_path / "tsv") == [{"a": 1, "b": "x,y"}, {"a": 2, "b": "z"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "error", "message"),
+    [
+        ("a,b\n1\n", {}, SampleError, "x.csv` line 2 has 1 fields: expected 2"),
+        ("a,a\n1,2\n", {}, ConfigError, "expected each name once"),
+        ('a\n"1" 2\n', {}, SampleError, "x.csv` is not valid"),
+        ("a\n\udcff\n", {}, SampleError, "x.csv` is not UTF-8"),
+        ("a\n", {}, ConfigError, "no samples"),
+        ("a,b\n1,2\nx,3\n", {"a": "int"}, SampleError, "sample 1 of the source: column `a`: 'x' is not int"),
+        ("a\n300\n", {"a": "uint8"}, SampleError, "sample 0.*column `a`"),
+        ("a\n7\n", {"a": "ndarray:uint8"}, SampleError, "expected a JSON list"),
+    ],
+)
+def test_separated_values_that_do_not_fit_raise(
+    tmp_path: Path, text: str, columns: dict[str, str], error: type[Exception], message: str
+) -> None:
+    (tmp_path / "x.csv").write_text(text, errors="surrogateescape")
+    limit = csv.field_size_limit()
+    with pytest.raises(error, match=message):
+        convert.from_csv(tmp_path / "x.csv", tmp_path / "out", columns=columns)
+    assert not (tmp_path / "out" / "index.json").exists()
+    assert csv.field_size_limit() == limit
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,12 +462,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (entry["compression"], entry["hashes"], entry["size_limit"]) == ("zstd:3", ["sha1", "xxh64"], 1024)
     code, _, error = call()
     assert code == 4
-    assert "already" in error or "holds a data set" in error
+    assert "holds a data set" in error
+    assert "give `--exist-ok` to replace it" in error
     code, out, _ = call("--exist-ok")
     assert code == 0
     assert out.startswith("written: ")
     assert call("--exist-ok", "--columns", "t")[0] == 2
-    assert call("--exist-ok", "--from", "csv")[0] == 2
+    code, _, error = call("--exist-ok", "--from", "xml")
+    assert code == 2
+    assert "`--from` is `xml`" in error
     assert call("--exist-ok", "--columns", "t=int")[0] == 1
 
 

@@ -1,4 +1,4 @@
-"""Disks, objects and answers that go wrong in the middle: told by name, and nothing is mixed in."""
+"""Faults of disks, objects and responses during a run: typed errors, and no wrong data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARD = 64 << 10
 
 
 def write(out: str, *, first: int = 0, **options: Any) -> str:
-    """Eight samples of 8 KB in each shard; those of another `first` have the same sizes."""
+    """Write eight samples of 8 KB per shard, with the same sizes for any `first`."""
     columns = {"id": "int", "x": "bytes"}
     with MDSWriter(columns=columns, out=out, **{"size_limit": SHARD, "hashes": ["xxh3_64"]} | options) as w:
         for number in range(first, first + COUNT):
@@ -98,7 +98,7 @@ def test_shards_replaced_in_the_middle_of_an_epoch_are_not_mixed_in(
 
 
 @pytest.mark.parametrize("limit", [3 * SHARD, 8 << 10], ids=["evicted", "held in memory"])
-def test_without_digests_a_shard_that_comes_again_is_of_the_version_seen_first(
+def test_without_digests_a_shard_fetched_again_has_the_first_version(
     server: Server, tmp_path: Path, limit: int
 ) -> None:
     remote = write(server.uri("bare"), hashes=None)
@@ -124,7 +124,7 @@ def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Serve
     assert [int(k) for batch in dataset.batches() for k in batch["id"]] == list(range(COUNT))
 
 
-def test_one_answer_in_twenty_goes_wrong_and_the_retries_are_told(server: Server, tmp_path: Path) -> None:
+def test_one_faulty_response_in_twenty_is_retried_and_counted(server: Server, tmp_path: Path) -> None:
     retries = 0
 
     def read(cache: Path) -> list[tuple[int, bytes]]:
@@ -163,7 +163,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_full_disk_is_told_and_a_limit_below_it_helps(
+def test_a_full_disk_raises_and_a_limit_below_it_helps(
     server: Server, small_disk: Path, compression: str | None
 ) -> None:
     remote = write(server.uri("zip"), compression=compression)

@@ -1,4 +1,4 @@
-"""What the documents show runs."""
+"""The snippets of the documentation run."""
 
 from __future__ import annotations
 

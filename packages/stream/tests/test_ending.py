@@ -1,4 +1,4 @@
-"""Reading that is stopped ends at once: its threads, its downloads, and nothing of it stays."""
+"""Stopping a reader ends its threads and downloads at once and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.stream import MDSWriter, StreamingDataset
 
 SHARD = 128 << 10
 COUNT = 32
-"""Shards of one sample each."""
+"""Size limit for shards of one sample."""
 
 READ = """
 import signal, sys
@@ -39,7 +39,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A data set whose first ten shards come at once; a connection takes a minute for any other."""
+    """A data set of which ten shards arrive at once; all others take a minute per connection."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_wait_and_joins_the_threads(server: Any, tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")) == []
 
 
-def test_an_iterator_that_nobody_has_any_more_stops_its_downloads(server: Any, tmp_path: Path) -> None:
+def test_an_iterator_that_is_garbage_collected_stops_its_downloads(server: Any, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)
     batches = dataset.batches()
     assert next(batches)["id"].tolist() == [0]
@@ -106,7 +106,7 @@ def test_an_iterator_of_samples_ends_with_its_last_reference(server: Any, tmp_pa
         gc.enable()
 
 
-def test_a_data_set_that_nobody_has_any_more_closes_its_files(server: Any, tmp_path: Path) -> None:
+def test_a_data_set_that_is_garbage_collected_closes_its_files(server: Any, tmp_path: Path) -> None:
     server.set_faults()
     dataset = StreamingDataset(remote=server.uri("data"), local=tmp_path / "cache", batch_size=1)
     iterator = iter(dataset)
@@ -118,7 +118,7 @@ def test_a_data_set_that_nobody_has_any_more_closes_its_files(server: Any, tmp_p
 
 
 def held(folder: Path) -> list[str]:
-    """Maps and open files of this process below a folder."""
+    """Return the memory maps and open files of this process below a folder."""
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
     files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return maps + [name for name in files if name.startswith(str(folder))]

@@ -1,4 +1,4 @@
-"""Bad input: a typed error with the value, what was expected, and what to do."""
+"""Invalid input raises typed errors with the value, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_index_that_cannot_be_trusted(
         ("column_encodings", ["int", "pkl", "ndarray:uint16:8"], "allow_unsafe_types"),
     ],
 )
-def test_what_is_not_supported_says_what_is(
+def test_unsupported_features_raise_with_the_supported_ones(
     write: Callable[..., str], key: str, value: Any, message: str
 ) -> None:
     folder = write(5)

@@ -1,4 +1,4 @@
-"""The native readers against files that lie: `crates/hocket-stream/tests/hostile.rs`, by the million."""
+"""The native readers on hostile files: `crates/hocket-stream/tests/hostile.rs`, by the million."""
 
 from __future__ import annotations
 

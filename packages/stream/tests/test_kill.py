@@ -1,4 +1,4 @@
-"""Processes that die at any moment: a restart goes on, loses nothing, repeats nothing, cleans up nothing."""
+"""Processes killed at any moment: a restart loses and repeats nothing, and needs no cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hocket.stream import StreamingDataLoader, StreamingDataset
-from hocket.stream.verifying import verify
+from hocket.stream.verification import verify
 from support.sampling import cases, plan
 
 COUNT = 250
@@ -55,7 +55,7 @@ def remote(
     write: Callable[..., str],
     tmp_path: Path,
 ) -> str:
-    """250 samples in shards that take their time to come, so that a kill meets a download."""
+    """Write 250 samples in shards that are sent slowly, so that a kill interrupts a download."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -66,7 +66,7 @@ def remote(
 
 
 def with_own_shared_memory(folder: Path) -> list[str]:
-    """What to put before a command so that `folder` is its `/dev/shm`; nothing if not permitted."""
+    """Return a command prefix that mounts `folder` as `/dev/shm`; empty if not permitted."""
     folder.mkdir()
     command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(folder)]
     if shutil.which(command[0]) is None:
@@ -76,7 +76,7 @@ def with_own_shared_memory(folder: Path) -> list[str]:
 
 
 class Job:
-    """Ranks as processes, and what they read as one list of global batches."""
+    """Runs ranks as processes and collects their global batches."""
 
     def __init__(self, remote: str, tmp_path: Path, before: list[str]) -> None:
         self.cache, self._out, self._temporary = (tmp_path / name for name in ("cache", "out", "tmp"))
@@ -86,7 +86,7 @@ class Job:
         self.batches: list[list[int]] = []
 
     def run(self, world_size: int, stop: Callable[[list[subprocess.Popen[str]]], None] | None) -> list[int]:
-        """Start all ranks, let `stop` do what it does, and wait; their exit codes."""
+        """Start all ranks, call `stop`, wait, and return the exit codes."""
         with ExitStack() as stack:
             ranks = []
             for rank in range(world_size):
@@ -112,7 +112,7 @@ class Job:
         return [process.returncode for process in ranks]
 
     def _take(self, world_size: int) -> None:
-        """As a job does whose checkpoint is of the last step that all ranks made: go back to it."""
+        """Go back to the last step of all ranks, as a job does with its checkpoint."""
         logs = []
         for rank in range(world_size):
             path = self._out / f"rank{rank}.log"

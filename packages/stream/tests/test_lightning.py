@@ -21,23 +21,27 @@ lightning = pytest.importorskip("lightning.pytorch", reason="needs `uv sync --gr
 
 
 class Reader(lightning.LightningModule):  # type: ignore[misc]
-    """A model that notes what it is given."""
+    """A model that records its batches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(8, 1)
         self.seen: list[list[int]] = []
+        self.validated: list[list[int]] = []
 
     def training_step(self, batch: dict[str, Any], number: int) -> torch.Tensor:
         self.seen.append(batch["id"].tolist())
         return self.layer(batch["tokens"].float()).square().mean()
 
+    def validation_step(self, batch: dict[str, Any], number: int) -> None:
+        self.validated.append(batch["id"].tolist())
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 1e-6)
 
 
-def fit(loader: Any, folder: Path, **options: Any) -> list[list[int]]:
-    trainer = lightning.Trainer(
+def make_trainer(folder: Path, **options: Any) -> Any:
+    return lightning.Trainer(
         accelerator="cpu",
         devices=1,
         default_root_dir=folder,
@@ -47,8 +51,11 @@ def fit(loader: Any, folder: Path, **options: Any) -> list[list[int]]:
         enable_model_summary=False,
         **options,
     )
+
+
+def fit(loader: Any, folder: Path, **options: Any) -> list[list[int]]:
     model = Reader()
-    trainer.fit(model, loader)
+    make_trainer(folder, **options).fit(model, loader)
     return model.seen
 
 
@@ -57,10 +64,24 @@ def test_an_epoch_through_torchs_loader_is_the_order(
     write: Callable[..., str], tmp_path: Path, workers: int
 ) -> None:
     dataset = StreamingDataset(local=write(80), batch_size=8, shuffle=True, shuffle_block_size=16)
-    epochs = 1 if workers else 2  # worker processes are copies, and have to be told their epoch
-    expected = [dataset.sample_ids(number, epoch=epoch) for epoch in range(epochs) for number in range(10)]
+    expected = [dataset.sample_ids(number, epoch=epoch) for epoch in range(2) for number in range(10)]
     loader = DataLoader(dataset, batch_size=8, num_workers=workers)
-    assert fit(loader, tmp_path, max_epochs=epochs) == expected
+    assert fit(loader, tmp_path, max_epochs=2) == expected
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StreamingDataLoader])
+def test_a_validation_after_the_sanity_check_is_whole(
+    write: Callable[..., str], tmp_path: Path, kind: Any
+) -> None:
+    folder = write(80)
+    train, val = (StreamingDataset(local=folder, batch_size=8) for _ in range(2))
+    batch_size = {"batch_size": 8}
+    model = Reader()
+    trainer = make_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=2)
+    trainer.fit(model, kind(train, **batch_size), kind(val, **batch_size))
+    in_order = [list(range(first, first + 8)) for first in range(0, 80, 8)]
+    assert model.validated == in_order[:2] + in_order + in_order
+    assert model.seen == in_order + in_order
 
 
 def test_our_loader_goes_on_epoch_by_epoch_and_from_a_state(

@@ -1,23 +1,26 @@
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
-from hocket.stream.errors import ConfigError
+from hocket.stream.errors import ConfigError, StreamError
 
 
 def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:
     return torch.tensor([sample["id"] for sample in samples])
 
 
-def test_columns_become_tensors_and_lists(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_become_tensors_and_lists(tmp_path: Path, workers: int) -> None:
     columns = {
         "a_int": "int",
         "b_half": "float16",
@@ -26,6 +29,8 @@ def test_columns_become_tensors_and_lists(tmp_path: Path) -> None:
         "e_typed": "ndarray:float64",
         "f_bytes": "bytes",
         "g_str": "str",
+        "h_json": "json",
+        "i_mixed": "ndarray",
     }
     with MDSWriter(columns=columns, out=tmp_path) as writer:
         for number in range(4):
@@ -38,9 +43,11 @@ def test_columns_become_tensors_and_lists(tmp_path: Path) -> None:
                     "e_typed": np.full((1, number + 1), 0.5),
                     "f_bytes": bytes([number]),
                     "g_str": "é" * number,
+                    "h_json": {"n": number},
+                    "i_mixed": np.ones(number + 1, np.uint8 if number else np.int16),
                 }
             )
-    (batch,) = StreamingDataLoader(StreamingDataset(local=tmp_path), batch_size=4)
+    (batch,) = StreamingDataLoader(StreamingDataset(local=tmp_path), batch_size=4, num_workers=workers)
     assert list(batch) == list(columns)
     assert batch["a_int"].tolist() == [0, 1, 2, 3]
     assert batch["a_int"].dtype == torch.int64
@@ -51,6 +58,12 @@ def test_columns_become_tensors_and_lists(tmp_path: Path) -> None:
     assert [value.shape for value in batch["e_typed"]] == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert batch["f_bytes"] == [b"\0", b"\1", b"\2", b"\3"]
     assert batch["g_str"] == ["", "é", "éé", "ééé"]
+    assert batch["h_json"] == [{"n": number} for number in range(4)]
+    assert [(value.dtype, len(value)) for value in map(torch.as_tensor, batch["i_mixed"])] == [
+        (torch.int16, 1), (torch.uint8, 2), (torch.uint8, 3), (torch.uint8, 4),
+    ]  # fmt: skip
+    batch["d_any"][1][0] = 9
+    assert [value.tolist() for value in batch["d_any"]] == [[0], [9, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_stacked_columns_are_the_readers_own_memory(write: Callable[..., str]) -> None:
@@ -76,9 +89,57 @@ def test_workers_start_any_way_after_the_parent_has_read(write: Callable[..., st
     parent = dataset.batches()
     next(parent)
     loader = StreamingDataLoader(dataset, num_workers=2, multiprocessing_context=context, timeout_s=60)
-    expected = [dataset.sample_ids(number) for number in range(5)]
-    assert [batch["id"].tolist() for batch in loader] == expected[1:]
+    expected = [dataset.sample_ids(number, epoch=1) for number in range(5)]
+    assert [batch["id"].tolist() for batch in loader] == expected
     del parent
+
+
+@pytest.mark.parametrize("kind", ["loader", "workers", "batches", "samples", "torch"])
+def test_a_new_iteration_starts_an_epoch_from_its_beginning(write: Callable[..., str], kind: str) -> None:
+    dataset = StreamingDataset(local=write(40), batch_size=8, shuffle=True)
+    reads: dict[str, Callable[[], Iterator[Any]]] = {
+        "loader": lambda: iter(StreamingDataLoader(dataset)),
+        "workers": lambda: iter(StreamingDataLoader(dataset, num_workers=1)),
+        "batches": dataset.batches,
+        "samples": lambda: iter(dataset),
+        "torch": lambda: iter(DataLoader(dataset, batch_size=8)),
+    }
+
+    def take(count: int | None) -> list[int]:
+        taken = itertools.islice(reads[kind](), count)
+        return [int(number) for item in taken for number in np.atleast_1d(item["id"])]
+
+    epochs = [[i for k in range(5) for i in dataset.sample_ids(k, epoch=epoch)] for epoch in range(7)]
+    assert take(0) == []
+    assert take(None) == epochs[0]
+    first = take(1)
+    assert first == epochs[1][: len(first)]
+    assert take(None) == epochs[2]
+    state = dataset.state_dict()
+    assert (state["epoch"], state["batch"]) == (3, 0)
+    dataset.load_state_dict(state | {"epoch": 4, "batch": 3})
+    first = take(1)
+    assert first == epochs[4][24 : 24 + len(first)]
+    assert take(None) == epochs[5]
+    dataset.load_state_dict(state | {"epoch": 5, "batch": 3})
+    assert take(None) == epochs[5][24:]
+    assert take(None) == epochs[6]
+    dataset.set_epoch(2)
+    assert take(None) == epochs[2]
+
+
+def test_an_iteration_that_fails_at_once_does_not_use_up_its_position(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = Path(write(40))
+    dataset = StreamingDataset(local=folder, batch_size=8)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(StreamError):
+        next(dataset.batches())
+    (tmp_path / "away").rename(folder)
+    assert [batch["id"].tolist() for batch in dataset.batches()] == [
+        dataset.sample_ids(number, epoch=0) for number in range(5)
+    ]
 
 
 def test_a_rank_without_a_share_makes_its_step_with_one_sample(write: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""Samples by number: what an iteration gives, for the price of their own bytes."""
+"""Random access: the same samples as iteration, reading only their bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data(s3d: Any) -> str:
 
 @pytest.fixture
 def remote(s3d: Any, data: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Three raw shards of 2 MB; requests are counted from here on."""
+    """Write three raw shards of 2 MB, and reset the count of requests."""
     for name, value in s3d.env.items():
         monkeypatch.setenv(name, value)
     s3d.reset()
@@ -64,7 +64,7 @@ def check(samples: list[dict[str, Any]], numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("where", ["remote", "cache", "memory"])
-def test_any_way_of_asking_is_what_an_iteration_gives(remote: str, tmp_path: Path, where: str) -> None:
+def test_every_kind_of_index_gives_the_samples_of_iteration(remote: str, tmp_path: Path, where: str) -> None:
     cache = tmp_path / "cache"
     limit = 1 << 20 if where == "memory" else None
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=100, cache_limit=limit)
@@ -94,9 +94,7 @@ def test_a_few_samples_of_a_large_shard_cost_their_own_bytes(s3d: Any, remote: s
     assert s3d.stats()["requests"]["GetObject"] - at_first["requests"]["GetObject"] == 2 + 4
 
 
-def test_a_shard_that_is_asked_for_often_or_for_much_comes_whole(
-    s3d: Any, remote: str, tmp_path: Path
-) -> None:
+def test_a_shard_that_is_requested_often_is_fetched_whole(s3d: Any, remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=1)
     for number in range(0, 200, 10):
@@ -118,7 +116,7 @@ def test_compressed_shards_come_whole(s3d: Any, remote: str, tmp_path: Path) -> 
 
 
 def replace(remote: str, tmp_path: Path, *, extra: bytes = b"", **options: Any) -> None:
-    """Put samples of 100,000 more than before in the place of the first two shards, in the same layout."""
+    """Replace the first two shards by others of the same layout, with numbers 100,000 higher."""
     other = tmp_path / "other"
     write(str(other), first=100_000, **options)
     for name in ("shard.00000.mds", "shard.00001.mds"):
@@ -144,7 +142,7 @@ def test_samples_of_one_shard_are_of_one_version_of_it(
     assert StreamingDataset(**options)[3]["id"] == 100_003
 
 
-def test_an_object_replaced_between_offsets_and_samples_is_told(
+def test_an_object_replaced_between_offsets_and_samples_raises(
     s3d_faults: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = s3d_faults()
@@ -164,14 +162,14 @@ def test_an_object_replaced_between_offsets_and_samples_is_told(
 
 
 def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote: str, tmp_path: Path) -> None:
-    mine = write(s3d.uri(tmp_path.name))
+    mine = write(s3d.uri(tmp_path.name), hashes=None)
     replace(mine, tmp_path, extra=b"x")
     dataset = StreamingDataset(remote=mine, local=tmp_path / "cache", batch_size=1)
     with pytest.raises(ShardCorruptError, match=r"shard\.00000\.mds` has \d+ bytes, expected \d+ bytes"):
         dataset[3]
 
 
-def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_other_types_than_integers_raise(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path) as writer:
         for number in range(5):
             writer.write({"id": number})

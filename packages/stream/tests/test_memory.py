@@ -1,4 +1,4 @@
-"""What reading costs in memory and in requests: bounded, and flat over time."""
+"""Memory and requests of reading are bounded and constant over time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_index_of_many_shards_is_small_in_memory(tmp_path: Path) -> None:
     assert taken < 120 * shards + 20e6
 
 
-def test_what_is_fetched_ahead_stays_within_the_budget(
+def test_prefetched_shards_stay_within_the_budget(
     s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = s3d_faults()
@@ -118,7 +118,7 @@ def test_what_is_fetched_ahead_stays_within_the_budget(
     assert server.stats()["requests"]["GetObject"] == 1 + 30
 
 
-def test_a_large_shard_comes_in_as_few_requests_as_its_parts(
+def test_a_large_shard_takes_one_request_per_part(
     s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in s3d.env.items():

@@ -1,4 +1,4 @@
-"""mosaicml-streaming's order: its goldens, its state, and a run that changes its topology on the way."""
+"""The order of mosaicml-streaming: recorded values, states, and runs that change their topology."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ Ranks = list[list[list[int]]]
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[StreamingDataset]]:
-    """`launch(folder, nodes, ranks, **options)`: the data set as each rank of a launcher's would make it."""
+    """Return `launch(folder, nodes, ranks, **options)`, which makes the data set of each rank."""
 
     def launch(folder: str, nodes: int, ranks: int, **options: Any) -> list[StreamingDataset]:
         world_size = nodes * ranks
@@ -138,7 +138,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[StreamingDatas
 
 
 def read(datasets: list[StreamingDataset], count: int | None = None) -> Ranks:
-    """Up to `count` batches of each rank from where it is."""
+    """Return up to `count` further batches of each rank."""
     ranks = []
     for dataset in datasets:
         batches = dataset.batches()
@@ -152,7 +152,7 @@ def flat(lists: Iterable[list[int]]) -> list[int]:
 
 
 def sets(ranks: Ranks) -> list[list[int]]:
-    """Global batches as sorted samples."""
+    """Return global batches as sorted samples."""
     return [sorted(flat(parts)) for parts in zip(*ranks, strict=True)]
 
 
@@ -321,7 +321,7 @@ def test_batches_of_streams_one_by_one_are_the_golden_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, shuffle: bool, ranks: int
 ) -> None:
     for name, numbers in (("a", range(13)), ("b", range(13, 22))):
-        with MDSWriter(columns={"id": "int"}, out=tmp_path / name, size_limit=240) as writer:
+        with MDSWriter(columns={"id": "int"}, out=tmp_path / name, size_limit=240, hashes=None) as writer:
             for number in numbers:
                 writer.write({"id": number})
     streams = [Stream(local=tmp_path / "a"), Stream(local=tmp_path / "b", repeat=1.5)]
@@ -374,7 +374,7 @@ def test_streams_too_small_for_batches_of_their_own_are_named(
         ({"order": "mosaic", "shuffle_block_size": 1}, "expected at least 2"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_incompatible_arguments_raise(
     write: Callable[..., str], options: dict[str, Any], message: str
 ) -> None:
     size = {} if "global_batch_size" in options else {"batch_size": 4}
@@ -393,7 +393,7 @@ def test_a_state_of_another_order_is_refused_by_name(write: Callable[..., str]) 
             dataset.load_state_dict(wrong)
 
 
-def test_random_access_and_numpy_stay_what_they_are(write: Callable[..., str]) -> None:
+def test_random_access_and_numpy_numbers(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(12), order="mosaic", batch_size=4)
     assert [s["id"] for s in dataset[2:5]] == [2, 3, 4]
     assert dataset[np.int64(-1)]["id"] == 11

@@ -29,7 +29,7 @@ CASES_A_PROCESS = 25
 
 
 def ask(cases: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """The peer's answers."""
+    """Return the output of mosaicml-streaming."""
     uv = shutil.which("uv")
     if uv is None:
         pytest.skip("`uv` was not found: it makes the peer's environment")
@@ -60,7 +60,7 @@ def make(case: dict[str, Any], **options: Any) -> StreamingDataset:
 
 
 def plan(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
-    """Each rank's batches, from the case's state on."""
+    """Return each rank's batches from the state of a case on."""
     world_size = case["nodes"] * case["ranks"]
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(case["ranks"]))

@@ -1,4 +1,4 @@
-"""The global batches are the same list in the same order, whatever reads them."""
+"""Global batches are the same lists in the same order on all topologies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 24
 
 
 def read_globally(folder: str, world_size: int, workers: int, **options: Any) -> list[list[int]]:
-    """All ranks' parts of each batch of an epoch, put together in the order of ranks."""
+    """Return the global batches of an epoch, joined from all ranks in order."""
     batches: list[list[int]] = []
     lengths = []
     for rank in range(world_size):
@@ -92,7 +92,7 @@ def test_the_order_of_many_ranks_and_workers(
 
 
 @pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 127])
-def test_what_a_padded_epoch_repeats_is_told(
+def test_a_padded_epoch_logs_its_repeated_samples(
     write: Callable[..., str], caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     caplog.set_level("INFO", logger="hocket.stream")
@@ -121,7 +121,7 @@ def test_without_shuffling_every_epoch_is_in_storage_order_and_with_it_each_diff
 
 
 @pytest.mark.parametrize(("tail", "lengths"), [("short", [8, 8, 4]), ("drop", [8, 8]), ("pad", [8, 8, 8])])
-def test_tails_do_what_they_say_and_say_it_once(
+def test_tails_are_applied_and_logged_once(
     write: Callable[..., str], caplog: pytest.LogCaptureFixture, tail: str, lengths: list[int]
 ) -> None:
     dataset = StreamingDataset(local=write(20), batch_size=8, shuffle=True, tail=tail)
@@ -134,7 +134,7 @@ def test_tails_do_what_they_say_and_say_it_once(
         {
             "short": "the last batch of each epoch has 4 samples instead of 8 (`tail='short'`)",
             "drop": "4 of 20 samples are left out in each epoch (`tail='drop'`)",
-            "pad": "4 samples of each epoch come again (`tail='pad'`)",
+            "pad": "4 samples of each epoch are repeated (`tail='pad'`)",
         }[tail]
     ]
     if tail == "pad":

@@ -1,4 +1,4 @@
-"""mosaicml-streaming opens what is written here, what it writes opens here, and raw bytes are the same.
+"""mosaicml-streaming and Hocket read each other's data sets, and write the same raw bytes.
 
 Run with `uv run pytest -m parity`: the peer lives in an environment of its own, which `uv` makes.
 """
@@ -101,7 +101,7 @@ def test_raw_files_and_index_are_the_same_bytes(peer: Any, ours: Path, theirs: P
         assert mine == other, name
 
 
-def test_each_side_reads_what_the_other_wrote(peer: Any, ours: Path, theirs: Path) -> None:
+def test_each_side_reads_the_other(peer: Any, ours: Path, theirs: Path) -> None:
     run_peer("read", str(ours))
     read_by_them = json.loads((ours / "read.json").read_text())
     for name, (kind, _, _) in peer.SETS.items():
@@ -126,7 +126,7 @@ def plain(dataset: StreamingDataset) -> list[dict[str, Any]]:
     return [dict(sorted(sample.items())) for sample in samples]
 
 
-def test_each_side_reads_what_the_other_merged(peer: Any, tmp_path: Path) -> None:
+def test_each_side_reads_a_merged_index_of_the_other(peer: Any, tmp_path: Path) -> None:
     expected = [[number, "é" * number] for number in range(22)]
     mine, other = tmp_path / "mine", tmp_path / "other"
     peer.write_parts(mine, MDSWriter, peer.OUR_PARTS)

@@ -1,4 +1,4 @@
-"""What `simulate` counts is what readers do, and `bench` reads what there is."""
+"""`simulate` counts what readers fetch, and `bench` reads the data set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hocket.stream import MDSWriter, StreamingDataset
 from hocket.stream.cli.app import app
 from hocket.stream.errors import ConfigError
-from hocket.stream.simulating import Cluster, _fetches, _uniform_shards, simulate
+from hocket.stream.simulation import Cluster, _fetches, _uniform_shards, simulate
 from support.sampling import cases
 
 
 @pytest.mark.parametrize(("shuffle", "compression"), [(True, None), (False, "zstd")])
-def test_each_node_fetches_what_the_simulation_says(
+def test_each_node_fetches_the_simulated_shards(
     write: Callable[..., str], tmp_path: Path, shuffle: bool, compression: str | None
 ) -> None:
     folder = write(601, size_limit=1000, compression=compression)
@@ -99,9 +99,7 @@ def test_a_cache_that_is_too_small_costs_downloads(write: Callable[..., str]) ->
     raw=st.lists(st.integers(1, 5), min_size=6, max_size=6),
     limit=st.integers(1, 20),
 )
-def test_the_cache_is_a_list_of_what_was_used_last(
-    steps: list[list[int]], raw: list[int], limit: int
-) -> None:
+def test_the_simulated_cache_is_lru(steps: list[list[int]], raw: list[int], limit: int) -> None:
     kept: list[int] = []
     fetched = []
     for shard in (shard for step in steps for shard in step):
@@ -121,7 +119,7 @@ def test_a_uniform_batch_misses_a_shard_as_counting_says(sizes: list[int], share
     assert _uniform_shards(np.array(sizes), batch) == pytest.approx(expected)
 
 
-def test_what_cannot_be_simulated_is_refused(write: Callable[..., str]) -> None:
+def test_invalid_simulations_raise(write: Callable[..., str]) -> None:
     folder = write(20)
     with pytest.raises(ConfigError, match="20 samples for 32 ranks"):
         simulate(folder, Cluster(num_nodes=4, ranks_per_node=8))

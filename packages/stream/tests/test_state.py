@@ -1,4 +1,4 @@
-"""A saved position goes on, on whatever number of ranks, exactly where it was taken."""
+"""A saved state continues exactly where it was taken, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_rank(folder: str, rank: int, world_size: int, **options: Any) -> Stream
 def run_job(
     folder: str, world_size: int, state: dict[str, Any] | None, steps: int
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """So many steps of all ranks from a state, across epochs; the global batches and the state after them."""
+    """Run steps of all ranks from a state; return the global batches and the state after them."""
     batches: list[list[int]] = [[] for _ in range(steps)]
     states = []
     for rank in range(world_size):
@@ -81,7 +81,7 @@ def test_two_successive_saves_change_nothing(
 def run_turns(
     folder: str, world_size: int, workers: int, place: tuple[int, int], steps: int
 ) -> tuple[list[list[int]], tuple[int, int]]:
-    """So many steps from (epoch, batch), each rank's batches read in turns by workers, as a loader does."""
+    """Run steps from (epoch, batch), with each rank's batches read in turns by workers, as in a loader."""
     batches: list[list[int]] = []
     epoch, first = place
     while len(batches) < steps:
@@ -118,7 +118,7 @@ def test_ranks_and_workers_change_together(
 
 
 def train(folder: str, state: dict[str, Any] | None, steps: int, workers: int) -> tuple[list[list[int]], Any]:
-    """On a rank: so many steps through the loader; what each read, and the state."""
+    """Run steps through the loader on a rank; return the samples of each step, and the state."""
     dataset = StreamingDataset(local=folder, global_batch_size=BATCH, shuffle=True, shuffle_block_size=10)
     loader = StreamingDataLoader(dataset, num_workers=workers, timeout_s=30 if workers else 0)
     if state is not None:
@@ -147,7 +147,7 @@ def test_real_processes_resume_on_another_number(folder: str) -> None:
 def read_by_workers(
     folder: str, world_size: int, workers: int, state: dict[str, Any] | None, steps: int, **options: Any
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """So many steps from a state by loaders of each rank with so many processes, and the state after them."""
+    """Run steps from a state with loaders of each rank and their workers; return batches and the state."""
     parts = []
     for rank in range(world_size):
         loader = StreamingDataLoader(
@@ -168,7 +168,7 @@ def read_by_workers(
 
 
 def read_rest(folder: str, world_size: int, workers: int, state: dict[str, Any]) -> list[list[int]]:
-    """The rest of an epoch by torch's own loader over the data set."""
+    """Read the rest of an epoch through torch's own loader."""
     parts = []
     for rank in range(world_size):
         dataset = open_rank(folder, rank, world_size)
@@ -331,7 +331,7 @@ def test_other_data_is_refused_by_fingerprint(folder: str, tmp_path: Path) -> No
         lambda state: state.update(epoch=1.0),
     ],
 )
-def test_what_is_no_state_is_refused(folder: str, spoil: Callable[[dict[str, Any]], Any]) -> None:
+def test_invalid_states_raise(folder: str, spoil: Callable[[dict[str, Any]], Any]) -> None:
     dataset = open_rank(folder, 0, 1)
     state = dataset.state_dict()
     spoil(state)

@@ -1,4 +1,4 @@
-"""Writing to a real object store, faults and all."""
+"""Writing to a real object store, with injected faults."""
 
 from __future__ import annotations
 

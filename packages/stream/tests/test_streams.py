@@ -1,4 +1,4 @@
-"""Several streams in one run: exact shares, three ways to batch them, and states that know them."""
+"""Several streams in one run: exact shares, three batching methods, and their states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = (60, 25, 11)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three data sets whose samples are numbered on from one to the next, as `sample_ids` numbers them."""
+    """Write three data sets whose samples are numbered consecutively, as by `sample_ids`."""
     root = tmp_path_factory.mktemp("streams")
     first = 0
     for number, size in enumerate(SIZES):
@@ -49,7 +49,7 @@ def by_stream(samples: list[int]) -> list[int]:
 
 
 def read_all(dataset: StreamingDataset) -> list[list[int]]:
-    """An epoch's batches as they are read, checked against the plan."""
+    """Read the batches of an epoch and check them against the plan."""
     planned = [dataset.sample_ids(number) for number in range(dataset.num_batches)]
     read = [batch["id"].tolist() for batch in dataset.batches()]
     assert read == planned
@@ -70,7 +70,7 @@ PROPORTIONS = [{"proportion": 1}, {"proportion": 2}, {"proportion": 0.5}]
         ([{"repeat": 0.5}, {"choose": 70}, {}], {}, [30, 70, 11]),
     ],
 )
-def test_an_epoch_has_what_the_weights_say(
+def test_an_epoch_has_the_weighted_counts(
     folders: list[str], weights: list[dict[str, Any]], options: dict[str, Any], expected: list[int]
 ) -> None:
     dataset = open_streams(folders, weights, **options)
@@ -163,7 +163,7 @@ def test_mixed_runs_go_on_anywhere(
     assert pieces == whole
 
 
-def test_the_state_is_small_and_names_what_differs(folders: list[str]) -> None:
+def test_the_state_is_small_and_names_the_field_that_differs(folders: list[str]) -> None:
     dataset = open_streams(folders * 30, [{"repeat": 0.9}] * 90)
     assert len(json.dumps(dataset.state_dict())) < 1024
     state = open_streams(folders, PROPORTIONS).state_dict()
@@ -205,10 +205,6 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
     fail("add up to 0", [{"proportion": 0}] * 3)
     fail("`epoch_size` is '1x'", NONE, epoch_size="1x")
     fail("one way to say", NONE, remote="s3://b/p")
-    with MDSWriter(columns={"id": "str"}, out=tmp_path / "text") as writer:
-        writer.write({"id": "a"})
-    with pytest.raises(ConfigError, match=r"`id: str`, and .* `id: int`"):
-        StreamingDataset(streams=[Stream(local=folders[0]), Stream(local=tmp_path / "text")])
     cache = tmp_path / "cache"
     with pytest.raises(ConfigError, match="both kept in"):
         StreamingDataset(streams=[Stream(remote=folder, local=cache) for folder in folders])
@@ -221,6 +217,38 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
     streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[0], local=other)]
     dataset = StreamingDataset(streams=streams, batch_size=4, cache_limit="1mb")
     assert len(list(dataset)) == 2 * SIZES[0]
+
+
+def test_streams_that_differ_in_columns_are_mixed(tmp_path: Path) -> None:
+    writes: list[tuple[dict[str, str], dict[str, Any]]] = [
+        ({"a": "int", "x": "bytes"}, {"a": 1, "x": b"one"}),
+        ({"a": "int", "x": "ndarray:uint8"}, {"a": 2, "x": np.array([2], np.uint8)}),
+        ({"a": "int", "b": "str", "x": "bytes"}, {"a": 3, "b": "three", "x": b"three"}),
+    ]
+    for number, (columns, sample) in enumerate(writes):
+        with MDSWriter(columns=columns, out=tmp_path / str(number)) as writer:
+            writer.write(sample)
+    MDSWriter(columns={"z": "int"}, out=tmp_path / "empty").finish()
+    streams = [Stream(local=tmp_path / name) for name in ("empty", "0", "1", "2")]
+    dataset = StreamingDataset(streams=streams, batch_size=3)
+    (batch,) = dataset.batches()
+    assert batch["a"].tolist() == [1, 2, 3]
+    assert batch["b"] == [None, None, "three"]
+    assert (batch["x"][0], batch["x"][1].tolist(), batch["x"][2]) == (b"one", [2], b"three")
+    assert [dataset[number]["a"] for number in (2, 0, 1)] == [3, 1, 2]
+    assert dataset[1]["x"].tolist() == [2]
+    # The first alone, and again with another order of streams.
+    one = StreamingDataset(streams=streams[1:2], batch_size=1)
+    assert list(one) == [{"a": 1, "x": b"one"}]
+    turned = StreamingDataset(streams=[streams[3], streams[1]], batch_size=2)
+    assert list(turned) == [{"a": 3, "b": "three", "x": b"three"}, {"a": 1, "b": None, "x": b"one"}]
+
+
+def test_an_empty_list_of_streams_beside_a_location_is_none(folders: list[str]) -> None:
+    dataset = StreamingDataset(streams=[], local=folders[0], batch_size=4)
+    assert dataset.size == SIZES[0]
+    with pytest.raises(ConfigError, match="`streams` is empty"):
+        StreamingDataset(streams=[], batch_size=4)
 
 
 @given(

@@ -1,13 +1,11 @@
-"""torch's own DataLoader, and torchdata's stateful one, take the data set as it is."""
+"""The data set in torch's `DataLoader` and in torchdata's `StatefulDataLoader`."""
 
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +30,6 @@ def test_its_batches_are_the_orders(write: Callable[..., str], workers: int) -> 
     assert isinstance(dataset, IterableDataset)
     loader = DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=collate_ids)
     for epoch in range(2):
-        dataset.set_epoch(epoch)
         assert list(loader) == [dataset.sample_ids(number, epoch=epoch) for number in range(11)]
 
 
@@ -48,43 +45,33 @@ def test_another_batch_size_still_gives_each_sample_once(write: Callable[..., st
     assert sorted(seen) == list(range(83))
 
 
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Callable[[], str]]:
-    """What this process and its forked children have logged."""
-    handler = logging.FileHandler(tmp_path / "log")
-    logging.getLogger("hocket.stream").addHandler(handler)
-    yield (tmp_path / "log").read_text
-    logging.getLogger("hocket.stream").removeHandler(handler)
-    handler.close()
-
-
-def test_what_a_worker_made_ahead_and_nobody_took_comes_again(
-    write: Callable[..., str], told: Callable[[], str]
-) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_read_the_epochs_in_turn(write: Callable[..., str], persistent: bool) -> None:
     dataset = open_data(write(83))
-    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=collate_ids, persistent_workers=True)
-    expected = [dataset.sample_ids(number) for number in range(11)]
+    expected = [[dataset.sample_ids(number, epoch=epoch) for number in range(11)] for epoch in range(5)]
+    loader = DataLoader(
+        dataset, batch_size=8, num_workers=2, collate_fn=collate_ids, persistent_workers=persistent
+    )
     batches = iter(loader)
-    assert [next(batches), next(batches)] == expected[:2]
+    assert [next(batches), next(batches)] == expected[0][:2]
     del batches
-    assert list(loader) == expected
-    assert told().count("epoch 0 is given once more") == 1
-    assert list(loader) == [dataset.sample_ids(number, epoch=1) for number in range(11)]
+    assert list(loader) == expected[1]
+    assert [batch["id"].tolist() for batch in dataset.batches()] == expected[2]
+    dataset.load_state_dict(dataset.state_dict() | {"epoch": 3, "batch": 4})
+    assert list(loader) == expected[3][4:]
+    assert list(loader) == expected[4]
+    dataset.set_epoch(1)
+    assert list(loader) == expected[1]
     del loader
 
 
-def test_an_epoch_that_workers_repeat_is_said_once(
-    write: Callable[..., str], told: Callable[[], str]
-) -> None:
-    dataset = open_data(write(20))
-    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=collate_ids)
-    for epoch in (0, 1, 1):
-        dataset.set_epoch(epoch)
-        list(loader)
-    assert "call `set_epoch`" not in told()
-    for _ in range(2):
-        list(loader)
-    assert told().count("call `set_epoch`") == 1
+def test_two_iterations_side_by_side_have_an_epoch_each(write: Callable[..., str]) -> None:
+    dataset = open_data(write(83))
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=collate_ids)
+    found = [list(batches) for batches in zip(*zip(loader, loader, strict=True), strict=True)]
+    assert sorted(found) == sorted(
+        [dataset.sample_ids(number, epoch=epoch) for number in range(11)] for epoch in (0, 1)
+    )
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
@@ -99,8 +86,9 @@ def test_workers_start_any_way(write: Callable[..., str], context: str) -> None:
         multiprocessing_context=context,
         timeout=90,
     )
-    batches = [[int(sample["id"]) for sample in batch] for batch in loader]
-    assert batches == [dataset.sample_ids(number) for number in range(5)]
+    for epoch in (0, 1):
+        batches = [[int(sample["id"]) for sample in batch] for batch in loader]
+        assert batches == [dataset.sample_ids(number, epoch=epoch) for number in range(5)]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own call
@@ -153,7 +141,7 @@ next(iter(DataLoader(dataset, batch_size=8)))
 
 
 @pytest.mark.slow
-def test_torch_that_comes_late_is_said(write: Callable[..., str]) -> None:
+def test_torch_imported_late_raises(write: Callable[..., str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, write(20)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -24,7 +24,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("compression", [None, "zstd:9"])
 @pytest.mark.parametrize("hashes", [None, ["sha1", "md5", "xxh64"]])
-def test_what_is_written_reads_back(
+def test_samples_round_trip(
     write: Callable[..., str], sample: Callable[[int], Any], compression: str | None, hashes: list[str] | None
 ) -> None:
     folder = write(120, compression=compression, hashes=hashes)
@@ -98,12 +98,12 @@ def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "mb", "64 pb", "-1", "0.5b", "9" * 400, "8388608tb", True, 1.5, 1 << 63, "٣", "0x10"]
 )
-def test_what_is_no_size_is_named(wrong: Any) -> None:
+def test_invalid_sizes_raise(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"`cache_limit` is .*expected bytes from 1 to below"):
         parse_bytes("cache_limit", wrong)
 
 
-def test_one_digest_in_place_of_a_list_is_told(tmp_path: Path) -> None:
+def test_a_digest_that_is_no_list_raises(tmp_path: Path) -> None:
     hashes: Any = "sha1"
     with pytest.raises(ConfigError, match=r"`hashes` is 'sha1': expected a list of names, .* `\['sha1'\]`"):
         MDSWriter(columns={"x": "int"}, out=tmp_path / "d", hashes=hashes)
@@ -175,7 +175,12 @@ VALUES: dict[str, list[Any]] = {
         np.ma.masked_array(np.arange(6, dtype=np.uint16).reshape(2, 3)),
     ],
     "ndarray:int64": [np.arange(300), np.zeros((2, 70000), np.int64), np.arange(3, dtype=np.longlong)],
-    "ndarray": [np.ones((1, 2), np.float16), np.arange(3, dtype=np.int8), np.arange(4, dtype=">f8")],
+    "ndarray": [
+        np.ones((1, 2), np.float16),
+        np.arange(3, dtype=np.int8),
+        np.arange(4, dtype=">f8"),
+        np.zeros((2, 0)),
+    ],
     "json": [{"a": 1}],
 }
 
@@ -208,7 +213,6 @@ def test_values_that_are_copied_are_stored_as_those_that_are_encoded(tmp_path: P
         ("ndarray:uint16:3", np.arange(3, dtype=np.int16)),
         ("ndarray:uint16", array("H", [1, 2])),
         ("ndarray:uint16", np.zeros((), np.uint16)),
-        ("ndarray", np.zeros((2, 0))),
         ("ndarray", np.array([True])),
     ],
 )

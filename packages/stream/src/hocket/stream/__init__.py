@@ -1,4 +1,4 @@
-"""Training data read from object storage in a global order that no topology changes."""
+"""Training data from object storage, in a global order that does not depend on the number of ranks."""
 
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The one name that needs torch: whoever does not ask for it does not load it.
+    # Imported on first access, because it is the only name that needs torch.
     if name == "StreamingDataLoader":
         from hocket.stream.torch import StreamingDataLoader
 

@@ -1,4 +1,4 @@
-"""A data set's columns: from the bytes of a batch to its values."""
+"""Decoding of the columns of a batch."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hocket.stream.encodings.base import Plain
 from hocket.stream.encodings.images import EncodedImage, ImageList, load_pixels
 from hocket.stream.errors import SampleCorruptError, ShardCorruptError
 
-#: A column's bytes; offsets of its values where they differ in size; the samples that have one, if not all.
+#: A column's bytes; the offsets of its values if they differ in size; the samples that have it if not all do.
 RawColumn = tuple[memoryview, memoryview | None, memoryview | None]
 
 
 class ColumnSet:
-    """What decodes the batches of one or several indexes with the same columns.
+    """A decoder for the batches of one or several indexes with the same columns.
 
-    Where shards differ in a column, a batch has a list of its values, with None for samples without it.
+    If shards differ in a column, a batch has a list of its values, with None for samples without the column.
 
     Args:
-        columns: Name, encoding and size of each, in the order of a batch.
-        mixed: Names of those that some shard lacks, or has in another encoding.
-        origin: The index's path or URI, for messages.
-        allow_unsafe_types: Take columns whose decoding runs code out of the data.
-        loads_images: Decode images' pixels too, which Pillow puts off until they are asked for.
+        columns: Name, encoding and size of each column, in the order of a batch.
+        mixed: Names of columns that some shards lack, or have in another encoding.
+        origin: Path or URI of the index, for messages.
+        allow_unsafe_types: Accept `pkl` columns, which run code from the data when they are decoded.
+        loads_images: Decode the pixels of images, which Pillow otherwise does on first access.
 
     Raises:
         ConfigError: An encoding is unknown, or unsafe and not allowed.
-        IndexCorruptError: A column's size is not its encoding's.
+        IndexCorruptError: The size of a column is not that of its encoding.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ColumnSet:
         self.encodings: dict[str, Encoding] = {
             name: _Mixed() if name in self._mixed else encoding for name, encoding in self._columns
         }
-        """What takes a sample's value out of a decoded column, by name."""
+        """Encodings by column name; `item` returns the value of one sample in a decoded column."""
 
     def decode(self, columns: Sequence[RawColumn], num_samples: int) -> dict[str, Column]:
-        """Return a batch's values by column.
+        """Return the values of a batch by column.
 
         Raises:
-            SampleCorruptError: A value's bytes are not of its encoding.
+            SampleCorruptError: A value cannot be decoded.
         """
         decoded: dict[str, Column] = {}
         for (name, encoding), (data, offsets, rows) in zip(self._columns, columns, strict=True):
@@ -79,7 +79,7 @@ class ColumnSet:
 
 
 class _Mixed(Plain):
-    """A column whose values were taken out of several: they are in a list, ready."""
+    """A column whose values are decoded already, as a list."""
 
     def encode(self, value: object) -> bytes:
         raise NotImplementedError("a column that differs between shards is only read")

@@ -1,4 +1,4 @@
-"""Reading data sets, batch by batch, in an order that no topology changes."""
+"""`StreamingDataset`: reads data sets in a global order that does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.stream.arguments import whole
-from hocket.stream.beginnings import Beginnings
+from hocket.stream.cursor import Cursor
 from hocket.stream.defaults import (
     DOWNLOAD_ATTEMPTS,
     DOWNLOAD_TIMEOUT_S,
@@ -25,83 +24,90 @@ from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
 from hocket.stream.options import OrderOptions
 from hocket.stream.plan import Pass, Plan
-from hocket.stream.position import Cursor
+from hocket.stream.resharding import check_divided_once
 from hocket.stream.samples import SampleIterator
 from hocket.stream.streams import Stream, choose_streams, resolve_sources
 from hocket.stream.topology import (
-    offer_to_torch,
+    Worker,
+    register_with_torch,
     resolve_data_parallel,
     resolve_num_nodes,
     resolve_worker,
 )
+from hocket.stream.validation import whole
 
 logger = logging.getLogger("hocket.stream")
 
 
 class StreamingDataset:
-    """Data sets of MDS shards, in a store or on disk, as one stream of global batches.
+    """One or several data sets of MDS, JSON or CSV shards, read as a sequence of global batches.
 
     Global batch `k` of an epoch is the same list of samples in the same order on any number of ranks and
-    workers; each rank reads its contiguous slice of it. A saved position goes on from there on any other
-    number. Nothing is negotiated: no collective, no shared memory, no lock that outlives its process.
+    workers; each rank reads a contiguous slice of it. A saved state continues on any other number. There
+    are no collectives, no named shared memory, and no lock that outlives its process.
 
-    A plain torch `DataLoader` takes it as an `IterableDataset`, if torch was imported before it was made.
+    torch's `DataLoader` accepts it as an `IterableDataset` if torch was imported before it was made.
 
     Args:
-        streams: What to mix, in place of `remote`, `local` and `split`.
-        remote: The data set's folder: a URI, or a path, which is read in place unless `local` differs.
-        local: The cache folder, which may be shared by all processes of a machine; or, without `remote`, the
-            data set itself. Compressed shards are unpacked into it.
-        split: A folder within both.
-        epoch_size: Samples of an epoch, such as 100000 or `100k` (powers of 1,000); by default each sample
-            once, or what the streams' weights say.
-        batch_size: Samples of a batch on each rank. This or `global_batch_size`.
-        global_batch_size: Samples of a batch over all ranks; it need not be divisible by them.
-        batching_method: How streams come together. `random`: shuffled as one. `stratified`: all batches have
-            the same number of samples of each stream, by largest remainder; the epoch ends with the first
-            stream that ends. `per_stream`: each batch is of one stream, and the streams take turns.
-        sampling_method: Where an epoch has a part of a stream: `balanced` draws it anew each epoch if
-            shuffling, `fixed` is always the same part.
-        sampling_granularity: Samples drawn from one shard at a time: the more, the fewer shards to fetch.
-        shuffle: Permute shards, and samples within blocks, anew each epoch. False: the order of storage.
-        shuffle_seed: Of the permutations and draws, from 0 to below 2^64.
-        shuffle_block_size: Samples of a block; 262,144 by default.
-        num_canonical_nodes: Lanes that each batch is drawn from, a divisor of the batch: a machine reads only
-            its own lanes' shards where the number of machines divides it. Default: gcd(batch, 64), and
-            without shuffling 1, which is the order of storage.
-        tail: The last batch of an epoch: `short`; `drop` it; `pad` it with the epoch's first samples.
-        order: `native`, or `mosaic`: the samples, batches and states of mosaicml-streaming, whose runs can go
-            on here and whose defaults then hold for `shuffle_block_size` and `num_canonical_nodes`. Machines
-            (from `LOCAL_WORLD_SIZE`) have a part in it, and planning costs time and memory for each sample.
-        shuffle_algo: `naive`, `py1s`, `py2s`, `py1br` or `py1e` (the default), of `order="mosaic"`, which it
-            implies; so does `partition_algo`: `orig` or `relaxed` (the default).
-        validate_hash: The digest to check; by default the quickest one that the index carries. Shards are
-            checked when they arrive, and when a process first opens one that was there.
+        streams: Data sets to mix; replaces `remote`, `local` and `split`.
+        remote: URI or path of the data set's folder. A path is read in place unless `local` is another
+            folder.
+        local: Cache folder, which the processes of a machine may share. Without `remote`, the data set
+            itself; compressed shards are then decompressed into it.
+        split: Subfolder of both.
+        epoch_size: Number of samples in an epoch, such as 100000 or `100k` (powers of 1,000). By default each
+            sample once, or as the streams' weights determine.
+        batch_size: Number of samples in a batch on each rank. Give this or `global_batch_size`.
+        global_batch_size: Number of samples in a batch over all ranks; it need not be divisible by them.
+        batching_method: How batches mix streams. `random`: the streams are shuffled together. `stratified`:
+            all batches have the same number of samples of each stream, by largest remainder; the epoch ends
+            with the first stream that ends. `per_stream`: each batch has samples of one stream only.
+        sampling_method: How to choose samples if an epoch uses part of a stream: `balanced` samples anew in
+            each epoch if `shuffle` is set, `fixed` always takes the same samples.
+        sampling_granularity: Number of samples drawn from one shard at a time. More means fewer shards to
+            fetch.
+        shuffle: Permute the shards, and the samples within blocks, in each epoch. False is storage order.
+        shuffle_seed: Seed of permutations and sampling, from 0 to below 2^64.
+        shuffle_block_size: Number of samples in a shuffle block; 262,144 by default.
+        num_canonical_nodes: Number of lanes that each batch is drawn from; it divides the global batch
+            size. A machine reads only the shards of its own lanes if the number of machines divides it. By
+            default gcd(global batch size, 64), and 1 (storage order) without shuffling.
+        tail: Policy for the last batch of an epoch: keep it `short`, `drop` it, or `pad` it with the epoch's
+            first samples.
+        order: `native` or `mosaic`. `mosaic` gives the samples, batches and states of mosaicml-streaming, so
+            that its runs can be resumed, and its defaults for `shuffle_block_size` and `num_canonical_nodes`.
+            It depends on the number of nodes (`LOCAL_WORLD_SIZE`), and planning takes time and memory
+            proportional to the number of samples.
+        shuffle_algo: `naive`, `py1s`, `py2s`, `py1br` or `py1e` (the default); implies `order="mosaic"`.
+        partition_algo: `orig` or `relaxed` (the default); implies `order="mosaic"`.
+        validate_hash: Name of the digest to check; by default the fastest one in the index. Shards are
+            checked after download, and when a process first opens a cached one.
         keep_zip: Keep downloaded compressed shards beside the raw ones.
-        cache_limit: Bytes that the cache folders together may have, such as `100gb` (powers of 1,024); give
-            all processes of a machine the same. The shard used longest ago goes first, and none in use; one
-            without room is held in memory while batches need it. What has no remote is never removed.
+        cache_limit: Maximum size of the cache folders together, such as `100gb` (powers of 1,024); the same
+            for all processes of a machine. The least recently used shard is evicted first, never one in
+            use. A shard that does not fit is held in memory while batches need it. Data without a remote is
+            never removed.
         rank: Data-parallel rank; by default `RANK` divided by `replication`.
-        world_size: Number of those; by default `WORLD_SIZE` divided by `replication`.
-        replication: So many consecutive processes read the same samples.
-        allow_unsafe_types: Take columns whose decoding runs code out of the data.
-        on_bad_sample: What becomes of a sample that cannot be decoded while its shard is sound: `raise`, or
-            `replace` it by the next good one of its stream in storage order, the same on any topology; images
-            are then decoded here, and not where their pixels are first asked for.
-        download_timeout: Seconds that all tries of one request may take together, plus one for each MiB.
-        download_retry: Fetches of a shard before wrong bytes are final.
-        prefetch_bytes: Bytes of shards fetched ahead of their first use, such as `256mb`.
-        prefetch_batches: Finished batches that may wait.
-        prefetch_next_epoch: Go on with the next epoch's first shards while the last batches of this one are
-            taken, within the same bytes; not with `order="mosaic"`, whose plans are costly, nor where shards
-            find no room in the cache.
-        fetch_threads: Shards fetched at once.
+        world_size: Number of data-parallel ranks; by default `WORLD_SIZE` divided by `replication`.
+        replication: Number of consecutive processes that read the same samples.
+        allow_unsafe_types: Accept `pkl` columns, which run code from the data when they are decoded.
+        on_bad_sample: Policy for a sample that cannot be decoded although its shard is intact: `raise`, or
+            `replace` it with the next good sample of its stream in storage order, which is the same on any
+            number of ranks. With `replace`, images are decoded while reading and not on first access.
+        download_timeout: Seconds for all attempts of one request together, plus one second per MiB.
+        download_retry: Number of times a shard is fetched before wrong bytes raise an error.
+        prefetch_bytes: Maximum size of shards fetched ahead of their first use, such as `256mb`.
+        prefetch_batches: Maximum number of finished batches in the queue.
+        prefetch_next_epoch: Fetch the first shards of the next epoch during the last batches of this one,
+            within `prefetch_bytes`. Has no effect with `order="mosaic"`, or if shards do not fit in the
+            cache.
+        fetch_threads: Number of shards fetched concurrently.
 
     Raises:
-        ConfigError: An argument does not work, or there are more ranks than samples.
-        IndexNotFoundError: There is no data set.
-        IndexCorruptError: Its index cannot be trusted.
-        StoreError: The store's own errors, as they come.
+        ConfigError: An argument is not valid, or there are more ranks than samples.
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        StoreError: The object store failed.
 
     Example:
         >>> dataset = StreamingDataset(remote="s3://bucket/train", batch_size=32, shuffle=True)
@@ -162,11 +168,10 @@ class StreamingDataset:
         self.data_parallel = resolve_data_parallel(rank, world_size, replication=replication)
         """This process's data-parallel (rank, number of ranks)."""
         self.cursor = Cursor()
-        """Where the iteration is; moved by `batches`, by iterating, and by the loader."""
+        """The current position. `batches`, `__iter__` and the loader move it."""
         self._num_nodes = resolve_num_nodes(
             self.data_parallel[1], is_given=rank is not None, replication=replication
         )
-        self._beginnings = Beginnings()
         self._is_tail_reported = False
         fetching = SourceSettings(
             validate_hash=validate_hash,
@@ -192,7 +197,7 @@ class StreamingDataset:
         self._plan: Plan | None = None
         self._global_batch_size: int | None = None
         self._check_size()
-        self._is_known_to_torch = offer_to_torch(type(self))
+        self._is_known_to_torch = register_with_torch(type(self))
         if batch_size is not None or global_batch_size is not None:
             self.set_batch_size(batch_size, global_batch_size=global_batch_size)
 
@@ -206,16 +211,16 @@ class StreamingDataset:
             )
 
     def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
-        """Set the size of batches, once. The loader calls it with its own `batch_size`.
+        """Set the batch size, once. The loader calls this with its own `batch_size`.
 
         Args:
-            batch_size: Samples on each rank.
-            global_batch_size: Samples over all ranks.
+            batch_size: Number of samples on each rank.
+            global_batch_size: Number of samples over all ranks.
 
         Raises:
             ConfigError: Both or neither are given, the batch is smaller than the number of ranks, the lanes
-                do not divide it, it has no room for a stream, `drop` leaves nothing of the data, or another
-                size was set before.
+                do not divide it, it is too small for a stream, `tail="drop"` leaves no batch, or another size
+                was set before.
         """
         world_size = self.data_parallel[1]
         if (batch_size is None) == (global_batch_size is None):
@@ -252,7 +257,7 @@ class StreamingDataset:
         """The order of samples.
 
         Raises:
-            ConfigError: No batch size was set yet.
+            ConfigError: No batch size has been set.
         """
         if self._plan is None:
             raise ConfigError("no batch size is set: give `batch_size` or `global_batch_size`")
@@ -260,22 +265,22 @@ class StreamingDataset:
 
     @property
     def size(self) -> int:
-        """Samples of all streams, whatever an epoch has of them."""
+        """Total number of samples in all streams."""
         return sum(self._engine.sizes)
 
     @property
     def epoch_size(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples in an epoch."""
         return sum(self._engine.counts)
 
     @property
     def stream_counts(self) -> list[int]:
-        """Samples that an epoch has of each stream."""
+        """Number of samples of each stream in an epoch."""
         return list(self._engine.counts)
 
     @property
     def num_batches(self) -> int:
-        """Batches of the current epoch, the same on every rank."""
+        """Number of batches in the current epoch, which is the same on every rank."""
         return self.plan.num_batches(self.cursor.epoch)
 
     def __len__(self) -> int:
@@ -283,28 +288,39 @@ class StreamingDataset:
         return self.plan.num_local_samples(self.cursor.epoch)
 
     def sample_ids(self, batch: int, *, epoch: int | None = None) -> list[int]:
-        """Return the samples of a global batch, in order, by their numbers in storage order.
+        """Return the samples of a global batch, in order, as numbers in storage order. Reads no data.
 
-        Streams are numbered one after the other. Reads nothing. `epoch` is the current one by default.
+        The samples of the first stream are numbered first, then those of the second, and so on.
+
+        Args:
+            batch: Number of the batch in its epoch.
+            epoch: The epoch; the current one by default.
 
         Raises:
-            IndexError: The epoch has no such batch.
+            IndexError: The epoch does not have this batch.
         """
         return self.plan.batch_ids(self.cursor.epoch if epoch is None else epoch, batch)
 
     def read_batches(
         self, *, epoch: int, first: int = 0, stride: int = 1, start: int | None = None
     ) -> Iterator[RankBatch]:
-        """Yield this rank's part of batches `first`, `first + stride`, … of an epoch; the cursor stays.
+        """Yield this rank's part of batches `first`, `first + stride`, … of an epoch.
 
-        Several readers that share the batches of one iteration also say where that one starts.
+        Does not move the cursor.
+
+        Args:
+            epoch: The epoch.
+            first: Number of the first batch to read.
+            stride: Distance between two batches, such as the number of workers that share an iteration.
+            start: Number of the first batch of the iteration, if several readers share it.
 
         Raises:
-            ShardNotFoundError: A shard is nowhere.
-            ShardCorruptError: Its bytes are wrong, however often fetched.
-            SampleCorruptError: A sample cannot be decoded, and nothing may stand in for it.
-            StreamIOError: The cache folder refuses.
-            StoreError: The store's own errors, as they come.
+            ShardNotFoundError: A shard is neither in the cache nor in the remote.
+            ShardCorruptError: A shard has wrong bytes after all fetches.
+            SampleCorruptError: A sample cannot be decoded, and `on_bad_sample` is `raise`.
+            StreamIOError: The cache folder cannot be read or written.
+            StoreChangedError: The data set was written again during the run.
+            StoreError: The object store failed.
         """
         way = self.plan.passes(epoch, first if start is None else start)
         yield from self._read_pass(way, first=first, stride=stride)
@@ -325,16 +341,20 @@ class StreamingDataset:
             yield RankBatch(batch.number + way.start, local, total, batch.columns)
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Yield this rank's batches from the cursor to the end of the epoch, then move to the next epoch.
+        """Yield this rank's batches of an epoch, each a mapping from columns to values.
 
-        Values by column: one writable array, or a list where values differ in size. At the end of an epoch
-        it yields nothing. A rank without a share of a short last batch gets one sample, of share 0.
+        The values of a column are one writable array, or a list if they differ in size.
+
+        The first iteration is of epoch 0. Each further one starts the following epoch from its beginning,
+        whether or not the one before was read to its end. After `load_state_dict` it goes on from the loaded
+        position, after `set_epoch` it starts that epoch; an iteration that yielded nothing does not count. A
+        rank without a share of a short last batch gets one sample, of share 0.
 
         Raises:
-            As `read_batches`.
+            ConfigError: Another iteration was started, or a state loaded, while this one is in use.
+            ShardNotFoundError: And the others of `read_batches`.
         """
-        self.begin_pass()
-        token = self.cursor.begin()
+        token = self.begin_pass()
         for batch in self.read_batches(epoch=self.cursor.epoch, first=self.cursor.batch):
             self.cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
             yield batch.columns
@@ -343,110 +363,110 @@ class StreamingDataset:
     def __iter__(self) -> SampleIterator:
         """Return this rank's samples, each a value by column. Samples that do not count are left out.
 
-        In a torch DataLoader's worker: those of the worker's batches. The state stands after a batch once its
-        last sample was yielded, and before it until then.
+        Epochs follow as in `batches`, in the worker processes of a torch DataLoader too: the workers of one
+        iteration all read the same epoch. The state moves on with whole batches, once the last sample of a
+        batch was yielded; outside of workers alone, as this object hears nothing from them.
+
+        Raises:
+            ConfigError: Accelerate or Hugging Face's Trainer reads it and would divide it over ranks again.
         """
-        self.begin_pass()
+        check_divided_once(self.data_parallel[1])
         worker = resolve_worker()
-        # Worker 0 speaks for all; without shuffling one epoch is like the other.
-        is_seen = worker is not None and worker[0] == 0 and self._options.shuffle
-        if is_seen and self._beginnings.is_again(self.cursor.epoch):
-            logger.warning(
-                "epoch %d is given once more, from its beginning, as a DataLoader's workers do not hear of "
-                "the one before; call `set_epoch` before each epoch, or use `StreamingDataLoader`",
-                self.cursor.epoch,
-            )
-        return SampleIterator(self.read_batches, self.samples, self.cursor, worker)
+        return SampleIterator(
+            self.read_batches, self.samples, self.cursor, worker, token=self.begin_pass(worker)
+        )
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
     def __getitem__(self, at: Numbers) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return a sample, or a list of them, by number in storage order, the streams one after the other.
+        """Return a sample, or a list of samples, by number in storage order, one stream after the other.
 
-        Negative numbers count from the end. No order, rank or cursor has a part in it.
+        Negative numbers count from the end. Independent of order, rank and cursor.
 
         Raises:
-            IndexError: There is no such sample.
-            TypeError: `at` is no integer, slice, list of integers or array of them, as a mask is not.
-            ShardNotFoundError: And the others of `read_batches`.
+            IndexError: A number is out of range.
+            TypeError: `at` is not an integer, a slice, or a list or array of integers. A mask is not
+                accepted.
+            ShardNotFoundError: As `read_batches`, with its other errors.
         """
         found = find_samples(self._engine, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return samples as torch's map-style fetchers ask for them.
+        """Return several samples; called by torch's map-style fetchers.
 
         Raises:
-            ConfigError: torch was imported after this data set was made, and did not see what it is.
+            ConfigError: torch was imported after this data set was made, so it is not an `IterableDataset`.
         """
         if not self._is_known_to_torch:
             raise ConfigError(
-                "this data set was made before torch was imported, so a DataLoader takes it for one that "
-                "knows no ranks: expected torch first; import torch before making the data set"
+                "this data set was made before torch was imported, so a DataLoader treats it as map-style "
+                "and ignores ranks; import torch before making the data set"
             )
         return self[numbers]
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
-        """Return a batch's samples, each a value by column; one that does not count among them."""
+        """Return the samples of a batch as mappings from columns to values, with those that do not count."""
         return split_batch(self._engine, batch)
 
     def batch_share(self) -> tuple[int, int]:
-        """Return how many samples of the batch just yielded count here, and over all ranks."""
+        """Return how many samples of the last yielded batch count on this rank, and over all ranks."""
         return self.cursor.share
 
     def metrics(self) -> dict[str, float]:
-        """Return what reading did in this process since the data set was made, by names that loggers take.
+        """Return counters of this process since the data set was made, by names for loggers.
 
-        `stream/batches` were taken, and `stream/wait_s` seconds spent waiting for them; `stream/queue_depth`
-        were ready when the last one was asked for. `stream/cache_hits` files of shards were there when they
-        were opened; `stream/fetches` came from the remote, of `stream/fetched_bytes` bytes, by
-        `stream/requests`, of which `stream/retries` were made again after a failure; `stream/passed` found no
-        room and were held in memory; `stream/evicted` made room; `stream/replaced` samples could not be
-        decoded, and others stood in for them. Worker processes count for themselves.
+        `stream/batches`: batches taken. `stream/wait_s`: seconds spent waiting for them.
+        `stream/queue_depth`: batches that were ready at the last request. `stream/cache_hits`: shard files
+        found in the cache. `stream/fetches`, `stream/fetched_bytes`: shard files fetched from the remote,
+        and their size. `stream/requests`, `stream/retries`: requests to the store, and those repeated after
+        a failure. `stream/passed`: shards held in memory because the cache was full. `stream/evicted`:
+        shards evicted. `stream/replaced`: samples replaced because they could not be decoded. Worker
+        processes count separately.
         """
         return self._engine.metrics()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch.
+        """Set the epoch of the next iteration, which starts at its beginning.
 
-        A plain torch DataLoader with workers needs it before each epoch: its workers are copies that end with
-        the epoch, and this object hears nothing of it.
+        Not needed otherwise: iterations count epochs by themselves.
 
         Raises:
-            ConfigError: `epoch` is no integer from 0.
+            ConfigError: `epoch` is not an integer from 0, or Accelerate calls this for a loader that would
+                divide the data set over ranks again.
         """
+        check_divided_once(self.data_parallel[1])
         self.cursor.go(whole("epoch", epoch), 0)
-        self._beginnings.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batch just yielded: JSON, below 1 KB, of no topology.
+        """Return the position after the last yielded batch, for any number of ranks: JSON values, below 1 KB.
 
-        With `order="mosaic"` it is mosaicml-streaming's own.
+        With `order="mosaic"` it has the format of mosaicml-streaming.
         """
         return self.plan.state(self.cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on whatever number of ranks and workers.
+        """Set the position from a saved state; the next iteration continues from it.
 
         Raises:
-            StateMismatchError: It is of other data, or of another order; the message names the field.
-            ConfigError: It is no state of this kind.
+            StateMismatchError: It was saved with other data or another order; the message names the field.
+            ConfigError: It is not a state of a streaming data set.
         """
         self.plan.load(state, self.cursor)
-        self._beginnings.forget()
 
-    def begin_pass(self) -> None:
-        """Get ready for an iteration, which `batches`, `__iter__` and the loader do by themselves.
+    def begin_pass(self, worker: Worker | None = None) -> int:
+        """Move the cursor to the start of a new iteration and return the iteration's token.
 
-        After one that gave all batches of its epoch it is of the next epoch, even if the consumer stopped at
-        the last batch and never asked for more. Says once, on rank 0, what the last batch does to this data.
+        Called by `batches`, `__iter__` and the loader. Logs once, on rank 0, how the last batch is handled.
+
+        Args:
+            worker: The DataLoader worker that this process is, if it is one.
         """
-        if self.cursor.is_spent(self.num_batches):
-            self.cursor.go(self.cursor.epoch + 1, 0)
-        if self._is_tail_reported or self.data_parallel[0] != 0:
-            return
-        self._is_tail_reported = True
-        for level, message in self.plan.notices():
-            logger.log(level, "%s", message)
+        token = self.cursor.begin(None if worker is None else (worker.number, worker.base_seed))
+        if not self._is_tail_reported and self.data_parallel[0] == 0:
+            self._is_tail_reported = True
+            for level, message in self.plan.notices():
+                logger.log(level, "%s", message)
+        return token

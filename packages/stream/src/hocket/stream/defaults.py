@@ -1,30 +1,33 @@
-"""Defaults that more than one signature has."""
+"""Default values that several signatures share."""
 
 from __future__ import annotations
 
-#: Of permutations and draws; mosaicml-streaming's, so that a run that gives none goes on alike.
+#: Seed of permutations and sampling; the default of mosaicml-streaming, so that its runs can be resumed.
 SHUFFLE_SEED = 9176
 
-#: Samples of a block.
+#: Number of samples in a shuffle block.
 SHUFFLE_BLOCK_SIZE = 1 << 18
 
-#: Lanes that a shuffled batch is drawn from: the greatest common divisor of the batch and this.
+#: Upper bound of lanes. A shuffled batch is drawn from gcd(global batch size, this) lanes.
 MOST_LANES = 64
 
-#: Bytes of shards that may be fetched ahead of their first use.
+#: Maximum bytes of shards fetched ahead of their first use.
 PREFETCH_BYTES = 256 << 20
 
-#: Finished batches that may wait.
+#: Maximum number of finished batches in the queue.
 PREFETCH_BATCHES = 4
 
-#: Shards that are fetched at once.
+#: Number of shards fetched concurrently.
 FETCH_THREADS = 16
 
-#: Seconds that all tries of one request may take together.
+#: Seconds for all attempts of one request together.
 DOWNLOAD_TIMEOUT_S = 120.0
 
-#: Fetches of a shard before wrong bytes are final.
+#: Number of times a shard is fetched before wrong bytes raise an error.
 DOWNLOAD_ATTEMPTS = 3
 
-#: Bytes of a raw shard.
+#: Digests that writers compute for each shard.
+HASHES = ("xxh3_64",)
+
+#: Maximum size of a raw shard.
 SIZE_LIMIT = "64mb"

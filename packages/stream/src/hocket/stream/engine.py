@@ -1,4 +1,4 @@
-"""The native parts of a run's data in this process."""
+"""The engine of a data set: indexes, shard caches and native readers of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.native import _native
 from hocket.native.errors import StorePermissionError, StoreTransientError
-from hocket.stream.arguments import seconds, switch, whole
+from hocket.stream.bad_samples import SampleReplacer
 from hocket.stream.columns import ColumnSet
 from hocket.stream.defaults import (
     DOWNLOAD_ATTEMPTS,
@@ -27,28 +27,28 @@ from hocket.stream.defaults import (
 from hocket.stream.encodings import Column
 from hocket.stream.errors import ConfigError, IndexCorruptError, SampleCorruptError
 from hocket.stream.location import Location
-from hocket.stream.mending import StandIns
 from hocket.stream.metrics import Waits, metrics
 from hocket.stream.sizes import parse_bytes
+from hocket.stream.validation import seconds, switch, whole
 
 logger = logging.getLogger("hocket.stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSettings:
-    """How one stream's shards are fetched and checked; none of it changes what is read."""
+    """Settings for fetching and checking the shards of one stream. They do not change what is read."""
 
     validate_hash: str | None = None
-    """The digest to check; None for the quickest one that the index carries."""
+    """Name of the digest to check; None for the fastest one in the index."""
 
     keep_zip: bool = False
-    """Keep a downloaded compressed shard beside the raw one."""
+    """Whether to keep downloaded compressed shards beside the raw ones."""
 
     download_timeout: float = DOWNLOAD_TIMEOUT_S
-    """Seconds that all tries of one request may take together."""
+    """Seconds for all attempts of one request together."""
 
     download_retry: int = DOWNLOAD_ATTEMPTS
-    """Fetches of a shard before wrong bytes are final."""
+    """Number of times a shard is fetched before wrong bytes raise an error."""
 
     def __post_init__(self) -> None:
         settled = {
@@ -62,7 +62,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One stream."""
+    """The location and the settings of one stream."""
 
     location: Location
     settings: SourceSettings
@@ -70,28 +70,28 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadSettings:
-    """How far ahead of their use batches are made, and of what."""
+    """Settings for prefetching, the cache limit and decoding."""
 
     prefetch_bytes: int | str = PREFETCH_BYTES
-    """Bytes of shards that may be fetched ahead of their first use, such as `256mb`."""
+    """Maximum size of shards fetched ahead of their first use, such as `256mb`."""
 
     prefetch_batches: int = PREFETCH_BATCHES
-    """Finished batches that may wait."""
+    """Maximum number of finished batches in the queue."""
 
     fetch_threads: int = FETCH_THREADS
-    """Shards that are fetched at once."""
+    """Number of shards fetched concurrently."""
 
     prefetch_next_epoch: bool = True
-    """Go on with the next epoch's first shards, within the same bytes."""
+    """Whether to fetch the next epoch's first shards at the end of an epoch."""
 
     cache_limit: int | str | None = None
-    """Bytes that the caches together may have, such as `100gb`; None for no limit."""
+    """Maximum size of the cache folders together, such as `100gb`; None for no limit."""
 
     allow_unsafe_types: bool = False
-    """Take columns whose decoding runs code out of the data."""
+    """Whether to accept `pkl` columns, which run code from the data when they are decoded."""
 
     on_bad_sample: str = "raise"
-    """What becomes of a sample that cannot be decoded: `raise` or `replace`."""
+    """Policy for a sample that cannot be decoded: `raise` or `replace`."""
 
     def __post_init__(self) -> None:
         settled: dict[str, object] = {
@@ -116,26 +116,27 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankBatch:
-    """A rank's part of one global batch."""
+    """One rank's part of a global batch."""
 
     number: int
-    """The batch's number in its epoch."""
+    """Number of the batch in its epoch."""
 
     local: int
-    """Samples that count here. Where it is 0, `columns` hold one sample all the same, for the step."""
+    """Samples that count on this rank. If 0, `columns` hold one sample anyway, so that the rank has a
+    step."""
 
     total: int
     """Samples that count over all ranks."""
 
     columns: dict[str, Column]
-    """Values by column: an array, or a list where values differ in size."""
+    """Values by column: an array, or a list if the values differ in size."""
 
 
 class Engine:
-    """The streams' indexes, and their shards as this process sees them.
+    """The indexes and shard caches of all streams.
 
-    The indexes are safe in a forked child; the caches are made anew there. Pickling keeps neither: the other
-    process opens the indexes again and refuses one that has changed meanwhile.
+    A forked child shares the indexes and makes its own caches. An unpickled engine opens the indexes again
+    and raises if one has changed.
     """
 
     def __init__(
@@ -145,11 +146,11 @@ class Engine:
         self.settings = settings
         self._open()
         self.sizes = [index.num_samples for index in self.indexes]
-        """Samples of each stream."""
+        """Number of samples in each stream."""
         self.counts = weigh(self.sizes)
-        """Samples that an epoch has of each stream."""
+        """Number of samples of each stream in an epoch."""
         self.mix = _native.StreamMix(self.indexes, self.counts)
-        """Both, as orders are planned from."""
+        """The streams as native orders take them."""
 
     def _open(self) -> None:
         fetched = [_fetch_index(source) for source in self.sources]
@@ -157,60 +158,54 @@ class Engine:
             _parse_index(source, data) for source, (data, _) in zip(self.sources, fetched, strict=True)
         ]
         self._written_ms = [written_ms for _, written_ms in fetched]
-        # The first stream with shards says what columns there are.
-        full = next((at for at, index in enumerate(self.indexes) if index.num_shards), 0)
-        origin = self.sources[full].location.origin
-        unsafe = self.settings.allow_unsafe_types
-        for source, index in zip(self.sources, self.indexes, strict=True):
-            if index.num_shards and index.columns != self.indexes[full].columns:
-                raise ConfigError(
-                    f"`{source.location.origin}` has the columns {_describe(index)}, and `{origin}` "
-                    f"{_describe(self.indexes[full])}: expected the same in all streams of one run"
-                )
-        mixed = {name for index in self.indexes for name in index.mixed_columns}
+        columns, mixed = _merge_columns(self.indexes)
+        full = [source for source, index in zip(self.sources, self.indexes, strict=True) if index.num_shards]
+        origin = (full or self.sources)[0].location.origin
         self._columns = ColumnSet(
-            self.indexes[full].columns,
+            columns,
             mixed,
             origin=f"{origin.rstrip('/')}/index.json",
-            allow_unsafe_types=unsafe,
+            allow_unsafe_types=self.settings.allow_unsafe_types,
             loads_images=self.settings.on_bad_sample == "replace",
         )
+        self.mixed_columns = mixed
+        """Names of columns that some shards lack, or have in another encoding."""
         self.encodings = self._columns.encodings
-        self._own()
+        self._make_process_state()
 
     @property
     def origin(self) -> str:
-        """What messages call the data."""
+        """The name of the data in messages."""
         return ", ".join(source.location.origin for source in self.sources[:3]) + (
             f" and {len(self.sources) - 3} more" if len(self.sources) > 3 else ""
         )
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits over all streams, in their order; one stream's is its own."""
+        """32 hexadecimal digits over all streams in order; for one stream, that stream's fingerprint."""
         fingerprints = [index.fingerprint for index in self.indexes]
         return fingerprints[0] if len(fingerprints) == 1 else digest(fingerprints)
 
     def shard_sizes(self) -> list[list[int]]:
-        """Return the samples of each shard, by stream. Reads the indexes again.
+        """Return the number of samples in each shard, by stream. Reads the indexes again.
 
         Raises:
-            IndexCorruptError: One was written anew meanwhile.
+            IndexCorruptError: An index was replaced since it was opened.
         """
         found = []
         for source, index in zip(self.sources, self.indexes, strict=True):
             data, _ = _fetch_index(source)
             if _parse_index(source, data).fingerprint != index.fingerprint:
                 raise IndexCorruptError(
-                    f"the data set at `{source.location.origin}` was written anew while it was opened: "
-                    "expected one that stays; open it again"
+                    f"the data set at `{source.location.origin}` was written again while it was opened: "
+                    "open it again when its writer has finished"
                 )
             found.append([shard["samples"] for shard in json.loads(data)["shards"]])
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return what `StreamingDataset.metrics` says."""
-        return metrics(self._caches, self._limit, self._waits, num_replaced=self._stand_ins.num_replaced)
+        """Return the counters; see `StreamingDataset.metrics`."""
+        return metrics(self._caches, self._limit, self._waits, num_replaced=self._replacer.num_replaced)
 
     def _make_caches(self) -> list[_native.ShardCache]:
         self._limit = self._make_limit()
@@ -230,7 +225,7 @@ class Engine:
         ]
 
     def _make_limit(self) -> _native.CacheLimit | None:
-        # What has no remote is the data itself, and under no limit.
+        # A folder without a remote is the data itself and not a cache.
         folders: list[tuple[str | os.PathLike[str], _native.ShardIndex]] = [
             (source.location.local, index)
             for index, source in zip(self.indexes, self.sources, strict=True)
@@ -251,12 +246,12 @@ class Engine:
         stride: int,
         following: _native.EpochOrder | None = None,
     ) -> Iterator[RankBatch]:
-        """Yield a rank's part of batches `first`, `first + stride`, …, read ahead by native threads.
+        """Yield a rank's part of batches `first`, `first + stride`, …, which native threads read ahead.
 
-        They go on with the first shards of `following`. With `on_bad_sample="replace"` others stand in for
-        samples that cannot be decoded.
+        At the end the threads prefetch the first shards of `following`. With `on_bad_sample="replace"`,
+        samples that cannot be decoded are replaced.
         """
-        self._settle_in()
+        self._renew_after_fork()
         if not self.settings.prefetch_next_epoch:
             following = None
         while True:
@@ -272,7 +267,7 @@ class Engine:
             finally:
                 reader.close()
             local, total = order.share(first, rank, world_size)
-            columns = self._stand_ins.read(order.rank_ids(first, rank, world_size))
+            columns = self._replacer.read(order.rank_ids(first, rank, world_size))
             yield RankBatch(first, local, total, columns)
             first += stride
 
@@ -300,7 +295,7 @@ class Engine:
 
     def _take_all(self, reader: _native.BatchReader) -> Iterator[RankBatch]:
         while True:
-            with self._telling():
+            with self._logging_notices():
                 batch = self._waits.next(reader)
             if batch is None:
                 return
@@ -308,16 +303,16 @@ class Engine:
             yield RankBatch(number, local, total, self._columns.decode(columns, max(local, 1)))
 
     def look_up(self, numbers: Sequence[int]) -> dict[str, Column]:
-        """Return samples by number in storage order, the streams one after the other, as one batch's columns.
+        """Return samples by number in storage order, one stream after the other, as the columns of one batch.
 
         Raises:
-            SampleCorruptError: One cannot be decoded.
-            ShardNotFoundError: And the others of `StreamingDataset.read_batches`.
+            SampleCorruptError: A sample cannot be decoded.
+            ShardNotFoundError: As `StreamingDataset.read_batches`, with its other errors.
         """
-        self._settle_in()
+        self._renew_after_fork()
         ids = np.array(numbers, np.uint64)
         order = self.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
-        with self._telling():
+        with self._logging_notices():
             columns = self._waits.look_up(self._caches, order)
         if columns is not None:
             return self._columns.decode(columns, len(ids))
@@ -328,18 +323,18 @@ class Engine:
             reader.close()
         return batch.columns
 
-    def _settle_in(self) -> None:
-        """In a forked child, make anew what is a process's own: the parent's was forked in the middle."""
+    def _renew_after_fork(self) -> None:
+        """Make new caches in a forked child, as those of the parent may be in use by its threads."""
         if self._process != os.getpid():
-            self._own()
+            self._make_process_state()
 
-    def _own(self) -> None:
+    def _make_process_state(self) -> None:
         self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
-        self._stand_ins = StandIns(self.look_up, [index.num_samples for index in self.indexes])
+        self._replacer = SampleReplacer(self.look_up, [index.num_samples for index in self.indexes])
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Log what the caches have to say of what was done."""
+    def _logging_notices(self) -> Iterator[None]:
+        """Log the notices of the caches."""
         try:
             yield
         finally:
@@ -363,7 +358,7 @@ class Engine:
             if index.fingerprint != known:
                 raise IndexCorruptError(
                     f"the data set at `{source.location.origin}` has fingerprint {index.fingerprint}, and "
-                    f"had {known} when this run began: it was written anew; begin the run again"
+                    f"had {known} when this run started: it was written anew; start the run again"
                 )
         self.sizes = [index.num_samples for index in self.indexes]
         self.counts = state["counts"]
@@ -371,24 +366,25 @@ class Engine:
 
 
 def digest(parts: Sequence[object]) -> str:
-    """Return 32 hexadecimal digits over numbers and texts."""
+    """Return a digest of numbers and strings, as 32 hexadecimal digits."""
     text = json.dumps(list(parts), separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _fetch_index(source: Source) -> tuple[bytes, int]:
-    """Return a stream's index, and when it was last written."""
+    """Return the bytes of a stream's index and the time at which it was written; see `load_shard_index`."""
     location, deadline_s = source.location, source.settings.download_timeout
     try:
         return _native.load_shard_index(location.local, location.remote, deadline_s=deadline_s)
     except (StorePermissionError, StoreTransientError) as error:
         if location.remote is None:
             raise
-        # That there is none is an answer; this is none, and what was kept may be all that is needed.
+        # The store is out of reach, which is not the same as "no index": the kept copy may suffice.
         kept = _native.load_kept_shard_index(location.local, location.remote, deadline_s=deadline_s)
         if kept is None:
             raise
-        logger.warning("%s; the index kept in `%s` is used, and the shards there", error, location.local)
+        # As text: a log record that holds the error would keep this data set alive by its traceback.
+        logger.warning("%s; the index kept in `%s` is used, and the shards in it", str(error), location.local)
         return kept
 
 
@@ -396,5 +392,13 @@ def _parse_index(source: Source, data: bytes) -> _native.ShardIndex:
     return _native.ShardIndex.parse(data, f"{source.location.origin.rstrip('/')}/index.json")
 
 
-def _describe(index: _native.ShardIndex) -> str:
-    return ", ".join(f"`{name}: {encoding}`" for name, encoding, _ in index.columns)
+def _merge_columns(
+    indexes: Sequence[_native.ShardIndex],
+) -> tuple[list[tuple[str, str, int | None]], frozenset[str]]:
+    """Return the columns of all indexes, and the names of those that some shards lack."""
+    # Without shards there are no columns either.
+    full = [index for index in indexes if index.num_shards]
+    columns = list(dict.fromkeys(column for index in full for column in index.columns))
+    mixed = {name for index in full for name in index.mixed_columns}
+    mixed |= {column[0] for index in full for column in columns if column not in index.columns}
+    return columns, frozenset(mixed)

@@ -1,51 +1,51 @@
-"""What a data set's failure means to a handler. Failures of the store itself are `hocket.native.errors`."""
+"""Errors of data sets, by what a handler can do. Errors of the store are in `hocket.native.errors`."""
 
 from hocket.native.errors import HocketError
 
 
 class StreamError(HocketError):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class IndexNotFoundError(StreamError, FileNotFoundError):
-    """There is no `index.json` where the data set should be."""
+    """There is no `index.json` in the folder of the data set."""
 
 
 class IndexCorruptError(StreamError, ValueError):
-    """The index is there and cannot be trusted."""
+    """The index is not valid."""
 
 
 class ShardNotFoundError(StreamError, FileNotFoundError):
-    """The index names a shard that is neither in the cache nor in the remote."""
+    """A shard in the index is neither in the cache nor in the remote."""
 
 
 class ShardCorruptError(StreamError, ValueError):
-    """A shard's bytes are not what the index promises, however often it was fetched."""
+    """A shard's bytes do not match the index after all fetches."""
 
 
 class SampleCorruptError(ShardCorruptError):
-    """A sample's bytes are not of its columns, although its shard is what the index promises."""
+    """A sample cannot be decoded although its shard matches the index."""
 
 
 class SourceNotFoundError(StreamError, FileNotFoundError):
-    """What is to be converted into a data set is not there."""
+    """The source of a conversion does not exist."""
 
 
 class ConfigError(StreamError, ValueError):
-    """An argument, or a feature of the data set, that does not work; another try cannot help."""
+    """An argument, or a feature of the data set, is not supported. Retrying does not help."""
 
 
 class SampleError(StreamError, ValueError):
-    """A sample that does not fit the columns it is written to."""
+    """A sample does not fit the columns of its writer."""
 
 
 class StateMismatchError(StreamError, ValueError):
-    """A saved position of another data set, seed or batch: resuming from it would silently differ."""
+    """A state was saved with another data set, seed or batch size."""
 
 
 class DatasetExistsError(StreamError, FileExistsError):
-    """A data set is to be written where there is one."""
+    """A data set exists already at the output location."""
 
 
 class StreamIOError(StreamError, OSError):
-    """The local file system refused."""
+    """A local file operation failed."""

@@ -1,4 +1,4 @@
-"""Where a data set is read from, and where its shards are kept."""
+"""The location of a data set and of its cache."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from hocket.stream.output import is_local, local_path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """Both sides of a data set. Paths are resolved, so that one folder has one name."""
+    """The remote and the local side of a data set. Paths are resolved, so a folder has one name."""
 
     local: Path
-    """The cache; without a remote, the data set itself."""
+    """The cache folder; without a remote, the data set itself."""
 
     remote: str | None
-    """URI of the data set, or None where it is read in place."""
+    """URI of the data set; None if it is read in place."""
 
     @property
     def origin(self) -> str:
-        """What messages call it."""
+        """The name of the data set in messages."""
         return self.remote or str(self.local)
 
 
 def resolve_location(
     remote: str | os.PathLike[str] | None, local: str | os.PathLike[str] | None, *, split: str | None
 ) -> Location:
-    """Return where to read from and where to keep.
+    """Return the location of a data set and of its cache.
 
-    A remote that is a path of this machine is read in place unless `local` names another folder. Without
-    `local`, shards of a store are kept in the user's cache folder, under a name made of the URI.
+    A remote that is a local path is read in place unless `local` is another folder. Without `local`, shards
+    from a store are cached in the user's cache folder, under a name derived from the URI.
 
     Raises:
-        ConfigError: Neither side is given, `local` is a URI, or `split` leaves the data set.
+        ConfigError: Neither side is given, `local` is a URI, or `split` is outside of the data set.
     """
     if remote is None and local is None:
         raise ConfigError(
@@ -66,13 +66,13 @@ def _resolve(path: Path) -> Path:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are one folder, by whatever mount: a cache of itself would evict its source."""
+    """Return whether two paths are the same folder. A cache in its own source would evict the source."""
     if one.exists() and other.exists():
         return one.samefile(other)
     return one == other
 
 
 def _default_cache(uri: str) -> Path:
-    """A folder of this user's own: nobody else's permissions or leftovers are in the way."""
+    """Return a cache folder in the user's home, which other users' permissions cannot block."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "hocket" / "stream" / hashlib.sha256(uri.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Samples by number, outside of any order."""
+"""Random access to samples by number."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from hocket.stream.encodings import Column
 from hocket.stream.engine import Engine, RankBatch
 
-#: What a data set can be asked for: a number, or several.
+#: Accepted by `StreamingDataset.__getitem__`: one number, or several.
 Numbers = int | slice | list[int] | NDArray[np.integer[Any]]
 
 
 def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
-    """Return samples by number in storage order, the streams one after the other.
+    """Return samples by number in storage order, one stream after the other.
 
-    Negative numbers count from the end. Of a raw shard that is not here the ranges of samples alone are read,
-    near ones together, and not kept, unless much of it is asked for, or often: then it is fetched whole.
+    Negative numbers count from the end. From a raw shard that is not cached, only the byte ranges of the
+    samples are read, nearby ones in one request, and they are not kept. The shard is fetched whole if many
+    of its samples are requested, or if it is requested often.
 
     Raises:
-        IndexError: There is no such sample.
-        TypeError: It is no integer, or no list of them.
-        ShardNotFoundError: And the others of `StreamingDataset.read_batches`.
+        IndexError: A number is out of range.
+        TypeError: `at` is not an integer, a slice, or a list or array of integers.
+        ShardNotFoundError: As `StreamingDataset.read_batches`, with its other errors.
     """
     size = sum(engine.sizes)
     numbers = range(size)[at] if isinstance(at, slice) else _integers(at)
@@ -40,7 +41,7 @@ def find_samples(engine: Engine, at: Numbers) -> list[dict[str, Any]]:
 def _integers(at: object) -> list[int]:
     try:
         found = np.atleast_1d(np.asarray(at))
-    except ValueError:  # lists of differing lengths
+    except ValueError:  # nested lists of different lengths
         found = np.empty(0, object)
     is_empty_list = isinstance(at, Sequence) and len(at) == 0
     if found.ndim > 1 or not (found.dtype.kind in "iu" or is_empty_list):
@@ -53,7 +54,7 @@ def _integers(at: object) -> list[int]:
 
 
 def split_batch(engine: Engine, batch: RankBatch) -> list[dict[str, Any]]:
-    """Return a batch's samples, each a value by column; one that does not count among them."""
+    """Return the samples of a batch as mappings from columns to values, with those that do not count."""
     return _split(engine, batch.columns, max(batch.local, 1))
 
 

@@ -1,4 +1,4 @@
-"""One index over several data sets."""
+"""Merging of several data sets under one index."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def merge_index(
     keep_local: bool = True,
     download_timeout: float = 60.0,
 ) -> None:
-    """Write one index over the shards of several data sets, which stay where they are.
+    """Write one index over the shards of several data sets. The shards are not moved.
 
     Args:
-        source: A list of data sets, in order, each its folder or its index file; or a folder, below which all
-            are taken, in the order of their names.
-        out: The folder of the new index: a path, a URI, or both as `(local, remote)`. By default `source`, if
-            that is a folder. Shards are named by their way from here; data sets that lie elsewhere are taken
-            to be brought below it, each under the last part of its name.
-        keep_local: With both, write the index to the local side as well.
-        download_timeout: Seconds that all tries of one request may take together.
+        source: A list of data sets in order, each as a folder or an index file; or a folder, of which all
+            data sets below it are merged in the order of their names.
+        out: The folder of the new index: a path, a URI, or both as `(local, remote)`; by default `source`,
+            if it is a folder. Shards are named relative to it. A data set that is not below it has to be
+            moved there, under the last component of its name.
+        keep_local: If `out` is both, also write the index to the local side.
+        download_timeout: Seconds for all attempts of one request together.
 
     Raises:
-        ConfigError: There is nothing to merge, two shards would have one name, or a folder has one that no
-            index may hold, as one that begins with a dot.
-        IndexNotFoundError: A data set of the list is not there.
-        IndexCorruptError: An index cannot be trusted.
-        StoreError: The store's own errors, as they come.
+        ConfigError: There is nothing to merge, two shards would have the same name, or the name of a folder
+            is not allowed in an index, such as one that starts with a dot.
+        IndexNotFoundError: A data set of the list does not exist.
+        IndexCorruptError: An index is not valid.
+        StoreError: The object store failed.
 
     Example:
         >>> merge_index(["data/part-0", "data/part-1"], "data")
@@ -71,7 +71,7 @@ def _main_side(place: Place) -> str:
 
 
 def _find(root: Store, below: str) -> Iterator[str]:
-    """Yield the folders of data sets below `root`, in order; nothing is looked for inside of one."""
+    """Yield the folders of data sets below `root`, in order. Folders inside a data set are not searched."""
     for key in root.list_dirs(below)[0]:
         if any(meta.key == f"{key}/{INDEX_NAME}" for meta in root.list_dirs(key)[1]):
             yield key
@@ -80,7 +80,7 @@ def _find(root: Store, below: str) -> Iterator[str]:
 
 
 def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
-    """A data set's shards as an index in `target` names them."""
+    """Return the shards of a data set with names relative to `target`."""
     try:
         data = folder.get(INDEX_NAME)
     except StoreNotFoundError:

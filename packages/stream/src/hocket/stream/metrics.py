@@ -1,4 +1,4 @@
-"""What reading did and what it waited for, in numbers that a logger takes."""
+"""Counters of reading and waiting, for loggers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 from hocket.native import _native
 
-#: A column and a batch as native code hands them over; see `BatchReader.next`.
+#: A column and a batch as `BatchReader.next` returns them.
 PackedColumn = tuple[memoryview, memoryview | None, memoryview | None]
 PackedBatch = tuple[int, int, int, list[PackedColumn]]
 
 
 class Waits:
-    """How long the consumer of batches stood still."""
+    """Counts batches and the time that their consumer waited for them."""
 
     def __init__(self) -> None:
         self.batches = 0
-        """Batches taken."""
+        """Number of batches taken."""
         self.wait_s = 0.0
-        """Seconds in which the consumer waited for them."""
+        """Seconds that the consumer waited for batches."""
         self.queue_depth = 0
-        """Finished batches that waited when the last one was asked for."""
+        """Number of finished batches in the queue at the last request."""
 
     def next(self, reader: _native.BatchReader) -> PackedBatch | None:
-        """Take the reader's next batch, and count it and the wait for it."""
+        """Return the reader's next batch, and count it and the time waited."""
         self.queue_depth = reader.queued()
         start = time.perf_counter()
         try:
@@ -37,7 +37,7 @@ class Waits:
     def look_up(
         self, caches: list[_native.ShardCache], order: _native.EpochOrder
     ) -> list[PackedColumn] | None:
-        """Take the one batch of a listed order, if no shard has to be fetched for it, and count it too."""
+        """Return the only batch of a listed order if all its shards are cached, else None; count it."""
         start = time.perf_counter()
         try:
             columns = _native.look_up(caches, order)
@@ -54,7 +54,7 @@ def metrics(
     *,
     num_replaced: int,
 ) -> dict[str, float]:
-    """Return the counts of all caches together and the waits, by names under `stream/`."""
+    """Return the summed counters of all caches, and the waits, by names that start with `stream/`."""
     counts = [cache.counters() for cache in caches]
     return {
         "stream/batches": waits.batches,

@@ -1,4 +1,4 @@
-"""What a data set's arguments say of its order, and the plan that follows from it."""
+"""The arguments of a data set that determine its order, and the plan made from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.stream.arguments import switch, whole
+from hocket.stream.cursor import OrderSettings
 from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
@@ -17,8 +17,8 @@ from hocket.stream.mosaic import partitions as mosaic_partitions
 from hocket.stream.mosaic import sampling as mosaic_sampling
 from hocket.stream.mosaic import shuffles as mosaic_shuffles
 from hocket.stream.plan import NativePlan, Plan, describe_mixture
-from hocket.stream.position import OrderSettings
 from hocket.stream.streams import Stream
+from hocket.stream.validation import switch, whole
 from hocket.stream.weights import parse_count, resolve_counts
 
 _CHOICES = {
@@ -33,10 +33,10 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderOptions:
-    """The arguments of `StreamingDataset` that make the order; their meaning is told there.
+    """The arguments of `StreamingDataset` that determine the order; see there.
 
     Raises:
-        ConfigError: One does not work, or not beside another.
+        ConfigError: An argument is not valid, or cannot be combined with another.
     """
 
     order: str | None = None
@@ -87,15 +87,15 @@ class OrderOptions:
 
     @property
     def is_mosaic(self) -> bool:
-        """Whether the order is mosaicml-streaming's: asked for, or by one of its algorithms."""
+        """Whether the order is that of mosaicml-streaming, by `order` or by one of its algorithms."""
         has_algo = self.shuffle_algo is not None or self.partition_algo is not None
         return self.order == "mosaic" or (self.order is None and has_algo)
 
     def counts(self, streams: Sequence[Stream], sizes: Sequence[int]) -> list[int]:
-        """Return how many samples of each stream an epoch has.
+        """Return the number of samples of each stream in an epoch.
 
         Raises:
-            ConfigError: The streams' weights do not fit together.
+            ConfigError: The weights of the streams cannot be combined.
         """
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
         if self.is_mosaic:
@@ -105,7 +105,7 @@ class OrderOptions:
         return resolve_counts(streams, sizes, epoch_size=epoch_size)
 
     def _shares(self, streams: Sequence[Stream], engine: Engine) -> tuple[float, ...]:
-        """Each stream's part of an epoch, to the bit what mosaicml-streaming takes it for."""
+        """Return each stream's share of an epoch, bit for bit as mosaicml-streaming computes it."""
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
         shares = mosaic_sampling.resolve_shares(streams, engine.sizes, epoch_size=epoch_size)
         if shares is None:
@@ -121,10 +121,10 @@ class OrderOptions:
         global_batch_size: int,
         num_nodes: int,
     ) -> Plan:
-        """Return the order of the samples of `engine`, which reads `streams`, for this rank.
+        """Return the plan of this rank for the samples of `engine`, which reads `streams`.
 
         Raises:
-            ConfigError: There is none with such batches, ranks or machines.
+            ConfigError: Batch size, ranks or nodes do not fit the order.
         """
         if self.is_mosaic:
             return self._mosaic_plan(engine, streams, data_parallel, global_batch_size, num_nodes)

@@ -1,4 +1,4 @@
-"""Where a data set is written: a local folder, an object store, or both."""
+"""The output location of a data set: a local folder, an object store, or both."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ INDEX_NAME = "index.json"
 Place = str | os.PathLike[str] | tuple[str, str]
 
 _SHARD_NAME = re.compile(r"shard\.(\d+)\.")
-#: Where an entry of the index names files.
+#: Keys of an index entry that describe files.
 FILE_KEYS = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 
 
 def is_local(location: str) -> bool:
-    """Return whether a location is a path of this machine rather than a URI of a store."""
+    """Return whether a location is a local path rather than the URI of a store."""
     return "://" not in location or location.startswith("file://")
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local location. A `file://` URI is read as stores read it: `%20` is a space.
+    """Return the path of a local location. `file://` URIs are percent-decoded.
 
     Raises:
-        StoreConfigError: It is a `file://` URI that names no folder of this machine.
+        StoreConfigError: A `file://` URI does not name a local folder.
     """
     return Path(Store(location).uri if location.startswith("file://") else location)
 
 
 class Output:
-    """The sides of a data set in the making, and its index, which is what makes it one.
+    """The location, or the two locations, to which a data set is written, and its index there.
 
     Args:
         out: A local path, a URI, or both as `(local, remote)`.
-        keep_local: Write the local side of both as well.
-        retry: Tries of a request to a store after its first.
+        keep_local: If `out` is both, also write the local side.
+        retry: Number of retries of a request to the store.
 
     Raises:
         ConfigError: `out` is none of these.
@@ -56,10 +56,10 @@ class Output:
         self._etag: str | None = None
 
     def make_room(self, *, exist_ok: bool) -> None:
-        """Refuse a place that is taken; or with `exist_ok` take away its index, then the shards it names.
+        """Check that the location is free. With `exist_ok`, delete its index, then the shards it lists.
 
         Raises:
-            DatasetExistsError: The place is taken, and `exist_ok` is false.
+            DatasetExistsError: The location is in use, and `exist_ok` is false.
         """
         for side in self._sides():
             old = _read(side, INDEX_NAME)
@@ -75,13 +75,13 @@ class Output:
                 side.delete(name)
 
     def open_existing(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the shards of the data set that is there, and the first free number of one.
+        """Return the shards of the existing data set, and the first free shard number.
 
-        Numbers of files that no index names, left by a writer that died, are not used again.
+        Numbers of files that are not in the index, left by a writer that died, are not used again.
 
         Raises:
-            IndexNotFoundError: There is none.
-            IndexCorruptError: Its index cannot be trusted.
+            IndexNotFoundError: There is no data set.
+            IndexCorruptError: The index is not valid.
         """
         main = self._sides()[0]
         old = _read(main, INDEX_NAME)
@@ -100,27 +100,27 @@ class Output:
         return shards, max(numbers, default=-1) + 1
 
     def publish(self, shards: list[dict[str, Any]]) -> None:
-        """Write the index, and so the data set: in one step, on the store last.
+        """Write the index atomically, which publishes the data set; on the store last.
 
         Raises:
-            StoreChangedError: Another writer has written it since `open_existing`.
+            StoreChangedError: Another writer has changed the index since `open_existing`.
         """
         data = json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()
         main, *others = self._sides()
         if self._etag is not None:
-            # First: a writer that lost against another must leave no trace.
+            # First, so that a writer that loses a race changes nothing.
             main.put(INDEX_NAME, data, if_match=self._etag)
         for side in others if self._etag is not None else [*others, main]:
             side.put(INDEX_NAME, data)
 
     def _sides(self) -> list[Store]:
-        """The stores to write to, the one that decides first."""
+        """Return the stores to write to; the first one decides whether a write succeeds."""
         local = [] if self.folder is None else [Store(self.folder)]
         return local if self.store is None else [self.store, *local]
 
 
 def split_place(out: Place) -> tuple[Path | None, str | None]:
-    """Return the local and the remote side of a place.
+    """Return the local and the remote side of an output location.
 
     Raises:
         ConfigError: It is neither a path, nor a URI, nor both.
@@ -141,7 +141,7 @@ def _read(side: Store, key: str) -> bytes | None:
 
 
 def _own_files(index: bytes | None) -> list[str]:
-    """The files of a data set that lie in its own folder: those of merged ones belong to others."""
+    """Return the files of an index that are in its own folder. Files of merged data sets belong to others."""
     try:
         shards = json.loads(index or b"{}").get("shards", [])
         files = [shard.get(key) for shard in shards for key in FILE_KEYS]

@@ -1,4 +1,4 @@
-"""What an iteration asks of an order of samples, and the native order's answer."""
+"""The interface of an order of samples, and the implementation of the native order."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
+from hocket.stream.cursor import WHOLE, Cursor, OrderSettings
 from hocket.stream.engine import Engine, digest
 from hocket.stream.errors import ConfigError
-from hocket.stream.position import WHOLE, Cursor, OrderSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """One way through an epoch, from some batch on."""
+    """An iteration over an epoch, or over the rest of it from some batch on."""
 
     order: _native.EpochOrder
-    """Which samples each batch holds; its batches are counted from `start`."""
+    """The samples of each batch. Batch 0 of this order is batch `start` of the epoch."""
 
     start: int = 0
-    """The number, in the epoch, of the order's first batch."""
+    """Number in the epoch of the order's first batch."""
 
     rank: int
-    """The rank to read as: the order may be of one rank alone, which is then 0 of 1."""
+    """The rank to read as. An order that holds the batches of one rank only is read as rank 0 of 1."""
 
     world_size: int
-    """How many ranks divide the order's batches."""
+    """Number of ranks that divide the order's batches."""
 
     following: _native.EpochOrder | None = None
-    """The next epoch's order, where it is known at no great cost."""
+    """The order of the next epoch, for prefetching; None if it is costly to compute."""
 
     shares: NDArray[np.int64] | None = None
-    """`(batches, 2)`: samples that count here and over all ranks, where the order does not know them."""
+    """`(batches, 2)`: samples that count on this rank and over all ranks, if the order does not hold them."""
 
 
 class Plan(Protocol):
-    """An order of samples, bound to data and to a rank."""
+    """An order of samples for given data and a given rank."""
 
     def num_batches(self, epoch: int) -> int:
-        """Return the batches of an epoch, the same on every rank."""
+        """Return the number of batches in an epoch, which is the same on every rank."""
         ...
 
     def num_local_samples(self, epoch: int) -> int:
-        """Return how many samples this rank yields in a whole epoch."""
+        """Return the number of samples that this rank yields in a whole epoch."""
         ...
 
     def passes(self, epoch: int, start: int) -> Pass:
-        """Return the way through an epoch from batch `start` on."""
+        """Return the iteration over an epoch from batch `start` on."""
         ...
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
-        """Return a global batch's samples, in order, by their numbers in storage order."""
+        """Return the samples of a global batch, in order, as numbers in storage order."""
         ...
 
     def notices(self) -> list[tuple[int, str]]:
-        """Return what a person may want to know of an epoch's end, each with its level."""
+        """Return log messages about the end of an epoch, each with its level."""
         ...
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """Return where `cursor` is, as JSON."""
+        """Return the position of `cursor` as JSON values."""
         ...
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Move `cursor` to where `state` was taken."""
+        """Move `cursor` to the position in `state`."""
         ...
 
 
 class NativePlan:
-    """The order that no topology changes: `hocket-stream`'s own."""
+    """The native order, which does not depend on the number of ranks and workers."""
 
     def __init__(self, engine: Engine, settings: OrderSettings, data_parallel: tuple[int, int]) -> None:
         self.settings = settings
@@ -82,9 +82,9 @@ class NativePlan:
         self._num_batches = first.num_batches
         self._num_local_samples = first.num_local_samples(*data_parallel)
         self.num_dropped = first.num_dropped
-        """Samples that an epoch leaves out."""
+        """Number of samples that an epoch leaves out."""
         self.num_repeated = first.num_repeated
-        """Samples that an epoch has once more, to fill batches."""
+        """Number of samples that an epoch repeats to fill the last batch."""
         if self._num_batches == 0:
             raise ConfigError(
                 f"`tail='{settings.tail}'` leaves nothing of {settings.epoch_size} samples in batches of "
@@ -92,15 +92,15 @@ class NativePlan:
             )
 
     def num_batches(self, epoch: int) -> int:
-        """Return the batches of an epoch: each has as many."""
+        """Return the number of batches in an epoch; all epochs have the same number."""
         return self._num_batches
 
     def num_local_samples(self, epoch: int) -> int:
-        """Return how many samples this rank yields in an epoch."""
+        """Return the number of samples that this rank yields in an epoch."""
         return self._num_local_samples
 
     def passes(self, epoch: int, start: int) -> Pass:
-        """Return the epoch's order; where in it one starts makes no difference."""
+        """Return the iteration over an epoch; see `Plan`. The order does not depend on `start`."""
         return Pass(
             order=self._order(epoch),
             following=self._order(epoch + 1),
@@ -109,11 +109,11 @@ class NativePlan:
         )
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
-        """Return a global batch's samples; see `Plan`."""
+        """Return the samples of a global batch; see `Plan`."""
         return self._order(epoch).sample_ids(batch)
 
     def notices(self) -> list[tuple[int, str]]:
-        """Return what the tail policy and the batching do to an epoch."""
+        """Return log messages about samples left out, repeated, or in a short last batch."""
         settings = self.settings
         how = f"`tail='{settings.tail}'`"
         found = []
@@ -123,7 +123,7 @@ class NativePlan:
             left = f"{self.num_dropped} of {settings.epoch_size} samples are left out in each epoch"
             found.append((logging.WARNING, f"{left} ({how})"))
         if self.num_repeated:
-            found.append((logging.WARNING, f"{self.num_repeated} samples of each epoch come again ({how})"))
+            found.append((logging.WARNING, f"{self.num_repeated} samples of each epoch are repeated ({how})"))
         rest = (settings.epoch_size - self.num_dropped) % settings.global_batch_size
         if settings.tail == "short" and rest and settings.batching_method != "per_stream":
             short = f"the last batch of each epoch has {rest} samples instead of {settings.global_batch_size}"
@@ -131,7 +131,7 @@ class NativePlan:
         return found
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """Return where `cursor` is; see `Cursor.state`."""
+        """Return the state of `cursor`; see `Cursor.state`."""
         return cursor.state(self.settings)
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
@@ -143,5 +143,5 @@ class NativePlan:
 
 
 def describe_mixture(engine: Engine) -> str:
-    """Return the `mixture` that a state keeps of the streams' counts."""
+    """Return the `mixture` of a state: `whole`, or a digest of the number of samples per stream."""
     return WHOLE if engine.counts == engine.sizes else digest(engine.counts)

@@ -1,4 +1,4 @@
-"""A rank's samples one by one, in this process or over a DataLoader's workers."""
+"""Iteration over single samples, in this process or in the workers of a DataLoader."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hocket.stream.cursor import Cursor
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
-from hocket.stream.position import Cursor
+from hocket.stream.topology import Worker
 
 _VERSION = 1
 
@@ -19,7 +20,7 @@ class _Batches(Protocol):
 
 @dataclass(slots=True)
 class _Place:
-    """What comes next: sample `sample` of batch `batch`, in an iteration from `start` on."""
+    """The next sample: number `sample` of batch `batch`, in an iteration from batch `start` on."""
 
     epoch: int
     start: int
@@ -28,14 +29,14 @@ class _Place:
 
 
 class SampleIterator:
-    """The samples of an epoch from the cursor on, with a place that a stateful loader saves and restores.
+    """An iterator over the samples of an epoch from the cursor on, with a state for stateful loaders.
 
-    Worker `w` of `n` gives the samples of batches `w`, `w + n`, … from the cursor on; outside of workers all
-    of them. The cursor moves on with whole batches where there are no workers (one cannot know which of its
-    samples the loop was given), and to the next epoch at the end. A place within a batch is this rank's and
-    this worker's own: it stands in the iterator's state and not in the data set's, which goes on anywhere.
+    Worker `w` of `n` yields the samples of batches `w`, `w + n`, … counted from the cursor. Without workers
+    the cursor moves after each whole batch; with workers it stays, because the parent does not know which
+    samples its loop has received. A position within a batch belongs to one rank and worker, so it is part
+    of the iterator's state and not of the data set's state, which fits any number of them.
 
-    Who drops the iterator ends its threads at once: what walks the batches knows the place, and not it.
+    Deleting the iterator stops its threads: the generator that reads batches holds no reference to it.
     """
 
     def __init__(
@@ -43,14 +44,16 @@ class SampleIterator:
         read: _Batches,
         samples: Callable[[RankBatch], list[dict[str, Any]]],
         cursor: Cursor,
-        worker: tuple[int, int] | None,
+        worker: Worker | None,
+        *,
+        token: int,
     ) -> None:
         self._read = read
         self._samples = samples
         self._cursor = cursor
-        self._token = cursor.begin()
+        self._token = token
         self._is_worker = worker is not None
-        self._worker = worker or (0, 1)
+        self._worker = (0, 1) if worker is None else (worker.number, worker.num_workers)
         self._place = _Place(cursor.epoch, cursor.batch, cursor.batch + self._worker[0])
         self._source: Generator[dict[str, Any], None, None] | None = None
 
@@ -63,7 +66,7 @@ class SampleIterator:
 
         Raises:
             StopIteration: The epoch is over.
-            ConfigError: Another iteration or a loaded state has taken over since.
+            ConfigError: Another iteration was started, or a state loaded, since.
         """
         if self._source is None:
             place, stride = self._place, self._worker[1]
@@ -74,7 +77,7 @@ class SampleIterator:
         return next(self._source)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the sample just given; it belongs to a state of the data set."""
+        """Return the position after the last yielded sample. It complements the state of the data set."""
         place = self._place
         return {
             "version": _VERSION,
@@ -86,10 +89,10 @@ class SampleIterator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, in the same worker of as many.
+        """Continue from a saved position, in the same worker of the same number of workers.
 
         Raises:
-            ConfigError: It is no state of this kind, or of another worker.
+            ConfigError: It is not a state of this iterator, or it belongs to another worker.
         """
         expected = set(self.state_dict())
         if set(state) != expected or state["version"] != _VERSION:
@@ -97,14 +100,15 @@ class SampleIterator:
         if list(state["worker"]) != list(self._worker):
             raise ConfigError(
                 f"the iterator's state is of worker {state['worker']} (number, count), and this one is "
-                f"{list(self._worker)}: expected the same; a state of `StreamingDataLoader` goes on with "
-                "any number"
+                f"{list(self._worker)}: expected the same; a state of `StreamingDataLoader` fits any "
+                "number of workers"
             )
         self.close()
+        self._cursor.resume(self._token, state["epoch"], state["start"])
         self._place = _Place(state["epoch"], state["start"], state["batch"], state["sample"])
 
     def close(self) -> None:
-        """End the threads that read ahead."""
+        """Stop the threads that read ahead."""
         source, self._source = self._source, None
         if source is not None:
             source.close()
@@ -121,11 +125,11 @@ def _walk(
 ) -> Generator[dict[str, Any], None, None]:
     for batch in batches:
         samples = split(batch)[: batch.local]
+        cursor.start(token)
         for number in range(place.sample, len(samples)):
             is_last = number + 1 == len(samples)
             place.batch, place.sample = (batch.number + stride, 0) if is_last else (batch.number, number + 1)
             if is_last and not is_worker:
                 cursor.move(token, batch.number + 1, share=(batch.local, batch.total))
             yield samples[number]
-    cursor.check(token)
-    cursor.go(place.epoch + 1, 0)
+    cursor.end_epoch(token)

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Parsing of sizes such as `64mb`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MOST = (1 << 63) - 1
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """Return a size given as bytes, or as a text such as `64mb`, `64MiB` or `1.5 G`.
+    """Return a size in bytes from an integer or a string such as `64mb`, `64MiB` or `1.5 G`.
 
     Suffixes are powers of 1,024.
 
     Raises:
-        ConfigError: It is neither, or is below 1 or from 2^63 on.
+        ConfigError: `value` is neither, or not from 1 to below 2^63.
     """
     size = 0
     if isinstance(value, str):

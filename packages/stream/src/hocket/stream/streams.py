@@ -1,4 +1,4 @@
-"""The parts that a run's data is mixed from."""
+"""`Stream`: one of several data sets that a run mixes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.arguments import seconds, whole
 from hocket.stream.engine import Source, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.location import Location, resolve_location
+from hocket.stream.validation import seconds, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """One data set of several, and its share of an epoch.
+    """One of several data sets, and its share of an epoch.
 
-    At most one of `proportion`, `repeat` and `choose`; without any, each sample once. What is None is as the
-    `StreamingDataset` has it.
+    Give at most one of `proportion`, `repeat` and `choose`; without them, an epoch has each sample once.
+    Other fields that are None take the value of the `StreamingDataset`.
 
     Raises:
-        ConfigError: Two kinds of weight, a negative one, or one that is no number.
+        ConfigError: There are two kinds of weight, or a weight is negative or not a number.
 
     Example:
         >>> web = Stream(remote="s3://bucket/web", proportion=3)
@@ -33,34 +33,34 @@ class Stream:
     """
 
     remote: str | os.PathLike[str] | None = None
-    """The data set's folder: a URI, or a path."""
+    """URI or path of the data set's folder."""
 
     local: str | os.PathLike[str] | None = None
-    """Its cache folder; or, without `remote`, the data set itself."""
+    """Cache folder; without `remote`, the data set itself."""
 
     split: str | None = None
-    """A folder within both."""
+    """Subfolder of both."""
 
     proportion: float | None = None
-    """Its share, relative to the other streams', of an epoch of stated size."""
+    """Share of the epoch, relative to the other streams."""
 
     repeat: float | None = None
-    """How often an epoch has each of its samples: 2.5 is all twice and half of them once more."""
+    """Number of times that an epoch has each sample; 2.5 means all twice and half of them once more."""
 
     choose: int | None = None
-    """How many samples an epoch has of it."""
+    """Number of samples in an epoch."""
 
     download_retry: int | None = None
-    """Fetches of a shard before wrong bytes are final."""
+    """Number of times a shard is fetched before wrong bytes raise an error."""
 
     download_timeout: float | None = None
-    """Seconds that all tries of one request may take together, plus one for each MiB."""
+    """Seconds for all attempts of one request together, plus one second per MiB."""
 
     validate_hash: str | None = None
-    """The digest to check."""
+    """Name of the digest to check."""
 
     keep_zip: bool | None = None
-    """Keep downloaded compressed shards beside the raw ones."""
+    """Whether to keep downloaded compressed shards beside the raw ones."""
 
     def __post_init__(self) -> None:
         weights: dict[str, Any] = {
@@ -92,14 +92,16 @@ def choose_streams(
     local: str | os.PathLike[str] | None,
     split: str | None,
 ) -> Sequence[Stream]:
-    """Return the streams, given as such or as the one that the other arguments describe.
+    """Return the given streams, or the one stream that the other arguments describe.
 
     Raises:
         ConfigError: Both are given.
     """
-    if streams is None:
-        return [Stream(remote=remote, local=local, split=split)]
     given = {"remote": remote, "local": local, "split": split}
+    is_given = any(value is not None for value in given.values())
+    # Configurations of mosaicml-streaming's clients have an empty list beside `remote` and `local`.
+    if streams is None or (isinstance(streams, Sequence) and not streams and is_given):
+        return [Stream(remote=remote, local=local, split=split)]
     if any(value is not None for value in given.values()):
         raise ConfigError(
             f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
@@ -111,11 +113,11 @@ def choose_streams(
 
 
 def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list[Source]:
-    """Return where each stream is read from, and how.
+    """Return the location and the settings of each stream.
 
     Raises:
-        ConfigError: There is no stream, a location does not work, or two streams would keep different data in
-            one folder.
+        ConfigError: There is no stream, a location is not valid, or two streams with different data have the
+            same cache folder.
     """
     if not streams:
         raise ConfigError("`streams` is empty: expected at least one `Stream`")

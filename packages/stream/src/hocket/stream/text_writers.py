@@ -1,4 +1,4 @@
-"""Writing JSON lines and separated values, each shard with a file of its samples' offsets."""
+"""Writers of JSON-lines and separated-value shards, each with a file of sample offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES: dict[str, type[str | int | float]] = {"str": str, "int": int, "float": f
 
 
 class _TextWriter(Writer):
-    """What the formats share: columns of three types, a newline, and two files a shard."""
+    """Base class: columns of three types, a newline, and two files per shard."""
 
     def __init__(
         self, *, columns: Mapping[str, str], out: Place, newline: str = "\n", **settings: Any
@@ -24,15 +24,15 @@ class _TextWriter(Writer):
             if kind not in _TYPES:
                 raise ConfigError(f"column `{name}` has the type `{kind}`: expected one of {list(_TYPES)}")
         if not newline:
-            raise ConfigError("`newline` is empty: expected what ends a sample")
+            raise ConfigError("`newline` is empty: expected the end of a sample, such as '\\n'")
         self._newline = newline
         super().__init__(columns=columns, out=out, **settings)
 
     def _values(self, sample: Mapping[str, Any]) -> list[Any]:
-        """A sample's values, in the order of columns, each of its column's type.
+        """Return a sample's values in the order of columns.
 
         Raises:
-            SampleError: One is missing, or of another type.
+            SampleError: A value is missing or does not have its column's type.
         """
         values: list[Any] = []
         for name, kind in self._columns.items():
@@ -59,7 +59,7 @@ class _TextWriter(Writer):
 
 
 def _check_utf8(name: str, value: str) -> None:
-    """Refuse a text that no reader gets back: half a surrogate pair, which JSON takes and UTF-8 does not."""
+    """Raise for a lone surrogate, which JSON accepts and UTF-8 does not."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -69,10 +69,10 @@ def _check_utf8(name: str, value: str) -> None:
 
 
 class JSONWriter(_TextWriter):
-    r"""Write samples as JSON objects, one a line, of columns `str`, `int` and `float`.
+    r"""Writes samples as JSON objects, one per line, with columns of `str`, `int` and `float`.
 
-    Arguments, errors and what holds after a crash are those of `Writer`, and `newline`, which ends a sample
-    (`\n` by default). NaN and infinities are refused: JSON has none.
+    Arguments, errors and crash safety are those of `Writer`; `newline` ends a sample (`\n` by default). NaN
+    and infinities raise, because JSON has none.
     """
 
     _format = "json"
@@ -84,26 +84,26 @@ class JSONWriter(_TextWriter):
         values = dict(zip(self._columns, self._values(sample), strict=True))
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise SampleError(f"column `{name}`: {value} is no JSON: expected a finite number")
+                raise SampleError(f"column `{name}`: {value} is not valid JSON: expected a finite number")
         return (json.dumps(values, sort_keys=True) + self._newline).encode()
 
 
 class XSVWriter(_TextWriter):
-    r"""Write samples as values with a separator between them, of columns `str`, `int` and `float`.
+    r"""Writes samples as values between separators, with columns of `str`, `int` and `float`.
 
-    Arguments, errors and what holds after a crash are those of `Writer`, and two more. There is no quoting: a
-    text that holds the separator or the newline is refused.
+    Arguments, errors and crash safety are those of `Writer`, with two more arguments. There is no quoting: a
+    string that contains the separator or the newline raises.
 
     Args:
-        separator: What stands between two values.
-        newline: What ends a sample; `\n` by default.
+        separator: Text between two values.
+        newline: Text at the end of a sample; `\n` by default.
     """
 
     _format = "xsv"
 
     def __init__(self, *, columns: Mapping[str, str], separator: str, out: Place, **settings: Any) -> None:
         if not separator:
-            raise ConfigError("`separator` is empty: expected what stands between two values")
+            raise ConfigError("`separator` is empty: expected the text between two values, such as ','")
         self._separator = separator
         super().__init__(columns=columns, out=out, **settings)
 
@@ -137,7 +137,7 @@ class XSVWriter(_TextWriter):
                 raise error(f"{what} holds {mark!r}: expected a text without it, as there is no quoting")
 
     def _check_split(self, values: list[str], what: str, error: type[ConfigError | SampleError]) -> None:
-        """Refuse values that come apart elsewhere than they were joined: `x:` before a separator `::`."""
+        """Raise if values would be split at another place, such as `x:` before the separator `::`."""
         line = self._separator.join(values) + self._newline
         found = line[: line.index(self._newline)].split(self._separator)
         if found != values:
@@ -148,7 +148,7 @@ class XSVWriter(_TextWriter):
 
 
 class _FixedSeparatorWriter(XSVWriter):
-    """A format whose separator the index need not say."""
+    """Base class of formats with a fixed separator, which the index does not contain."""
 
     _mark = ""
 
@@ -162,14 +162,14 @@ class _FixedSeparatorWriter(XSVWriter):
 
 
 class CSVWriter(_FixedSeparatorWriter):
-    """Write samples as values with commas between them; `XSVWriter` says the rest."""
+    """Writes comma-separated values; see `XSVWriter`."""
 
     _format = "csv"
     _mark = ","
 
 
 class TSVWriter(_FixedSeparatorWriter):
-    """Write samples as values with tabs between them; `XSVWriter` says the rest."""
+    """Writes tab-separated values; see `XSVWriter`."""
 
     _format = "tsv"
     _mark = "\t"

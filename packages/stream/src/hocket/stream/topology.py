@@ -1,13 +1,14 @@
-"""Which part of each batch is this process's."""
+"""Detection of the data-parallel rank, the number of nodes, and the DataLoader worker."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
-from hocket.stream.arguments import whole
 from hocket.stream.errors import ConfigError
+from hocket.stream.validation import whole
 
 
 def resolve_data_parallel(
@@ -15,12 +16,12 @@ def resolve_data_parallel(
 ) -> tuple[int, int]:
     """Return this process's data-parallel rank and the number of such ranks.
 
-    Given ones are taken as they are. Else they come from `RANK` and `WORLD_SIZE`, divided by `replication`:
-    so many consecutive ranks then read the same samples, as the members of a tensor-parallel group do. No
-    process is asked, and `torch.distributed` neither.
+    Arguments are used as they are. Otherwise `RANK` and `WORLD_SIZE` are read from the environment and
+    divided by `replication`, the number of consecutive ranks that read the same samples, such as the
+    members of a tensor-parallel group. There is no communication, and `torch.distributed` is not used.
 
     Raises:
-        ConfigError: One of the two is missing, is no number, or does not fit the other.
+        ConfigError: One of the two is missing, is not a number, or does not fit the other.
     """
     group = 1 if replication is None else whole("replication", replication, least=1)
     if (rank is None) != (world_size is None):
@@ -58,13 +59,13 @@ def _from_environment(group: int) -> tuple[int, int]:
 
 
 def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | None) -> int:
-    """Return how many machines the data-parallel ranks are on, which only `order="mosaic"` asks.
+    """Return the number of nodes that the data-parallel ranks are on, for `order="mosaic"`.
 
-    From `LOCAL_WORLD_SIZE`, where rank and world size come from the environment too; replicated or given
-    ranks count as those of one machine, as mosaicml-streaming takes replicated ones.
+    Computed from `LOCAL_WORLD_SIZE` if rank and world size come from the environment too. Replicated or given
+    ranks count as ranks of one node; for replicated ones mosaicml-streaming does the same.
 
     Raises:
-        ConfigError: `LOCAL_WORLD_SIZE` is no divisor of the world size.
+        ConfigError: `LOCAL_WORLD_SIZE` does not divide the world size.
     """
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if is_given or replication not in (None, 1) or text is None:
@@ -77,18 +78,32 @@ def resolve_num_nodes(world_size: int, *, is_given: bool, replication: int | Non
     return world_size // int(text)
 
 
-def resolve_worker() -> tuple[int, int] | None:
-    """Return this process's number among a torch DataLoader's workers, and theirs; None outside of one.
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process of a torch DataLoader."""
+
+    number: int
+    """From 0 to below `num_workers`."""
+
+    num_workers: int
+    """Workers of the DataLoader."""
+
+    base_seed: int
+    """The same for all workers of one iteration."""
+
+
+def resolve_worker() -> Worker | None:
+    """Return which DataLoader worker this process is; None if it is none.
 
     Loads no torch: a worker has it.
     """
     torch_data: Any = sys.modules.get("torch.utils.data")
     info = None if torch_data is None else torch_data.get_worker_info()
-    return None if info is None else (info.id, info.num_workers)
+    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
 
 
-def offer_to_torch(kind: type) -> bool:
-    """Make `kind` pass for torch's `IterableDataset` where torch is loaded; return whether it is."""
+def register_with_torch(kind: type) -> bool:
+    """Register `kind` as a virtual subclass of torch's `IterableDataset`; return whether torch is loaded."""
     torch_data: Any = sys.modules.get("torch.utils.data")
     if torch_data is None:
         return False

@@ -1,8 +1,10 @@
-"""Batches as torch tensors: the one module of this package that imports torch."""
+"""`StreamingDataLoader`: batches as torch tensors. The only module of this package that imports torch."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -14,22 +16,22 @@ try:
 except ImportError as error:
     raise ImportError("StreamingDataLoader needs torch: pip install 'hocket-stream[torch]'") from error
 
-from hocket.stream.arguments import switch, whole
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.encodings import Column
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
+from hocket.stream.validation import switch, whole
 
-#: What makes a batch of a list of samples.
+#: A function that makes a batch from a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
 
 
-#: Arguments of torch's DataLoader that have no counterpart, and what to use.
+#: Arguments of torch's DataLoader that are not supported, and what to use instead.
 _INSTEAD = {
     "batch_sampler": "the data set has the order; give it `batch_size`",
     "drop_last": "give the data set `tail='drop'`",
     "generator": "give the data set `shuffle_seed`",
-    "persistent_workers": "workers begin anew with each epoch; leave it out",
+    "persistent_workers": "workers begin anew in each epoch; leave it out",
     "sampler": "the data set has the order; leave it out",
     "shuffle": "give the data set `shuffle`",
     "timeout": "it is `timeout_s` here",
@@ -38,29 +40,30 @@ _INSTEAD = {
 
 
 class StreamingDataLoader:
-    """This rank's batches as tensors, with a state that is exact however much was fetched ahead.
+    """A loader of this rank's batches as tensors. Its state is exact, however much was prefetched.
 
-    With `num_workers=0` native threads read, decode and batch ahead of the loop; that is the fast way where
-    samples need no Python work. Workers (torch's own, by fork, forkserver or spawn) are for a costly
-    `collate_fn`: worker `w` makes every `num_workers`-th batch, and the batches are the same ones.
+    With `num_workers=0`, native threads read, decode and batch ahead of the loop; this is the fastest setting
+    unless samples need Python work. Worker processes (fork, forkserver or spawn) are for a costly
+    `collate_fn`: worker `w` makes every `num_workers`-th batch, and the batches are the same.
 
-    Without `collate_fn`, columns of one size are stacked into tensors that share memory with what was read
-    (`int` becomes int64); columns of bytes or text are lists, those of differing arrays lists of tensors.
+    Without `collate_fn`, columns of one size are tensors that share memory with the reader's buffers (`int`
+    becomes int64); columns of bytes or text are lists, and columns of arrays of different sizes lists of
+    tensors.
 
     Args:
-        dataset: What to read.
-        batch_size: Samples of a batch on each rank, unless the data set has its size.
-        num_workers: Processes that collate.
-        collate_fn: Makes a batch of a list of samples (each a value by column).
-        prefetch_factor: Batches that each worker makes ahead.
-        multiprocessing_context: How workers are started: `fork`, `forkserver`, `spawn`.
-        timeout_s: Seconds to wait for a worker's batch; 0 waits for ever.
-        pin_memory: Put tensors into page-locked memory, where there is an accelerator.
-        others: torch's other arguments, which are refused with what to use here.
+        dataset: The data set.
+        batch_size: Number of samples in a batch on each rank, unless the data set has a batch size.
+        num_workers: Number of worker processes.
+        collate_fn: Function that makes a batch from a list of samples, each a mapping from columns to values.
+        prefetch_factor: Number of batches that each worker makes ahead.
+        multiprocessing_context: Start method of the workers: `fork`, `forkserver` or `spawn`.
+        timeout_s: Seconds to wait for a worker's batch; 0 waits without limit.
+        pin_memory: Copy tensors to page-locked memory if there is an accelerator.
+        others: Other arguments of torch's `DataLoader`; they raise, with what to use instead.
 
     Raises:
-        ConfigError: There is no batch size, or another one than the data set's; or an argument of torch's
-            DataLoader has no counterpart.
+        ConfigError: There is no batch size, or it differs from the data set's; or an argument of torch's
+            `DataLoader` is not supported.
 
     Example:
         >>> loader = StreamingDataLoader(dataset, batch_size=32)
@@ -89,9 +92,9 @@ class StreamingDataLoader:
         num_workers = whole("num_workers", num_workers)
         if batch_size is not None:
             dataset.set_batch_size(batch_size)
-        dataset.plan  # noqa: B018 - without a batch size it is refused here, and not when the first batch is due
+        dataset.plan  # noqa: B018 - raises here if there is no batch size
         self.dataset = dataset
-        """The data set that is read."""
+        """The data set."""
         self.data_parallel = dataset.data_parallel
         """This process's data-parallel (rank, number of ranks)."""
         self._num_workers = num_workers
@@ -104,44 +107,46 @@ class StreamingDataLoader:
         }
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch, the same on every rank."""
+        """Return the number of batches in an epoch, which is the same on every rank."""
         return self.dataset.num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches from the current position to the end of the epoch, then move to the next.
+        """Yield the batches of an epoch.
 
-        After the last batch the state is `(epoch, num_batches)`; after the iteration's end, `(epoch + 1, 0)`.
+        The first iteration is of epoch 0. Each further one starts the following epoch from its beginning,
+        whether or not the one before was read to its end; an iteration that yielded nothing does not count.
+        After `load_state_dict` it goes on from the loaded position. After the last batch the state is
+        `(epoch, num_batches)`; after the iteration's end it is `(epoch + 1, 0)`.
 
         Raises:
-            ShardNotFoundError: A shard is nowhere.
-            ShardCorruptError: Its bytes are wrong, however often fetched.
-            StoreError: The store's own errors, as they come.
+            ShardNotFoundError: A shard is neither in the cache nor in the remote.
+            ShardCorruptError: A shard has wrong bytes after all fetches.
+            StoreError: The object store failed.
         """
-        self.dataset.begin_pass()
+        token = self.dataset.begin_pass()
         cursor = self.dataset.cursor
-        token = cursor.begin()
         for number, local, total, batch in self._read(cursor.epoch, cursor.batch):
             cursor.move(token, number + 1, share=(local, total))
             yield batch
         cursor.end_epoch(token)
 
     def batch_share(self) -> tuple[int, int]:
-        """Return how many samples of the batch just yielded count here, and over all ranks.
+        """Return how many samples of the last yielded batch count on this rank, and over all ranks.
 
-        A rank without a share of a short last batch got one sample all the same; its share is 0.
+        A rank without a share of a short last batch gets one sample, and its share is 0.
         """
         return self.dataset.batch_share()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position just after the batch last yielded; see `StreamingDataset.state_dict`."""
+        """Return the position after the last yielded batch; see `StreamingDataset.state_dict`."""
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; see `StreamingDataset.load_state_dict`."""
+        """Set the position from a saved state; see `StreamingDataset.load_state_dict`."""
         self.dataset.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """Return what reading did in this process; see `StreamingDataset.metrics`."""
+        """Return counters of this process; see `StreamingDataset.metrics`."""
         return self.dataset.metrics()
 
     def _read(self, epoch: int, first: int) -> Iterator[tuple[int, int, int, Any]]:
@@ -152,7 +157,7 @@ class StreamingDataLoader:
                 yield _pin(batch) if self._is_pinning else batch
             return
         source = _WorkerBatches(self.dataset, self._collate, epoch=epoch, first=first)
-        yield from DataLoader(
+        batches = DataLoader(
             source,
             batch_size=None,
             num_workers=self._num_workers,
@@ -160,10 +165,12 @@ class StreamingDataLoader:
             pin_memory=self._is_pinning,
             **self._worker_options,
         )
+        for number, local, total, batch in batches:
+            yield number, local, total, self._collate.unpack(batch)
 
 
 class _WorkerBatches(IterableDataset[tuple[int, int, int, Any]]):
-    """In worker `w` of `n`: batches `first + w`, `first + w + n`, …; torch takes from the workers in turn."""
+    """The batches `first + w`, `first + w + n`, … in worker `w` of `n`; torch takes from workers in turn."""
 
     def __init__(self, dataset: StreamingDataset, collate: _Collate, *, epoch: int, first: int) -> None:
         self._dataset = dataset
@@ -177,15 +184,86 @@ class _WorkerBatches(IterableDataset[tuple[int, int, int, Any]]):
         batches = self._dataset.read_batches(
             epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
         )
-        return map(self._collate, batches)
+        return map(self._collate.pack, batches)
+
+
+@dataclass(slots=True)
+class _Block:
+    """A column of values of different sizes, as one tensor that crosses to the parent in shared memory.
+
+    Otherwise a list of `bytes` would be pickled through a pipe, and each tensor of a list would be a shared
+    file.
+    """
+
+    kind: str
+    """`bytes`, `str` or `array`."""
+
+    data: torch.Tensor
+    """The values one after the other: `uint8`, or the dtype of the arrays."""
+
+    ends: list[int]
+    """End of each value in `data`. A list, because each tensor costs a connection between the processes."""
+
+    shapes: list[tuple[int, ...]]
+    """Shapes of arrays."""
+
+    @classmethod
+    def pack(cls, column: list[Any]) -> _Block | list[Any]:
+        """Return a column as a block, or as a list if its values are of other or different types."""
+        first = column[0] if column else None
+        if not isinstance(first, (bytes, str, np.ndarray)) or any(type(v) is not type(first) for v in column):
+            return _to_list(column)
+        if isinstance(first, np.ndarray):
+            if any(value.dtype != first.dtype for value in column):
+                return _to_list(column)
+            data = torch.from_numpy(np.concatenate([value.reshape(-1) for value in column]))
+            sizes = [value.size for value in column]
+            return cls("array", data, list(itertools.accumulate(sizes)), [value.shape for value in column])
+        values = [value.encode() if isinstance(value, str) else value for value in column]
+        joined = np.frombuffer(bytearray().join(values), np.uint8)
+        ends = list(itertools.accumulate(map(len, values)))
+        return cls(type(first).__name__, torch.from_numpy(joined), ends, [])
+
+    def unpack(self) -> list[Any]:
+        """Return the column's values; tensors are views of the block."""
+        pairs = list(itertools.pairwise([0, *self.ends]))
+        if self.kind == "array":
+            return [self.data[a:b].view(shape) for (a, b), shape in zip(pairs, self.shapes, strict=True)]
+        data = memoryview(self.data.numpy())  # type: ignore[arg-type]  # NumPy 2.x has the buffer protocol
+        if self.kind == "str":
+            return [str(data[a:b], "utf-8") for a, b in pairs]
+        return [bytes(data[a:b]) for a, b in pairs]
+
+    def pin_memory(self) -> _Block:
+        """Copy arrays to page-locked memory; called by torch."""
+        data = self.data.pin_memory() if self.kind == "array" else self.data
+        return _Block(self.kind, data, self.ends, self.shapes)
 
 
 class _Collate:
-    """From a batch's columns to what the loop gets, with the batch's number and shares."""
+    """Makes the loop's batch from columns; returns it with its number and shares."""
 
     def __init__(self, dataset: StreamingDataset, collate_fn: CollateFn | None) -> None:
         self._items = dataset.samples
         self._collate_fn = collate_fn
+
+    def pack(self, batch: RankBatch) -> tuple[int, int, int, Any]:
+        """Make a batch in a worker, in a form that is cheap to send to the parent."""
+        if self._collate_fn is not None:
+            return self(batch)
+        made = {
+            name: _to_tensor(column) if isinstance(column, np.ndarray) else _Block.pack(column)
+            for name, column in batch.columns.items()
+        }
+        return batch.number, batch.local, batch.total, made
+
+    def unpack(self, made: Any) -> Any:
+        """Return a worker's batch as the loop gets it."""
+        if self._collate_fn is not None:
+            return made
+        return {
+            name: column.unpack() if isinstance(column, _Block) else column for name, column in made.items()
+        }
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:
         if self._collate_fn is None:
@@ -196,9 +274,11 @@ class _Collate:
 
 
 def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
-    if isinstance(column, np.ndarray):
-        return torch.from_numpy(column)
-    # Values of a ragged column begin wherever the one before ended; tensors want aligned memory.
+    return torch.from_numpy(column) if isinstance(column, np.ndarray) else _to_list(column)
+
+
+def _to_list(column: list[Any]) -> list[Any]:
+    # A value of a ragged column may start at any byte, and tensors need aligned memory.
     return [
         torch.from_numpy(np.require(v, requirements=["A", "W"])) if isinstance(v, np.ndarray) else v
         for v in column
@@ -206,7 +286,7 @@ def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
 
 
 def _pin(made: Any) -> Any:
-    """The tensors of a batch, and what else can be pinned, in page-locked memory; the rest as it is."""
+    """Copy the tensors of a batch, and other objects with `pin_memory`, to page-locked memory."""
     if isinstance(made, (list, tuple)):
         items = [_pin(item) for item in made]
         return type(made)(*items) if hasattr(made, "_fields") else type(made)(items)

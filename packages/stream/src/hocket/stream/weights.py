@@ -1,4 +1,4 @@
-"""How many samples of each stream an epoch has."""
+"""The number of samples of each stream in an epoch."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _POWERS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 class Weighted(Protocol):
-    """What a stream says of its share."""
+    """The weights of a stream."""
 
     @property
     def proportion(self) -> float | None:
-        """Relative to the other streams'."""
+        """Share relative to the other streams."""
 
     @property
     def repeat(self) -> float | None:
-        """Times its size."""
+        """Multiple of the stream's size."""
 
     @property
     def choose(self) -> int | None:
-        """Samples."""
+        """Number of samples."""
 
 
 def parse_count(name: str, value: int | str) -> int:
-    """Return a number of samples given as an integer, or as a text such as `100k`, `64M`, `2b` or `1.5t`.
+    """Return a number of samples from an integer or a string such as `100k`, `64M`, `2b` or `1.5t`.
 
     Suffixes are powers of 1,000.
 
     Raises:
-        ConfigError: It is neither, is not whole, or is below 1.
+        ConfigError: `value` is neither, is not whole, or is below 1.
     """
     count: Fraction | int = 0
     if isinstance(value, str):
@@ -57,19 +57,20 @@ def parse_count(name: str, value: int | str) -> int:
 def resolve_counts(
     weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None = None
 ) -> list[int]:
-    """Return how many samples of each stream an epoch has: exact for `repeat` and `choose`, else within one.
+    """Return the number of samples of each stream in an epoch.
 
-    With proportions the epoch has `epoch_size` samples, or as many as the streams together; without weights
-    and with an `epoch_size` the streams' sizes are the proportions; without either, each stream once.
+    With proportions the epoch has `epoch_size` samples, by default the total of all streams, and each count
+    is within one of its exact share. With `epoch_size` and no weights, the sizes are the proportions. With
+    neither, an epoch has each sample once.
 
     Args:
-        weights: Of the streams.
-        sizes: Their samples.
-        epoch_size: Of all streams together.
+        weights: Weights of the streams.
+        sizes: Number of samples in each stream.
+        epoch_size: Number of samples in an epoch.
 
     Raises:
-        ConfigError: Some streams have a proportion and others none, all proportions are 0, or `epoch_size`
-            stands beside `repeat` or `choose`.
+        ConfigError: Only some streams have a proportion, all proportions are 0, or `epoch_size` is given
+            beside `repeat` or `choose`.
     """
     is_relative = [weight.proportion is not None for weight in weights]
     is_absolute = any(weight.repeat is not None or weight.choose is not None for weight in weights)
@@ -98,12 +99,12 @@ def _count(weight: Weighted, size: int) -> int:
 
 
 def _exact(value: float) -> Fraction:
-    """The number that was written: 0.7 is 7/10, and not the binary number next to it, which is below."""
+    """Return the decimal value of a float as written: 0.7 is 7/10 and not the nearest binary number."""
     return Fraction(str(value))
 
 
 def _apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
-    """Divide `total` in proportion to `shares`, by largest remainder; equal ones go to the first stream."""
+    """Divide `total` in proportion to `shares`, by largest remainder; ties go to the earlier stream."""
     whole = sum(shares)
     if not whole:
         raise ConfigError(

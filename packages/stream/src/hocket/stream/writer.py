@@ -1,14 +1,14 @@
-"""Writing a data set: samples into shards, shards side by side into place, the index last."""
+"""Writers of data sets. Shards are stored concurrently, and the index is written last."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hocket.native import _native
-from hocket.stream.defaults import SIZE_LIMIT
+from hocket.stream.defaults import HASHES, SIZE_LIMIT
 from hocket.stream.encodings import SampleEncoder, resolve_encoding
 from hocket.stream.errors import ConfigError
 from hocket.stream.output import Output, Place
@@ -18,41 +18,43 @@ if TYPE_CHECKING:
     from hocket.stream.progress import ShardProgress
 
 _MAX_WORKERS = 4
-_MOST_ROOM_BYTES = 1 << 28
+_MAX_CAPACITY_BYTES = 1 << 28
 
 
 class Writer:
-    """What the writers of all formats share. Use one of them, as a context manager.
+    """Base class of the writers of all formats. Use a writer as a context manager.
 
-    A shard is closed before the sample that would take it past `size_limit`; threads then compress, digest
-    and store it while the next one fills. `max_workers` of them may be on their way; `write` waits for a free
-    thread. In memory are therefore at most `max_workers + 2` raw shards, and the compressed forms of those on
-    their way. Nothing stands under a final name until it is whole, and `index.json` comes last: a writer that
-    died leaves no data set that seems complete, nor does an exception in the `with` block. A shard that could
-    not be stored fails the next `write` or `finish` with its own error; the writer is then of no further
-    use.
+    A shard is closed before the sample that would exceed `size_limit`. Threads then compress, hash and
+    store it while the next shard is filled. At most `max_workers` shards are being stored; `write` waits
+    for a free thread, so memory holds at most `max_workers + 2` raw shards, and the compressed form of
+    those being stored. Files get their final names when they are complete, and `index.json` is written
+    last, so a writer that dies, or an exception in the `with` block, leaves no data set that looks
+    complete. An error in storing a shard is raised by the next `write` or `finish`; the writer cannot be
+    used after that.
 
     Args:
         columns: Type by column name.
         out: A local path, a URI such as `s3://bucket/prefix`, or both as `(local, remote)`.
-        keep_local: With both, write the local side as well; without it shards go from memory to the store.
+        keep_local: If `out` is both, also write the local side. Otherwise shards go from memory to the store.
         compression: None, or `br`, `bz2`, `gz`, `snappy`, `zstd` with an optional level, such as `zstd:7`.
-        hashes: Digests for the index, such as `["sha1", "xxh3_64"]`. Readers check the first they know.
-        size_limit: Bytes of a raw shard, such as `1 << 26` or `"64mb"`; None for one shard, held in memory.
+        hashes: Digests for the index, such as `["sha1", "xxh3_64"]`; None for none. With a digest, readers
+            detect a shard with wrong bytes, and a shard of a later writing of the data set.
+        size_limit: Maximum size of a raw shard, such as `1 << 26` or `"64mb"`; None for one shard, held in
+            memory.
         progress_bar: Show shards and bytes on standard error.
-        max_workers: Shards that are compressed and stored at once; 4 by default: they mostly wait.
-        retry: Tries of a request to the store after its first; by default the store's own 10.
-        exist_ok: Replace the data set that is there: its index is taken away at once, then the shards that it
-            names in its own folder. Nothing else is ever deleted.
-        append: Add shards to the data set that is there, of the same columns; other settings may differ. Its
-            index is replaced in one step at the end, and until then it is as it was. Of two writers that
-            append at once one fails, with nothing lost.
+        max_workers: Number of shards compressed and stored concurrently; 4 by default.
+        retry: Number of retries of a request to the store; 10 by default.
+        exist_ok: Replace an existing data set. Its index is deleted first, then the shards that the index
+            lists in the data set's own folder. Nothing else is deleted.
+        append: Add shards to an existing data set with the same columns; other settings may differ. The
+            index is replaced atomically at the end. If two writers append at the same time, one fails and
+            nothing is lost.
 
     Raises:
-        ConfigError: An argument does not work, or the data set to append to has other columns.
-        DatasetExistsError: There is a data set, and neither `exist_ok` nor `append` is given.
-        IndexNotFoundError: There is none to append to.
-        StoreError: The store's own errors, as they come.
+        ConfigError: An argument is not valid, or the data set to append to has other columns.
+        DatasetExistsError: A data set exists, and neither `exist_ok` nor `append` is given.
+        IndexNotFoundError: There is no data set to append to.
+        StoreError: The object store failed.
     """
 
     _format = ""
@@ -64,7 +66,7 @@ class Writer:
         out: Place,
         keep_local: bool = False,
         compression: str | None = None,
-        hashes: list[str] | None = None,
+        hashes: Sequence[str] | None = HASHES,
         size_limit: int | str | None = SIZE_LIMIT,
         progress_bar: bool = False,
         max_workers: int | None = None,
@@ -95,7 +97,7 @@ class Writer:
         self._old_shards: list[dict[str, Any]] = []
         self._first_number = 0
         self._output = Output(out, keep_local=keep_local, retry=retry)
-        # Before the place is touched: this also says whether hashes and compression are known.
+        # Checks the names of hashes and compression, so it comes before any change at the output location.
         self._shards = _native.ShardWriter(
             local=self._output.folder,
             remote=self._output.store,
@@ -132,47 +134,47 @@ class Writer:
                 )
 
     def _describe_columns(self) -> dict[str, Any]:
-        """Check the columns, and return what the index says of them."""
+        """Check the columns and return their entry in the index."""
         raise NotImplementedError
 
     def _make_buffer(self) -> _native.SampleBuffer:
-        """Return what takes a shard's samples."""
+        """Return a buffer for the samples of a shard."""
         return _native.SampleBuffer([])
 
     def _empty_bytes(self) -> int:
-        """Bytes of a shard without samples, as its limit counts them."""
+        """Return the bytes of a shard without samples that count towards its limit."""
         return 0
 
     def _push(self, sample: Mapping[str, Any]) -> int:
-        """Encode a sample behind the shard's others; return the bytes it adds, as the limit counts them."""
+        """Append an encoded sample to the shard; return the bytes that it adds towards the limit."""
         raise NotImplementedError
 
     def _head(self) -> bytes | None:
-        """What stands before a shard's samples, where their offsets go to a file of their own."""
+        """Return the bytes before a shard's samples, if offsets are stored in a separate file."""
         return None
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. Values are encoded at once; keys that are no columns are left out.
+        """Add a sample. Its values are encoded immediately; keys that are not columns are ignored.
 
         Raises:
-            SampleError: A column is missing, or a value is not of its column's type.
+            SampleError: A column is missing, or a value does not fit its column's type.
             ConfigError: The writer is finished, or the shard would have 4 GiB or more.
-            StreamIOError: The disk refused an earlier shard.
-            StoreError: The store did.
+            StreamIOError: An earlier shard could not be written to disk.
+            StoreError: An earlier shard could not be written to the store.
         """
         if self._is_finished:
             raise ConfigError("the writer is finished: start another one to write more")
         added = self._push(sample)
-        # Also when the shard was still empty: the reference then writes an empty shard, and names agree.
+        # Also if the shard is empty: mosaicml-streaming then writes an empty shard, so file names agree.
         if self._size_limit is not None and self._size + added > self._size_limit:
             self._flush(keep=1)
         self._size += added
 
     def finish(self) -> None:
-        """Write the last shard, wait for all, then write the index. Twice is once.
+        """Write the last shard, wait for all shards, then write the index. A second call does nothing.
 
         Raises:
-            As `write`; also `StoreChangedError` where another writer appended meanwhile.
+            As `write`; also `StoreChangedError` if another writer has appended since.
         """
         if self._is_finished:
             return
@@ -188,7 +190,7 @@ class Writer:
             self._close()
 
     def _flush(self, *, keep: int = 0) -> None:
-        """Hand over all samples but the last `keep`."""
+        """Submit all samples but the last `keep` as a shard."""
         name = f"shard.{self._first_number + len(self._counts):05d}.{self._format}"
         count = len(self._samples) - keep
         try:
@@ -228,10 +230,11 @@ class Writer:
 
 
 class MDSWriter(Writer):
-    """Write samples into MDS shards, which mosaicml-streaming reads too.
+    """Writes samples to MDS shards, which mosaicml-streaming can read.
 
-    Arguments, errors and what holds after a crash are those of `Writer`; `columns` are encodings by name,
-    which `hocket.stream.encodings` lists. A value that is `bytes` already is stored as it is.
+    Arguments, errors and crash safety are those of `Writer`. `columns` are encodings by name;
+    `hocket.stream.encodings` lists them. A value of type `bytes` is stored unchanged in a column of any
+    encoding.
 
     Example:
         >>> with MDSWriter(columns={"tokens": "ndarray:uint16:1024"}, out="data/train") as writer:
@@ -241,7 +244,7 @@ class MDSWriter(Writer):
     _format = "mds"
 
     def _describe_columns(self) -> dict[str, Any]:
-        # One's own data: what runs code when it is read is the reader's to consent to.
+        # Writing `pkl` is safe; readers have to allow it.
         encodings = {
             name: resolve_encoding(kind, allow_unsafe_types=True) for name, kind in self._columns.items()
         }
@@ -254,9 +257,9 @@ class MDSWriter(Writer):
 
     def _make_buffer(self) -> _native.SampleBuffer:
         columns = zip(self._columns, self._columns.values(), self._config["column_sizes"], strict=True)
-        # Memory that is not written to costs nothing; a limit that nobody means is not asked for.
+        # Memory that is never written costs nothing; the bound is for limits that are never reached.
         return _native.SampleBuffer(
-            list(columns), capacity_bytes=min(self._size_limit or 0, _MOST_ROOM_BYTES)
+            list(columns), capacity_bytes=min(self._size_limit or 0, _MAX_CAPACITY_BYTES)
         )
 
     def _empty_bytes(self) -> int:
@@ -274,7 +277,7 @@ def _describe(file: _native._File) -> dict[str, Any]:
     return {"basename": name, "bytes": size, "hashes": hashes}
 
 
-def _check_hashes(hashes: list[str] | str | None) -> list[str]:
+def _check_hashes(hashes: Sequence[str] | None) -> list[str]:
     if hashes is None:
         return []
     if isinstance(hashes, str):

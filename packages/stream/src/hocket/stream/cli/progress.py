@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, nothing elsewhere."""
+"""Progress of work whose total is known: a bar on a terminal, an occasional line elsewhere."""
 
 import contextlib
 import sys
@@ -7,22 +7,35 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from hocket.stream.cli.text import size
+from hocket.stream.progress import ProgressLines
+
 __all__ = ["progress"]
 
 
 @contextlib.contextmanager
 def progress(what: str, *, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Gives a function to be called with the bytes done since the last call.
+    """Yield a function that takes the bytes done since its last call.
 
     Args:
-        what: The work, as in `verifying`.
-        total: Bytes of all of it.
-        quiet: Show nothing on a terminal either.
+        what: Description of the work, such as `verifying`.
+        total: Total bytes.
+        quiet: Show nothing.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield lambda _done: None
         return
-    # Lines for a file or a pipe must not be drawn above the bar, which is on standard error.
+    if not sys.stderr.isatty():
+        lines, read = ProgressLines(), 0
+
+        def advance(done: int) -> None:
+            nonlocal read
+            read += done
+            lines.print(f"{what}: {size(read)} of {size(total)}")
+
+        yield advance
+        return
+    # Redirecting stdout would send lines for a file or pipe to the bar on stderr.
     bar = Progress(
         TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),

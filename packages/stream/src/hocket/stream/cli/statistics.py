@@ -7,8 +7,8 @@ from rich.text import Text
 
 from hocket.stream.cli.progress import progress
 from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
-from hocket.stream.inventory import Inventory
-from hocket.stream.measuring import ColumnSizes, measure
+from hocket.stream.column_stats import ColumnSizes, measure
+from hocket.stream.dataset_index import DatasetIndex
 
 __all__ = ["show"]
 
@@ -16,17 +16,17 @@ _BAR_CELLS = 40
 
 
 def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
-    """Prints the sizes of each column's values, and a histogram where they differ."""
-    inventory = Inventory(uri)
-    with progress("measuring", total=inventory.stored_bytes, quiet=as_json) as advance:
+    """Print the sizes of each column's values, with a histogram if they differ."""
+    listing = DatasetIndex(uri)
+    with progress("measuring", total=listing.stored_bytes, quiet=as_json) as advance:
         columns, read = measure(
             uri, num_shards=num_shards, on_shard=lambda shard: advance(shard.stored_bytes)
         )
     if as_json:
         print_json(
             {
-                "uri": inventory.uri,
-                "shards": len(inventory.shards),
+                "uri": listing.uri,
+                "shards": len(listing.shards),
                 "shards_read": len(read),
                 "columns": [dataclasses.asdict(column) for column in columns],
             }
@@ -34,7 +34,7 @@ def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
         return
     out = console()
     total = sum(column.num_bytes for column in columns)
-    what = f"{len(read):,} of {count(len(inventory.shards), 'shard')} read"
+    what = f"{len(read):,} of {count(len(listing.shards), 'shard')} read"
     out.print(f"{what}: {size(total)} of values, {size(sum(shard.stored_bytes for shard in read))} stored")
     out.print()
     print_table(

@@ -1,4 +1,4 @@
-"""Lines that read well on a terminal and in a file."""
+"""Formatting of output for terminals and files."""
 
 import json
 import sys
@@ -13,22 +13,22 @@ __all__ = ["console", "count", "print_json", "print_table", "size", "visible"]
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Not rich's exit code: `told` says what becomes of it, as for all that is printed."""
+        """Raise, so that `exit_on_error` chooses the exit code instead of rich."""
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Standard output: with colours on a terminal, plain elsewhere; lines are never broken or cut."""
+    """Return standard output, with colours on a terminal. Lines are never wrapped or cut."""
     return _Console(highlight=False, soft_wrap=True)
 
 
 def visible(text: str) -> str:
-    r"""A text whose control characters are written out, such as `\x1b`: a terminal would obey them."""
+    r"""Return a text with control characters escaped, such as `\x1b`, so that a terminal ignores them."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: `34.2 MiB`."""
+    """Return a size in readable form, such as `34.2 MiB`."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -38,14 +38,14 @@ def size(num_bytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
+    """Return a number with a noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def print_table(
     out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
 ) -> None:
-    """Prints rows whose columns stand under each other, two spaces apart; `right` are flush right."""
+    """Print rows in aligned columns, two spaces apart; columns in `right` are right-aligned."""
     lines = [
         [Text(title, "bold") for title in head],
         *([Text(visible(cell)) for cell in row] for row in rows),
@@ -62,7 +62,7 @@ def print_table(
 
 
 def print_json(document: Mapping[str, Any] | list[Any]) -> None:
-    """Prints JSON, and nothing else."""
+    """Print a document as JSON."""
     json.dump(document, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Whatever a source is, converted."""
+"""Conversion of a source whose format is detected from file names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.stream.convert import arrow, images, jsonl, webdataset
-from hocket.stream.convert.writing import Converted, source_path
+from hocket.stream.convert import arrow, images, jsonl, separated, webdataset
+from hocket.stream.convert.sample_writer import Converted, source_path
 from hocket.stream.errors import ConfigError
 from hocket.stream.output import Place
 
-#: The function for each source, by its name.
+#: Converters by format.
 FORMATS: dict[str, Callable[..., Converted]] = {
     "jsonl": jsonl.from_jsonl,
+    "csv": separated.from_csv,
+    "tsv": separated.from_tsv,
     "parquet": arrow.from_parquet,
     "arrow": arrow.from_arrow,
     "webdataset": webdataset.from_webdataset,
@@ -24,6 +26,8 @@ FORMATS: dict[str, Callable[..., Converted]] = {
 
 _SUFFIXES = {
     "jsonl": jsonl.SUFFIXES,
+    "csv": separated.CSV_SUFFIXES,
+    "tsv": separated.TSV_SUFFIXES,
     "parquet": arrow.PARQUET_SUFFIXES,
     "arrow": arrow.ARROW_SUFFIXES,
     "webdataset": webdataset.SUFFIXES,
@@ -36,25 +40,25 @@ def convert(
     source: str | os.PathLike[str],
     out: Place,
     *,
-    format: str | None = None,  # noqa: A002 - what everybody calls it
+    format: str | None = None,  # noqa: A002 - the usual name
     columns: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Converted:
-    """Write a source as a data set; see the functions of `hocket.stream.convert` for each format's types.
+    """Convert a source to a data set; the functions of `hocket.stream.convert` describe the types by format.
 
     Args:
         source: A file or a folder.
-        out: Where to write: a path, a URI, or both as `(local, remote)`.
-        format: `jsonl`, `parquet`, `arrow`, `webdataset`, `images` or `datasets`; by default what the names
-            of its files say.
-        columns: Encodings by name, in place of the inferred ones.
-        **settings: Of `MDSWriter`.
+        out: Output location: a path, a URI, or both as `(local, remote)`.
+        format: `jsonl`, `csv`, `tsv`, `parquet`, `arrow`, `webdataset`, `images` or `datasets`; by default
+            detected from file names.
+        columns: Encodings by column name, instead of the inferred ones.
+        **settings: Arguments of `MDSWriter`.
 
     Raises:
-        SourceNotFoundError: There is no source.
-        ConfigError: The format is unknown, or does not show.
-        SampleError: A sample is not of its columns.
-        DatasetExistsError: And the others of `MDSWriter`.
+        SourceNotFoundError: The source does not exist.
+        ConfigError: The format is unknown, or cannot be detected.
+        SampleError: A sample does not fit its columns.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     kind = detect(source_path(source)) if format is None else format
     if kind not in FORMATS:
@@ -63,10 +67,10 @@ def convert(
 
 
 def detect(path: Path) -> str:
-    """Return the format that the names of a source's files say.
+    """Return the format of a source, detected from file names.
 
     Raises:
-        ConfigError: None, or more than one.
+        ConfigError: No format is found, or more than one.
     """
     if path.is_dir() and any((path / name).is_file() for name in _SAVED):
         return "datasets"

@@ -1,4 +1,4 @@
-"""A folder of images, with a folder for each class."""
+"""Conversion of a folder of images, with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.stream.convert.writing import (
+from hocket.stream.convert.sample_writer import (
     Converted,
     choose_columns,
     require,
@@ -28,23 +28,24 @@ def from_image_folder(
     columns: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Converted:
-    """Write images as a data set, in the order of their paths.
+    """Convert a folder of images to a data set, in the order of paths.
 
-    Columns: `image`, the file as it is (`png` where all are, else `jpeg`, which reads every format that
-    Pillow does); `path` below the source; and where the source has folders, `class`, the name of the first,
-    and `label`, its number in the order of names. Every image is opened to see that it is one.
+    Columns: `image`, the unchanged file (`png` if all files are, else `jpeg`, which decodes all formats of
+        Pillow);
+    `path`, relative to the source; and if the source has subfolders, `class`, the name of the first
+    subfolder, and `label`, its position in the sorted names. Every image is opened to verify it.
 
     Args:
         source: The folder.
-        out: Where to write.
-        columns: Encodings by name, in place of the inferred ones.
-        **settings: Of `MDSWriter`.
+        out: Output location.
+        columns: Encodings by column name, instead of the inferred ones.
+        **settings: Arguments of `MDSWriter`.
 
     Raises:
-        SampleError: A file is no image.
-        SourceNotFoundError: There is no source.
+        SampleError: A file is not an image.
+        SourceNotFoundError: The source does not exist.
         ConfigError: Pillow is not installed, there is no image, or images stand beside the classes' folders.
-        DatasetExistsError: And the others of `MDSWriter`.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     root = source_path(source)
     files = source_files(root, SUFFIXES)
@@ -79,4 +80,4 @@ def _read(path: Path) -> bytes:
             image.verify()
         return path.read_bytes()
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise SampleError(f"`{path}` is no image that Pillow reads: {error}") from None
+        raise SampleError(f"`{path}` is not an image that Pillow can read: {error}") from None

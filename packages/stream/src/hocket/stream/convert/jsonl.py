@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, in plain or gzipped files."""
+"""Conversion of JSON lines, in plain or gzipped files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.stream.convert.writing import Converted, choose_columns, source_files, write_samples
+from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
 from hocket.stream.errors import SampleError
 from hocket.stream.output import Place
 
@@ -26,22 +26,23 @@ def from_jsonl(
     columns: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Converted:
-    """Write JSON lines as a data set.
+    """Convert JSON lines to a data set.
 
-    Whole numbers become `int` (beyond 64 bits `str_int`), numbers `float64`, texts `str`; a column of several
-    types, with null, or that some object lacks, becomes `json`, and what is lacking null.
+    Integers become `int` (`str_int` beyond 64 bits), other numbers `float64`, strings `str`. A column with
+    several types, with null, or that some objects lack becomes `json`, with null for missing values.
 
     Args:
         source: A file, or a folder: its `.jsonl` and `.ndjson` files, gzipped or not, by name.
-        out: Where to write.
-        columns: Encodings by name, in place of the inferred ones, such as `{"tokens": "ndarray:uint16"}`.
-        **settings: Of `MDSWriter`.
+        out: Output location.
+        columns: Encodings by column name, instead of the inferred ones, such as `{"tokens":
+            "ndarray:uint16"}`.
+        **settings: Arguments of `MDSWriter`.
 
     Raises:
-        SampleError: A line is no JSON object, or a value does not fit a given encoding.
-        SourceNotFoundError: There is no source.
-        ConfigError: It has no samples, or none of the files looked for.
-        DatasetExistsError: And the others of `MDSWriter`.
+        SampleError: A line is not a JSON object, or a value does not fit a given encoding.
+        SourceNotFoundError: The source does not exist.
+        ConfigError: The source has no samples, or no files with a known name.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     files = source_files(source, SUFFIXES)
     kinds = choose_columns(_infer(_read(files)), columns)
@@ -57,7 +58,7 @@ def _read(files: list[Path]) -> Iterator[dict[str, Any]]:
             try:
                 sample = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise SampleError(f"`{path}` line {number} is no JSON: {error}") from None
+                raise SampleError(f"`{path}` line {number} is not valid JSON: {error}") from None
             if not isinstance(sample, dict):
                 raise SampleError(f"`{path}` line {number} is {line[:40]!r}: expected a JSON object")
             yield sample
@@ -72,7 +73,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with gzip.open(path) as packed:
             yield from packed
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SampleError(f"`{path}` is no gzip file, or a broken one: {error}") from None
+        raise SampleError(f"`{path}` is not a gzip file, or is damaged: {error}") from None
 
 
 def _infer(samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""WebDataset's tar files: the files of a sample stand together and share their name up to the first dot."""
+"""Conversion of WebDataset tar files. The files of a sample have the same name before the first dot."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from hocket.stream.convert.writing import Converted, choose_columns, source_files, write_samples
+from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import SampleError
 from hocket.stream.output import Place
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
-#: The column of a sample's name.
+#: Column of the sample names.
 KEY = "__key__"
 
 _ENCODINGS = {
@@ -37,24 +37,25 @@ def from_webdataset(
     columns: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Converted:
-    """Write WebDataset's tar files as a data set.
+    """Convert WebDataset tar files to a data set.
 
-    A column for each extension, and `__key__`, the samples' names. `jpg`, `jpeg` and `png` stay the files
-    they are; `txt` becomes `str`, `cls` and `index` `int`, `json` `json`, `npy` `ndarray`; all else `bytes`,
-    pickled objects too: nothing of the source is ever run.
+    There is a column for each extension, and `__key__` for the names of samples. `jpg`, `jpeg` and `png` stay
+    unchanged files; `txt` becomes `str`, `cls` and `index` become `int`, `json` `json`, `npy` `ndarray`;
+    all others, including pickles, become `bytes`. No code from the source is run.
 
     Args:
         source: A file, or a folder: its `.tar`, `.tar.gz` and `.tgz` files, by name.
-        out: Where to write.
-        columns: Encodings by name, in place of the inferred ones, such as `{"npy": "ndarray:uint16:1024"}`.
-        **settings: Of `MDSWriter`.
+        out: Output location.
+        columns: Encodings by column name, instead of the inferred ones, such as `{"npy":
+            "ndarray:uint16:1024"}`.
+        **settings: Arguments of `MDSWriter`.
 
     Raises:
-        SampleError: A file is not what its extension says, a sample lacks one that others have or has it
-            twice, or the tar file is broken.
-        SourceNotFoundError: There is no source.
-        ConfigError: It has no samples, or none of the files looked for.
-        DatasetExistsError: And the others of `MDSWriter`.
+        SampleError: A file does not match its extension, a sample lacks an extension or has it twice, or
+            the tar file is damaged.
+        SourceNotFoundError: The source does not exist.
+        ConfigError: The source has no samples, or no files with a known name.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     files = source_files(source, SUFFIXES)
     names = {name for _, sample in _read(files, with_data=False) for name in sample}
@@ -98,13 +99,13 @@ def _read(files: list[Path], *, with_data: bool) -> Iterator[tuple[str, dict[str
                     content = tar.extractfile(member) if with_data else None
                     sample[name] = content.read() if content else b""
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise SampleError(f"`{path}` is no tar file, or a broken one: {error}") from None
+            raise SampleError(f"`{path}` is not a tar file, or is damaged: {error}") from None
         if sample:
             yield key, sample
 
 
 def _value(key: str, name: str, kind: str, data: bytes) -> Any:
-    """What a file holds, as its column's encoding takes it."""
+    """Return the content of a file as a value for its column's encoding."""
     try:
         if kind == "str":
             return data.decode()

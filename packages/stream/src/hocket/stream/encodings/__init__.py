@@ -1,4 +1,4 @@
-"""How one column's values become bytes and a batch of them values again.
+"""Encodings of columns: from values to bytes, and from the bytes of a batch to values.
 
 A column's encoding is its string in the index: `bytes`, `str`, `int`, a NumPy scalar type such as `uint16`;
 `ndarray`, `ndarray:<dtype>`, `ndarray:<dtype>:<shape>`; `str_int`, `str_float`, `str_decimal`; `json`, `pkl`;

@@ -1,4 +1,4 @@
-"""Numbers and arrays of them: NumPy's types, little-endian."""
+"""Encodings of numbers and arrays with NumPy types, little-endian."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDS_BY_DTYPE = {name: number for number, name in _DTYPE_IDS.items()}
 _DIM_TYPES = ("<u1", "<u2", "<u4", "<u8")
 _MOST_DIMS = 63
 
-#: The NumPy types that a number, or an array, may have.
+#: NumPy types of numbers and arrays.
 SCALARS = tuple(_DTYPE_IDS.values())
 
 
@@ -27,7 +27,7 @@ def resolve_array(name: str, rest: str) -> Encoding:
     """Return the encoding `ndarray:<rest>`.
 
     Raises:
-        ConfigError: `rest` is no `<dtype>` or `<dtype>:<shape>`.
+        ConfigError: `rest` is not `<dtype>` or `<dtype>:<shape>`.
     """
     dtype, _, shape_text = rest.partition(":")
     if dtype and dtype not in SCALARS:
@@ -49,36 +49,36 @@ def resolve_array(name: str, rest: str) -> Encoding:
 
 
 class Scalar(Plain):
-    """A NumPy number of one type."""
+    """NumPy scalars of one type."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.width: int | None = self.dtype.itemsize
         limits: Any = np.finfo(self.dtype) if self.dtype.kind == "f" else np.iinfo(self.dtype)
-        # As Python's own numbers: comparing with a float16 would round what is compared.
+        # Python numbers, because comparing with a float16 rounds the other side.
         kind = float if self.dtype.kind == "f" else int
         self._least, self._most = kind(limits.min), kind(limits.max)
 
     def encode(self, value: Any) -> bytes:
-        """Return the number's bytes."""
+        """Return the bytes of a number."""
         if isinstance(value, (int, float, np.number)) and self._holds(value):
             return np.array(value, dtype=self.dtype).tobytes()
         raise refuse(value, f"a number that {self.dtype.name} holds")
 
     def _holds(self, value: Any) -> bool:
-        """Integers must come back as they are; floats may lose digits, but not become infinite."""
+        """Return whether a number can be stored: integers exactly, floats without becoming infinite."""
         if not math.isfinite(value):
             return self.dtype.kind == "f"
         number = value if self.dtype.kind == "f" else int(value)
         return bool(value == number and self._least <= number <= self._most)
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
-        """Return one array of all numbers."""
+        """Return all numbers as one array."""
         return np.frombuffer(data, self.dtype)
 
 
 class Int(Scalar):
-    """A Python int in 64 bits."""
+    """Python integers of 64 bits."""
 
     def __init__(self) -> None:
         super().__init__("int64")
@@ -89,7 +89,7 @@ class Int(Scalar):
 
 
 class ShapedArray(Plain):
-    """Arrays of one type and shape: their values and nothing else."""
+    """Arrays of one type and shape, stored as their values only."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -97,25 +97,28 @@ class ShapedArray(Plain):
         self.width: int | None = math.prod(shape) * self.dtype.itemsize
 
     def encode(self, value: Any) -> bytes:
-        """Return the array's values."""
+        """Return the bytes of an array's values."""
         array = _check_array(value, self.dtype)
         if array.shape != self.shape:
             raise SampleError(f"the array has shape {array.shape}: expected {self.shape}")
         return array.astype(self.dtype, copy=False).tobytes()
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
-        """Return one array of all arrays."""
+        """Return all arrays stacked in one array."""
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)
 
 
 class TypedArray(Plain):
-    """Arrays of one type, each with its shape before its values."""
+    """Arrays of one type, each stored with its shape.
+
+    Arrays without values are stored too. mosaicml-streaming reads them, although its own writer refuses them.
+    """
 
     def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
 
     def encode(self, value: Any) -> bytes:
-        """Return the array's shape and values."""
+        """Return the bytes of an array's shape and values."""
         array = _check_array(value, self.dtype)
         return _encode_shape(array.shape) + array.astype(self.dtype, copy=False).tobytes()
 
@@ -125,10 +128,10 @@ class TypedArray(Plain):
 
 
 class AnyArray(Plain):
-    """Arrays that each say their type and shape."""
+    """Arrays of any type, each stored with its type and shape; without values too, as `TypedArray`."""
 
     def encode(self, value: Any) -> bytes:
-        """Return the array's type, shape and values."""
+        """Return the bytes of an array's type, shape and values."""
         array = _check_array(value, None)
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         return bytes([_IDS_BY_DTYPE[array.dtype.name]]) + _encode_shape(array.shape) + little.tobytes()
@@ -137,16 +140,16 @@ class AnyArray(Plain):
         """Return the array."""
         name = _DTYPE_IDS.get(value[0]) if len(value) else None
         if name is None:
-            raise spoilt(value, "an array: it begins with no dtype's number")
+            raise spoilt(value, "an array: its first byte is not the number of a dtype")
         return _decode_shaped(value[1:], np.dtype(name).newbyteorder("<"))
 
 
 def _check_array(value: Any, dtype: np.dtype[Any] | None) -> NDArray[Any]:
-    if not isinstance(value, np.ndarray) or not 1 <= value.ndim <= _MOST_DIMS or value.size == 0:
-        raise refuse(value, f"a NumPy array with 1 to {_MOST_DIMS} dims and no dim of 0")
+    if not isinstance(value, np.ndarray) or not 1 <= value.ndim <= _MOST_DIMS:
+        raise refuse(value, f"a NumPy array with 1 to {_MOST_DIMS} dims")
     if dtype is None and value.dtype.name not in _IDS_BY_DTYPE:
         raise SampleError(f"the array has dtype {value.dtype.name}: expected one of {', '.join(SCALARS)}")
-    # Names are slow to make, and say the same whatever the byte order.
+    # `name` is slow, and equal for both byte orders; so it comes last.
     if dtype is not None and value.dtype != dtype and value.dtype.name != dtype.name:
         raise SampleError(f"the array has dtype {value.dtype.name}: expected {dtype.name}")
     return value
@@ -160,8 +163,11 @@ def _encode_shape(shape: tuple[int, ...]) -> bytes:
 def _decode_shaped(value: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     ndim, size_id = (value[0] >> 2, value[0] & 3) if len(value) else (0, 0)
     start = 1 + (ndim << size_id)
-    # Python integers: dims out of a hostile file must not wrap around on their way to the product.
+    # Python integers, so that the product of dims from a hostile file cannot overflow.
     shape = np.frombuffer(value[1:start], _DIM_TYPES[size_id]).tolist() if len(value) >= start else []
-    if not shape or min(shape) < 1 or len(value) - start != math.prod(shape) * dtype.itemsize:
+    if not shape or len(value) - start != math.prod(shape) * dtype.itemsize:
         raise spoilt(value, f"an array of {dtype.name}: {ndim} dims {shape} and as many values")
-    return np.frombuffer(value[start:], dtype).reshape(shape)
+    try:
+        return np.frombuffer(value[start:], dtype).reshape(shape)
+    except (ValueError, OverflowError):  # dims beside one of 0 that no array can have
+        raise spoilt(value, f"an array of {dtype.name}, whose dims {shape} NumPy allows") from None

@@ -1,4 +1,4 @@
-"""What an encoding is, and what most of them share."""
+"""The interface of an encoding, and the base class of most of them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from numpy.typing import NDArray
 
 from hocket.stream.errors import SampleError, ShardCorruptError
 
-#: A decoded column of a batch: one array where every value has one size, else a list of values.
+#: A decoded column of a batch: one array if all values have the same size, else a list of values.
 Column = NDArray[Any] | list[Any]
 
 
 class Encoding(Protocol):
-    """One column's way to bytes and back."""
+    """The encoding of a column."""
 
     width: int | None
-    """Bytes of every value, or None where they differ."""
+    """Bytes per value; None if values differ in size."""
 
     def encode(self, value: Any) -> bytes:
-        """Return the value's bytes.
+        """Return the bytes of a value.
 
         Raises:
-            SampleError: The value is not of this encoding's type.
+            SampleError: The value does not have the encoding's type.
         """
         ...
 
     def decode(self, data: memoryview, offsets: NDArray[np.uint64] | None) -> Column:
-        """Return a batch of values out of their bytes; `offsets` are given where `width` is None.
+        """Return the values of a batch; `offsets` are given if `width` is None.
 
         Raises:
-            ShardCorruptError: The bytes are not of this encoding.
+            ShardCorruptError: The bytes cannot be decoded.
         """
         ...
 
     def item(self, column: Column, place: int) -> Any:
-        """Return value `place` of a decoded column as a sample has it."""
+        """Return value number `place` of a decoded column."""
         ...
 
 
 class Plain:
-    """An encoding whose values differ in size and are decoded one by one."""
+    """Base class of encodings whose values differ in size and are decoded one by one."""
 
     width: int | None = None
 
@@ -55,24 +55,24 @@ class Plain:
         raise NotImplementedError
 
     def item(self, column: Column, place: int) -> Any:
-        """Return value `place` as it is."""
+        """Return value number `place`."""
         return column[place]
 
 
 def _slices(data: memoryview, offsets: NDArray[np.uint64] | None) -> list[memoryview]:
     if offsets is None:
-        raise AssertionError("a ragged column came without its offsets")
+        raise AssertionError("a column of values of different sizes has no offsets")
     edges = offsets.tolist()
     return [data[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def refuse(value: object, expected: str) -> SampleError:
-    """Return the error for a value of another type."""
+    """Return the error for a value of the wrong type."""
     return SampleError(f"{_excerpt(repr(value))} is a {type(value).__name__}: expected {expected}")
 
 
 def spoilt(value: memoryview, expected: str) -> ShardCorruptError:
-    """Return the error for bytes that are not what their column's encoding says."""
+    """Return the error for bytes that cannot be decoded."""
     shown = _excerpt(repr(bytes(value[:60])))
     return ShardCorruptError(
         f"a value of {len(value)} bytes, {shown}, is not {expected}; restore the shard from its source"

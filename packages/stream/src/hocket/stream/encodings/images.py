@@ -1,4 +1,4 @@
-"""Images, by way of Pillow, which is imported when the first one is met."""
+"""Encodings of images. Pillow is imported when the first image is encoded or decoded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hocket.stream.errors import ConfigError, SampleError, ShardCorruptError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What an encoded image may be. Pillow reads more formats, some by running other programs.
+#: Accepted formats of encoded images. Pillow reads more, some of them by running other programs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
-#: Bits of a pixel in raw bytes, by mode; rows begin at whole bytes.
+#: Bits per raw pixel, by mode; rows start at whole bytes.
 _MODE_BITS = {
     "1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "I;16B": 16, "I;16L": 16, "RGB": 24,
     "YCbCr": 24, "LAB": 24, "HSV": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "I": 32, "F": 32,
@@ -45,10 +45,10 @@ def _check_image(value: Any) -> Image:
 
 
 class RawImage(Plain):
-    """`pil`: width, height, mode and the pixels as they are. A palette is not kept."""
+    """`pil`: width, height, mode and raw pixels. Palettes are not stored."""
 
     def encode(self, value: Any) -> bytes:
-        """Return the image's pixels behind their size and mode."""
+        """Return the bytes of an image's size, mode and pixels."""
         image = _check_image(value)
         mode = image.mode.encode()
         return struct.pack("<3I", *image.size, len(mode)) + mode + image.tobytes()
@@ -56,7 +56,7 @@ class RawImage(Plain):
     def decode_one(self, value: memoryview) -> Image:
         """Return the image."""
         width, height, length = struct.unpack("<3I", value[:12]) if len(value) >= 12 else (0, 0, 0)
-        # Before Pillow makes room for so many pixels: there must be as many bytes.
+        # Checked before Pillow allocates the pixels.
         mode = str(value[12 : 12 + length], "ascii", "replace")
         pixels = value[12 + length :]
         row_bytes = (width * _MODE_BITS.get(mode, 0) + 7) // 8
@@ -67,17 +67,17 @@ class RawImage(Plain):
 
 
 class EncodedImage(Plain):
-    """`jpeg` and `png`: the bytes of an image file. Decoded lazily, as Pillow opens files.
+    """`jpeg` and `png`: the bytes of an image file, decoded on first access to its pixels.
 
     Args:
-        kind: Pillow's name of the format in which images are written.
+        kind: Pillow's name of the format to write.
     """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def encode(self, value: Any) -> bytes:
-        """Return the bytes of a file: that of a JPEG opened from one and not changed, others encoded."""
+        """Return the image's own file if it is an unchanged JPEG from a file, else the encoded image."""
         image = _check_image(value)
         if self._kind == "JPEG" and (original := _original(image)) is not None:
             return original
@@ -89,12 +89,12 @@ class EncodedImage(Plain):
         return out.getvalue()
 
     def decode_one(self, value: memoryview) -> Image:
-        """Return the image; its pixels are decoded when they are first asked for."""
+        """Return the image; its pixels are decoded on first access."""
         return _open(value)
 
 
 def _original(image: Image) -> bytes | None:
-    """The file of a JPEG that was opened from one and is still what it was: another encoding would cost."""
+    """Return the file of an unchanged JPEG, which encoding again would degrade; None for other images."""
     name = getattr(image, "filename", None)
     if image.format != "JPEG" or not name:
         return None
@@ -123,7 +123,7 @@ def load_pixels(column: Column) -> None:
     """Decode the pixels of a column's images, or lists of them, in place.
 
     Raises:
-        ShardCorruptError: One ends early, or cannot be decoded.
+        ShardCorruptError: An image is truncated or cannot be decoded.
     """
     for value in column:
         for image in value if isinstance(value, list) else [value]:
@@ -137,10 +137,10 @@ def load_pixels(column: Column) -> None:
 
 
 class ImageList(Plain):
-    """`list[...]`: a word of 0, a count, the elements' sizes, the elements; `jpeg_array` without the word.
+    """`list[...]`: 4 zero bytes, the count, the sizes, the elements; `jpeg_array` without the zero bytes.
 
     Args:
-        element: The encoding of each.
+        element: Encoding of the elements.
         header: Bytes before the count.
     """
 
@@ -149,7 +149,7 @@ class ImageList(Plain):
         self._header = header
 
     def encode(self, value: Any) -> bytes:
-        """Return the elements' bytes behind their sizes."""
+        """Return the sizes and the bytes of the elements."""
         if not isinstance(value, (list, tuple)):
             raise refuse(value, "a list of images")
         items = [

@@ -1,4 +1,4 @@
-"""Encodings by the names that an index gives them."""
+"""Lookup of encodings by their names in the index."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _SUPPORTED = ", ".join(
 
 
 def resolve_encoding(name: str, *, allow_unsafe_types: bool = False) -> Encoding:
-    """Return the encoding that an index calls `name`.
+    """Return the encoding called `name`.
 
     Raises:
-        ConfigError: It is unknown, or decoding it runs code and that is not allowed.
+        ConfigError: The encoding is unknown, or it runs code and `allow_unsafe_types` is not set.
     """
     if name == "pkl" and not allow_unsafe_types:
         raise ConfigError(
-            "encoding `pkl` runs code out of the data when it is read: expected a plain encoding; "
-            "give `allow_unsafe_types=True` only for data of your own"
+            "encoding `pkl` runs code from the data when it is decoded; "
+            "give `allow_unsafe_types=True` only for data that you trust"
         )
     if name in _PLAIN:
         return _PLAIN[name]()
@@ -60,10 +60,10 @@ def resolve_encoding(name: str, *, allow_unsafe_types: bool = False) -> Encoding
 
 
 def check_width(name: str, encoding: Encoding, width: int | None, origin: str) -> None:
-    """Refuse an index whose size of a column is not its encoding's.
+    """Check the size of a column in the index against its encoding.
 
     Raises:
-        IndexCorruptError: They differ.
+        IndexCorruptError: The sizes differ.
     """
     if encoding.width != width:
         raise IndexCorruptError(

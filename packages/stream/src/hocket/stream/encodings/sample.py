@@ -1,4 +1,4 @@
-"""A sample's bytes out of its values."""
+"""Encoding of a whole sample."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hocket.stream.errors import SampleError
 
 
 class SampleEncoder:
-    """Makes an MDS sample of a mapping: the sizes of its variable columns, then all columns in their order.
+    """Encodes a mapping as an MDS sample: the sizes of variable columns, then all columns in order.
 
     Args:
-        columns: Name and encoding of each, in that order.
+        columns: Name and encoding of each column, in order.
     """
 
     def __init__(self, columns: Sequence[tuple[str, Encoding]]) -> None:
@@ -22,12 +22,12 @@ class SampleEncoder:
         self._sizes = struct.Struct(f"<{sum(width is None for _, _, width in self._columns)}I")
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """Return a sample's bytes.
+        """Return the bytes of a sample.
 
-        Bytes go in as they are, whatever the encoding: whoever has them encoded has done the work.
+        A value of type `bytes` is taken to be encoded already and is stored unchanged.
 
         Raises:
-            SampleError: A column is missing, or a value is not of its column's type.
+            SampleError: A column is missing, or a value does not have its column's type.
         """
         sizes: list[int] = []
         values: list[bytes] = [b""]

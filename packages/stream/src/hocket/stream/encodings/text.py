@@ -1,4 +1,4 @@
-"""Bytes, texts, numbers written out, JSON, and pickled objects."""
+"""Encodings of bytes, strings, decimal numbers as text, JSON, and pickled objects."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hocket.stream.errors import SampleError
 
 
 class Bytes(Plain):
-    """Bytes as they are."""
+    """Bytes, stored unchanged."""
 
     def encode(self, value: Any) -> bytes:
-        """Return the value itself."""
+        """Return the value as bytes."""
         if isinstance(value, (bytes, bytearray, memoryview)):
             return bytes(value)
         raise refuse(value, "bytes")
@@ -28,19 +28,19 @@ class Bytes(Plain):
 
 
 class Text(Plain):
-    """A text in UTF-8."""
+    """Strings in UTF-8."""
 
     def encode(self, value: Any) -> bytes:
-        """Return its UTF-8."""
+        """Return the string in UTF-8."""
         if not isinstance(value, str):
             raise refuse(value, "str")
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise SampleError(f"{error}: expected a text that UTF-8 can hold") from None
+            raise SampleError(f"{error}: expected a string that UTF-8 can encode") from None
 
     def decode_one(self, value: memoryview) -> str:
-        """Return the text."""
+        """Return the string."""
         try:
             return str(value, "utf-8")
         except UnicodeDecodeError:
@@ -48,7 +48,7 @@ class Text(Plain):
 
 
 class WrittenNumber(Plain):
-    """A number as `str` writes it: of any size and precision.
+    """Numbers as text, of any size and precision.
 
     Args:
         kind: `int`, `float` or `Decimal`.
@@ -58,13 +58,13 @@ class WrittenNumber(Plain):
         self._kind = kind
 
     def encode(self, value: Any) -> bytes:
-        """Return the number's digits."""
+        """Return the number as text."""
         if not isinstance(value, self._kind) or isinstance(value, bool):
             raise refuse(value, self._kind.__name__)
         try:
             return str(value).encode()
         except ValueError as error:
-            # Python's own limit on the digits of an int.
+            # Python limits the digits of an int.
             raise SampleError(str(error)) from None
 
     def decode_one(self, value: memoryview) -> int | float | Decimal:
@@ -76,17 +76,17 @@ class WrittenNumber(Plain):
 
 
 class Json(Plain):
-    """Whatever JSON can say; a NumPy array becomes a list."""
+    """JSON values; a NumPy array is stored as a list."""
 
     def encode(self, value: Any) -> bytes:
-        """Return its JSON."""
+        """Return the value as JSON."""
         try:
             return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise SampleError(f"{error}: expected what JSON can say") from None
+            raise SampleError(f"{error}: expected a value that JSON can hold") from None
 
     def decode_one(self, value: memoryview) -> Any:
-        """Return what the JSON says."""
+        """Return the JSON value."""
         try:
             return json.loads(bytes(value))
         except (ValueError, RecursionError):
@@ -94,10 +94,10 @@ class Json(Plain):
 
 
 class Pickled(Plain):
-    """Any object at all. Decoding runs code out of the data: `resolve_encoding` asks for consent."""
+    """Pickled objects. Decoding runs code from the data, so `resolve_encoding` requires permission."""
 
     def encode(self, value: Any) -> bytes:
-        """Return its pickle."""
+        """Return the object as a pickle."""
         try:
             return pickle.dumps(value)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:

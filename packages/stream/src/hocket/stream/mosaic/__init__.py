@@ -1,4 +1,4 @@
-"""The order that mosaicml-streaming gives a run, so that a run begun there can be finished here."""
+"""The order of mosaicml-streaming, so that runs started with it can be resumed."""
 
 from hocket.stream.mosaic.plan import MosaicPlan, MosaicSettings
 

@@ -1,6 +1,6 @@
-"""mosaicml-streaming's global batches that are made of the streams one by one, and not of all of them mixed.
+"""Stratified and per-stream global batches, as in mosaicml-streaming.
 
-There are whole batches only. What a stream has left when no batch can be filled any more is not in the epoch.
+All batches are full. Samples that do not fill a batch are left out of the epoch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ METHODS = ("random", "stratified", "per_stream")
 
 
 def portions(shares: Sequence[float], global_batch: int) -> list[int]:
-    """Return how many samples of each stream a stratified batch has.
-
-    That is the stream's share of the batch rounded down, and one more for those that lost most by it.
+    """Return the number of samples of each stream in a stratified batch, by largest remainder.
 
     Args:
-        shares: Of the streams in the epoch; they add up to 1.
-        global_batch: Samples of a batch over all ranks.
+        shares: Share of each stream in the epoch; the sum is 1.
+        global_batch: Number of samples in a batch over all ranks.
 
     Raises:
-        ConfigError: A stream has none.
+        ConfigError: A stream has no sample in a batch.
     """
     exact = global_batch * np.array(shares)
     parts = np.floor(exact).astype(np.int64)
@@ -43,11 +41,11 @@ def portions(shares: Sequence[float], global_batch: int) -> list[int]:
 
 
 def stratify(streams: Sequence[Batches], parts: Sequence[int]) -> Batches:
-    """Return global batches, `(batches, samples) int64`, each with the next `parts` of the streams in turn.
+    """Return global batches, `(batches, samples) int64`, each with the next `parts` samples of the streams.
 
     Args:
-        streams: Each one's samples in order.
-        parts: Samples of each in a batch.
+        streams: Samples of each stream, in order.
+        parts: Number of samples of each stream in a batch.
     """
     count = min(len(samples) // part for samples, part in zip(streams, parts, strict=True))
     rows = [
@@ -57,12 +55,12 @@ def stratify(streams: Sequence[Batches], parts: Sequence[int]) -> Batches:
 
 
 def take_turns(streams: Sequence[Batches], global_batch: int, *, seed: int) -> Batches:
-    """Return global batches, `(batches, global_batch) int64`, of one stream each, as the streams' turns fall.
+    """Return global batches, `(batches, global_batch) int64`, of one stream each, in random order.
 
     Args:
-        streams: Each one's samples in order.
-        global_batch: Samples of a batch over all ranks.
-        seed: Of the turns.
+        streams: Samples of each stream, in order.
+        global_batch: Number of samples in a batch over all ranks.
+        seed: Seed of the order of streams.
 
     Raises:
         ConfigError: A stream does not fill one batch.
@@ -79,6 +77,6 @@ def take_turns(streams: Sequence[Batches], global_batch: int, *, seed: int) -> B
     np.random.default_rng(seed).shuffle(turns)
     rows = [samples[: count * global_batch] for samples, count in zip(streams, counts, strict=True)]
     batches = np.empty((len(turns), global_batch), np.int64)
-    # Each stream's batches stay in their order: the first of them at the first of its turns.
+    # The batches of one stream stay in order.
     batches[np.argsort(turns, kind="stable")] = np.concatenate(rows).reshape(-1, global_batch)
     return batches

@@ -1,8 +1,8 @@
-"""mosaicml-streaming's partitions: which places of an epoch each rank's batches hold.
+"""The partition algorithms of mosaicml-streaming, which assign positions of an epoch to the ranks' batches.
 
-The places `0..N` are cut into equal rows, one for each canonical node, and dealt out one of each row in turn.
-The nodes take turns at that, and the ranks of a node at what the node has. What does not come out even is
-filled with places that the taker had just before.
+The positions `0..N` are cut into one row per canonical node. Positions are taken from the rows in turn and
+dealt to the nodes in turn, and then to the ranks of a node in turn. Shorter rows are filled by repeating
+recent positions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ def partition(
     drop_first: int = 0,
     initial_nodes: int | None = None,
 ) -> Places:
-    """Return each rank's batches as places in the epoch, `(ranks, batches, batch_size) int64`; -1 is none.
+    """Return each rank's batches as positions in the epoch, `(ranks, batches, batch_size) int64`.
+
+    -1 is padding.
 
     Args:
-        algo: `orig` or `relaxed`. They differ where nodes and canonical nodes do not divide each other:
-            `relaxed` then plans for the nodes that the run began on, and deals each batch out anew.
-        num_samples: Of the epoch, from 1.
-        num_canonical_nodes: Rows.
-        num_nodes: Machines now.
-        ranks_per_node: Data-parallel ranks on each of them.
-        batch_size: Samples of a batch on a rank.
-        drop_first: Samples of the epoch that are done with.
-        initial_nodes: Machines that the run began on.
+        algo: `orig` or `relaxed`. They differ if neither of nodes and canonical nodes divides the other:
+            `relaxed` then plans for the initial number of nodes and deals each batch to the current ranks.
+        num_samples: Number of samples in the epoch, at least 1.
+        num_canonical_nodes: Number of rows.
+        num_nodes: Current number of nodes.
+        ranks_per_node: Data-parallel ranks per node.
+        batch_size: Number of samples in a batch on each rank.
+        drop_first: Number of samples that were read before a resume.
+        initial_nodes: Number of nodes at the start of the run.
 
     Raises:
-        ConfigError: Nodes and canonical nodes do not divide each other, and `relaxed` has no way out.
+        ConfigError: Neither of nodes and canonical nodes divides the other, and `relaxed` cannot help.
     """
     if num_canonical_nodes % num_nodes == 0 or num_nodes % num_canonical_nodes == 0:
         return _deal(num_samples, num_canonical_nodes, num_nodes, ranks_per_node, batch_size, drop_first)
@@ -88,7 +90,7 @@ def _deal(
 
 
 def _fill(rows: Places, divisor: int) -> Places:
-    """Lengthen rows to a multiple of `divisor` with places a whole turn back, or from the start if short."""
+    """Pad rows to a multiple of `divisor` with positions one round back, or from the start of short rows."""
     length = rows.shape[1]
     missing = -length % divisor
     if not missing or not length:

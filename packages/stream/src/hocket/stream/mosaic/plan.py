@@ -1,4 +1,4 @@
-"""mosaicml-streaming's order behind the same face as the native one, its state included."""
+"""The plan for the order of mosaicml-streaming, and its state format."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.stream.cursor import Cursor
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError, StateMismatchError, StreamError
 from hocket.stream.mosaic.batching import Batches, portions, stratify, take_turns
@@ -17,7 +18,6 @@ from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
 from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
 from hocket.stream.plan import Pass
-from hocket.stream.position import Cursor
 
 _STATE_KEYS = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes")
 _VOID = -1
@@ -28,7 +28,7 @@ _MANY_NODES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MosaicSettings:
-    """What that order depends on beside data, ranks and epoch."""
+    """The settings of the order, besides data, ranks and epoch."""
 
     shuffle: bool
     """Whether samples are shuffled."""
@@ -37,47 +37,46 @@ class MosaicSettings:
     """`naive`, `py1s`, `py2s`, `py1br` or `py1e`."""
 
     shuffle_seed: int
-    """Of shuffles and draws."""
+    """Seed of shuffling and sampling."""
 
     shuffle_block_size: int | None
-    """Samples of a block, from 2; None is the larger of 262,144 and 4,000,000 over the canonical nodes."""
+    """Number of samples in a block, at least 2; None is max(262,144, 4,000,000 / canonical nodes)."""
 
     partition_algo: str
     """`orig` or `relaxed`."""
 
     num_canonical_nodes: int | None
-    """Parts that are shuffled each within itself; None is 64 a machine for `py1s` and `py2s`, else 1."""
+    """Number of parts shuffled separately; None is 64 per node for `py1s` and `py2s`, else 1 per node."""
 
     batching_method: str
-    """How streams come together: `random`, `stratified` or `per_stream`."""
+    """How batches mix streams: `random`, `stratified` or `per_stream`."""
 
     shares: tuple[float, ...]
-    """Of each stream in an epoch; they add up to 1."""
+    """Share of each stream in an epoch; the sum is 1."""
 
     sampling_method: str
-    """Whether a part of a stream is drawn anew in each epoch: `balanced` or `fixed`."""
+    """Whether a partly used stream is sampled anew in each epoch (`balanced`) or once (`fixed`)."""
 
     sampling_granularity: int
-    """Samples drawn from one shard at a time where a part of a stream is taken."""
+    """Number of samples drawn from one shard at a time if a stream is used in part."""
 
     batch_size: int
-    """Samples of a batch on each rank."""
+    """Number of samples in a batch on each rank."""
 
 
 class MosaicPlan:
-    """The order that mosaicml-streaming would give: `O(samples)` in time and memory for each pass.
+    """The order of mosaicml-streaming. Planning takes time and memory proportional to the samples.
 
-    A pass from the middle of an epoch is planned as a run that resumes there is: what is done with is left
-    out, and the rest is dealt out to the ranks of today. The global batches stay the same sets of samples on
-    any number of ranks that divides the global batch, but for the last ones, filled with samples once more.
-    Where batches are made of the streams one by one, all of them are full, and one that was begun is given
-    again. With `per_stream` they are others on other ranks: how many batches a stream fills depends on the
-    ranks there, and on that whose turn is when. An epoch that another number of them finishes leaves samples
-    out and has others twice, and nothing in the state tells.
+    After a resume, the samples that were read are dropped, and the rest is dealt to the current ranks. Global
+    batches are the same sets of samples on any number of ranks that divides the global batch size, except
+    for the last ones, which are padded with repeated samples. With `stratified` and `per_stream` all
+    batches are full, and a batch that was read in part is repeated. With `per_stream` the batches depend on
+    the number of ranks: an epoch that is resumed on another number leaves samples out and repeats others,
+    which the state cannot show.
 
     Raises:
-        ConfigError: The machines and the canonical nodes do not divide each other, or a stream has no part in
-            the batches.
+        ConfigError: Neither of nodes and canonical nodes divides the other, or a stream has no samples in the
+            batches.
     """
 
     def __init__(
@@ -115,22 +114,22 @@ class MosaicPlan:
         self._rest = self._extent(origin.sample) if origin.sample else self._whole
 
     def num_batches(self, epoch: int) -> int:
-        """Return the batches of an epoch; what lies before a resume counts as batches of today's size."""
+        """Return the number of batches in an epoch, with those before a resume in the current size."""
         if epoch == self._origin.epoch:
             return self._done() + self._rest[0]
         return self._whole[0]
 
     def num_local_samples(self, epoch: int) -> int:
-        """Return how many samples this rank yields in a whole epoch."""
+        """Return the number of samples that this rank yields in a whole epoch."""
         return self._whole[1]
 
     def passes(self, epoch: int, start: int) -> Pass:
-        """Return the way on from batch `start`; the order is of this rank alone."""
+        """Return the iteration from batch `start` on. Its order holds the batches of this rank only."""
         places = self._places(epoch, self._sample(epoch, start))
         is_there = places != _VOID
         shares = np.stack([is_there[self._rank].sum(axis=1), is_there.sum(axis=(0, 2))], axis=1)
         mine = places[self._rank].copy()
-        # A rank without a share of the last batch reads one sample all the same, to make its step with.
+        # A rank without a share of the last batch reads one sample, so that it has a step.
         mine[shares[:, 0] == 0, 0] = places[is_there].max(initial=0)
         edges = np.concatenate([[0], (mine != _VOID).sum(axis=1).cumsum()]).astype(np.uint64)
         ids = self._ids(epoch)[mine[mine != _VOID]].astype(np.uint64)
@@ -138,7 +137,7 @@ class MosaicPlan:
         return Pass(order=order, start=start, rank=0, world_size=1, shares=shares)
 
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
-        """Return a global batch's samples, rank by rank, by their numbers in storage order."""
+        """Return the samples of a global batch, rank by rank, as numbers in storage order."""
         if not 0 <= batch < self.num_batches(epoch):
             raise IndexError(
                 f"batch {batch} of epoch {epoch}: expected a number from 0 to below {self.num_batches(epoch)}"
@@ -148,17 +147,17 @@ class MosaicPlan:
         return found
 
     def notices(self) -> list[tuple[int, str]]:
-        """Return how many samples an epoch has twice or leaves out, so that its batches come out even."""
+        """Return log messages about samples that are repeated or left out to make batches even."""
         method = self.settings.batching_method
         how = "`order='mosaic'`, " + (f"`batching_method={method!r}`, " if method != "random" else "")
         how += f"{self._origin.num_canonical_nodes} canonical nodes, {self._world_size} ranks"
         more = self._whole[2] - self._num_samples
         if more > 0:
-            return [(logging.WARNING, f"{more} samples of each epoch come again ({how})")]
+            return [(logging.WARNING, f"{more} samples of each epoch are repeated ({how})")]
         return [(logging.WARNING, f"each epoch leaves {-more} samples out ({how})")] if more else []
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """Return where `cursor` is, as mosaicml-streaming's own state."""
+        """Return the position of `cursor` as a state of mosaicml-streaming."""
         is_over = cursor.batch >= self.num_batches(cursor.epoch)
         if is_over and cursor.epoch == self._origin.epoch:
             sample = min(self._origin.sample + self._rest[2], self._last_sample)
@@ -173,7 +172,7 @@ class MosaicPlan:
         }
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Move `cursor` to where `state` was taken, here or there, and take over its canonical nodes.
+        """Move `cursor` to the position in a state of mosaicml-streaming, and adopt its canonical nodes.
 
         Raises:
             StateMismatchError: Its seed, or its canonical nodes, are other than those given here, or it lies
@@ -206,7 +205,7 @@ class MosaicPlan:
 
     @property
     def _last_sample(self) -> int:
-        """The most samples that an epoch comes to on any number of ranks that divides the global batch."""
+        """Upper bound of samples in an epoch, for all numbers of ranks that divide the global batch."""
         return self._whole[0] * self._global_batch
 
     @property
@@ -214,19 +213,19 @@ class MosaicPlan:
         return sum(self._engine.counts)
 
     def _done(self) -> int:
-        """How many of today's batches the samples before the origin count as."""
+        """Return the number of current batches that the samples before the origin count as."""
         batches, begun = divmod(self._origin.sample, self._global_batch)
         return batches + (begun > 0 and self.settings.batching_method == "random")
 
     def _sample(self, epoch: int, batch: int) -> int:
-        """How many samples of an epoch lie before a batch."""
+        """Return the number of samples before a batch of an epoch."""
         done = self._done()
         if epoch != self._origin.epoch or batch < done:
             return batch * self._global_batch
         return self._origin.sample + (batch - done) * self._global_batch
 
     def _places(self, epoch: int, drop_first: int) -> Places:
-        """Each rank's batches, `(ranks, batches, batch_size)`, as places in `_ids`; -1 is none."""
+        """Return each rank's batches, `(ranks, batches, batch_size)`, as positions; -1 is padding."""
         if self.settings.batching_method == "random":
             return self._partition(self._num_samples, drop_first=drop_first)
         batches = self._stream_batches(epoch)[drop_first // self._global_batch :]
@@ -234,14 +233,14 @@ class MosaicPlan:
         return ranks.transpose(1, 0, 2)
 
     def _stream_batches(self, epoch: int) -> Batches:
-        """The epoch's global batches where streams do not mix."""
+        """Return the global batches of an epoch for `stratified` and `per_stream`."""
         settings, counts = self.settings, self._engine.counts
         parts = None
         if settings.batching_method == "stratified":
             parts = portions(settings.shares, self._global_batch)
         streams = []
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
-            # Stratified, a stream is dealt out sample by sample, as to one machine.
+            # With `stratified`, a stream is dealt by samples, as on one node.
             ranks = self._partition(count, is_single=parts is not None)
             places = ranks.transpose(1, 0, 2).reshape(-1)
             streams.append(first + places[places != _VOID] if count else places[:0])
@@ -262,17 +261,17 @@ class MosaicPlan:
         )
 
     def _extent(self, drop_first: int) -> tuple[int, int, int]:
-        """Batches, samples on this rank and samples over all ranks of what is left of an epoch."""
+        """Return the batches, samples on this rank, and samples over all ranks in the rest of an epoch."""
         is_there = self._places(0, drop_first) != _VOID
         return is_there.shape[1], int(is_there[self._rank].sum()), int(is_there.sum())
 
     def _drift(self, epoch: int) -> int:
-        """What an epoch adds to the run's seed for the streams' turns."""
+        """Return the epoch's offset to the seed for the order of streams."""
         is_new = self.settings.shuffle and self.settings.sampling_method == "balanced"
         return epoch if is_new else 0
 
     def _ids(self, epoch: int) -> Ids:
-        """The samples of an epoch by place."""
+        """Return the samples of an epoch by position."""
         if self._cached is None or self._cached[0] != epoch:
             self._cached = (epoch, self._draw_all(epoch))
         return self._cached[1]
@@ -281,7 +280,7 @@ class MosaicPlan:
         sizes, counts, blocks = self._shard_sizes, self._engine.counts, self._blocks()
         if self.settings.batching_method == "random":
             return self._draw(epoch, sizes, counts, blocks[0])
-        # Each stream is drawn and shuffled as if it were alone.
+        # Each stream is sampled and shuffled separately.
         parts = []
         first = 0
         for stream, count, block in zip(sizes, counts, blocks, strict=True):
@@ -290,7 +289,7 @@ class MosaicPlan:
         return np.concatenate(parts)
 
     def _blocks(self) -> list[int]:
-        """Samples of a shuffle's block: for all, or of each stream where they are shuffled alone."""
+        """Return the shuffle's block size: one, or one per stream if they are shuffled separately."""
         settings = self.settings
         block = settings.shuffle_block_size
         if block is None:
@@ -329,13 +328,13 @@ class MosaicPlan:
         return ids[given.run(settings.shuffle_algo)]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers plan anew rather than be sent an epoch.
+        # Workers compute the plan, which is cheaper than pickling it.
         return self.__dict__ | {"_cached": None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Origin:
-    """Where this run began, or the latest state was taken."""
+    """The start of the run, or the position of the last loaded state."""
 
     num_canonical_nodes: int
     initial_nodes: int

@@ -1,4 +1,4 @@
-"""What an epoch takes of each stream, drawn as mosaicml-streaming draws it."""
+"""Sampling of streams in an epoch, as in mosaicml-streaming."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Ids = NDArray[np.int64]
 def resolve_shares(
     weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None
 ) -> NDArray[np.float64] | None:
-    """Return which part of an epoch each stream is to have, or None where they give their numbers of samples.
+    """Return each stream's share of an epoch; None if the weights are absolute.
 
     Args:
-        weights: Of the streams.
-        sizes: Their samples.
-        epoch_size: Of all streams together.
+        weights: Weights of the streams.
+        sizes: Number of samples in each stream.
+        epoch_size: Number of samples in an epoch.
 
     Raises:
-        ConfigError: Some streams have a proportion and others none, all proportions are 0, or `epoch_size`
-            stands beside `repeat` or `choose`.
+        ConfigError: Only some streams have a proportion, all proportions are 0, or `epoch_size` is given
+            beside `repeat` or `choose`.
     """
     shares = [weight.proportion for weight in weights]
     is_absolute = any(weight.repeat is not None or weight.choose is not None for weight in weights)
@@ -51,13 +51,13 @@ def resolve_shares(
 def resolve_counts(
     weights: Sequence[Weighted], sizes: Sequence[int], *, epoch_size: int | None, seed: int
 ) -> list[int]:
-    """Return how many samples of each stream an epoch has.
+    """Return the number of samples of each stream in an epoch.
 
-    With proportions, or without weights and with an `epoch_size`, each stream has its share rounded down, and
-    streams drawn by `seed`, the run's, have one more, until the epoch is full.
+    With proportions, or with `epoch_size` and no weights, shares are rounded down, and streams chosen at
+    random with `seed` get one more until the epoch is full.
 
     Raises:
-        ConfigError: See `resolve_shares`.
+        ConfigError: As `resolve_shares`.
     """
     shares = resolve_shares(weights, sizes, epoch_size=epoch_size)
     if shares is None:
@@ -79,18 +79,18 @@ def draw(
     sampling_method: str,
     granularity: int,
 ) -> tuple[list[int], Ids]:
-    """Return an epoch's units and its samples along them, by their numbers in storage order.
+    """Return the sizes of an epoch's shuffle units, and the samples of all units as numbers in storage order.
 
-    A unit is a shard, once for each time that the epoch has all of it, or a part of one.
+    A unit is a whole shard, once per repetition, or the sampled part of a shard.
 
     Args:
-        shard_sizes: Samples of each shard, by stream.
-        counts: Samples that the epoch has of each stream.
-        seed: Of the run.
-        epoch: From 0.
-        shuffle: Whether shards' parts may differ from epoch to epoch.
-        sampling_method: `balanced`, or `fixed`: every epoch has the same part of a stream.
-        granularity: Samples drawn from one shard at a time.
+        shard_sizes: Number of samples in each shard, by stream.
+        counts: Number of samples of each stream in the epoch.
+        seed: Seed of the run.
+        epoch: The epoch.
+        shuffle: Whether the parts of shards may differ between epochs.
+        sampling_method: `balanced`, or `fixed` for the same part of a stream in all epochs.
+        granularity: Number of samples drawn from one shard at a time.
     """
     sample_seed = seed + (epoch if sampling_method == "balanced" else 0)
     shard_seed = sample_seed if shuffle else seed
@@ -106,7 +106,7 @@ def draw(
             ids += [np.arange(first, first + size)] * whole
             if take:
                 units.append(take)
-                is_part = take < size  # A shard that is taken whole asks nothing of the generator.
+                is_part = take < size  # The generator is not used for a whole shard.
                 part = np.sort(rng.choice(size, take, replace=False)) if is_part else np.arange(size)
                 ids.append(first + part)
             first += size
@@ -120,7 +120,7 @@ def _count(weight: Weighted, size: int) -> int:
 
 
 def _spread(sizes: Sequence[int], count: int, rng: np.random.Generator, granularity: int) -> list[int]:
-    """How many of `count` samples each shard gives: whole grains in shuffled order, the last one cut."""
+    """Return the samples taken from each shard: whole grains in random order, the last one cut."""
     takes = [0] * len(sizes)
     if not count:
         return takes

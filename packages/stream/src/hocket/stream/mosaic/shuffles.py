@@ -1,7 +1,7 @@
-"""mosaicml-streaming's five shuffles: NumPy's generator, asked the same questions in the same order.
+"""The five shuffle algorithms of mosaicml-streaming, with the same sequence of calls to NumPy's generator.
 
-All but `naive` first shuffle the units (shards, or parts of them) by the seed alone, cut them at the bounds
-of the canonical nodes, and then, by seed and epoch, mix each node's samples without crossing its bounds.
+All but `naive` shuffle the units (shards, or parts of shards) with the seed alone, cut them at the
+boundaries of the canonical nodes, and then shuffle the samples of each node with seed and epoch.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ Nodes = list[list[Span]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shuffle:
-    """What a shuffle depends on."""
+    """The parameters of a shuffle."""
 
     unit_sizes: Sequence[int]
-    """Samples of each unit; the samples are numbered along the units."""
+    """Number of samples in each unit; samples are numbered along the units."""
 
     num_canonical_nodes: int
-    """Parts that are mixed each within itself."""
+    """Number of parts that are shuffled separately."""
 
     seed: int
-    """Of the run."""
+    """Seed of the run."""
 
     epoch: int
-    """From 0."""
+    """The epoch."""
 
     block_size: int
-    """Samples, for `py1br` and `py1e`; from 2."""
+    """Number of samples in a block of `py1br` and `py1e`; at least 2."""
 
     def run(self, algo: str) -> Ids:
         """Return the samples of the epoch in shuffled order, `(num_samples,) int64`; see `ALGORITHMS`."""
         return ALGORITHMS[algo](self)
 
     def for_run(self) -> np.random.Generator:
-        """Return the generator of what stays the same in all epochs."""
+        """Return the generator whose draws are the same in all epochs."""
         return np.random.default_rng(self.seed)
 
     def for_epoch(self) -> np.random.Generator:
-        """Return the generator of the epoch."""
+        """Return the generator of this epoch."""
         return np.random.default_rng(self.seed + self.epoch)
 
 
 def _naive(given: Shuffle) -> Ids:
-    """All samples, anywhere."""
+    """Shuffle all samples."""
     return given.for_epoch().permutation(sum(given.unit_sizes))
 
 
 def _py1s(given: Shuffle) -> Ids:
-    """Samples within their unit's part."""
+    """Shuffle the samples within the parts of units."""
     nodes, rng = _shuffled_spans(given)
     parts = [np.arange(*span) for spans in nodes for span in spans]
     for part in parts:
@@ -65,7 +65,7 @@ def _py1s(given: Shuffle) -> Ids:
 
 
 def _py2s(given: Shuffle) -> Ids:
-    """As `py1s`, of units whose samples were shuffled once for the run before they were cut."""
+    """Shuffle as `py1s`, after shuffling the samples of each unit once for the run."""
     spans = _spans(given.unit_sizes)
     rng = given.for_run()
     rng.shuffle(spans)
@@ -85,7 +85,7 @@ def _py2s(given: Shuffle) -> Ids:
 
 
 def _py1br(given: Shuffle) -> Ids:
-    """Samples within blocks of about `block_size`, cut elsewhere in each node and epoch."""
+    """Shuffle within blocks of about `block_size`, with random boundaries in each node and epoch."""
     nodes, rng = _shuffled_spans(given)
     least, most = int(0.75 * given.block_size), int(1.25 * given.block_size)
     staggers = rng.integers(0, least, given.num_canonical_nodes).tolist()
@@ -105,7 +105,7 @@ def _py1br(given: Shuffle) -> Ids:
 
 
 def _py1e(given: Shuffle) -> Ids:
-    """Samples moved by up to half a block to either side of where `py1s` has them."""
+    """Move each sample by up to half a block from its position in `py1s`."""
     nodes, rng = _shuffled_spans(given)
     least, most = int(0.75 * given.block_size), int(1.25 * given.block_size)
     parts = []
@@ -127,7 +127,7 @@ def _py1e(given: Shuffle) -> Ids:
     return _join(parts)
 
 
-#: The shuffles by name.
+#: The shuffle algorithms by name.
 ALGORITHMS: dict[str, Callable[[Shuffle], Ids]] = {
     "naive": _naive,
     "py1s": _py1s,
@@ -135,12 +135,12 @@ ALGORITHMS: dict[str, Callable[[Shuffle], Ids]] = {
     "py1br": _py1br,
     "py1e": _py1e,
 }
-#: Those of them that know blocks.
+#: The algorithms that use blocks.
 BLOCK_ALGORITHMS = ("py1br", "py1e")
 
 
 def _shuffled_spans(given: Shuffle) -> tuple[Nodes, np.random.Generator]:
-    """Each canonical node's spans of samples in the epoch's order, and the generator to go on with."""
+    """Return the spans of each canonical node in the order of the epoch, and the generator of the epoch."""
     spans = _spans(given.unit_sizes)
     given.for_run().shuffle(spans)
     nodes = _cut(spans, given.num_canonical_nodes)
@@ -156,7 +156,7 @@ def _spans(sizes: Sequence[int]) -> list[Span]:
 
 
 def _cut(spans: list[Span], num_nodes: int) -> Nodes:
-    """Deal spans out to nodes of equal numbers of samples. An empty span stays where the one before ended."""
+    """Split spans between nodes of equal size. An empty span stays with the span before it."""
     total = sum(end - start for start, end in spans)
     bounds = [number * total // num_nodes for number in range(1, num_nodes + 1)]
     nodes: Nodes = [[] for _ in range(num_nodes)]

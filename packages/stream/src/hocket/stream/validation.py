@@ -1,4 +1,4 @@
-"""Arguments as people give them: NumPy's numbers are numbers, and what does not fit is refused by name."""
+"""Validation of arguments. NumPy numbers are accepted; errors name the argument."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from hocket.stream.errors import ConfigError
 
-#: What native code and a state's readers take.
+#: The largest integer of native code and of saved states.
 _MOST = (1 << 63) - 1
 
 
 def whole(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:
-    """Return a whole number as Python's own, so that it is JSON.
+    """Return an integer as a Python `int`, which JSON can hold.
 
     Raises:
-        ConfigError: It is no integer, or not in the range.
+        ConfigError: `value` is not an integer, or out of range.
     """
     try:
         if isinstance(value, (bool, np.bool_)):
@@ -32,10 +32,10 @@ def whole(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int
 
 
 def switch(name: str, value: object) -> bool:
-    """Return True or False as Python's own.
+    """Return a boolean as a Python `bool`.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: `value` is not a boolean.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise ConfigError(f"`{name}` is {value!r:.100}: expected True or False")
@@ -43,10 +43,10 @@ def switch(name: str, value: object) -> bool:
 
 
 def seconds(name: str, value: object) -> float:
-    """Return a time above 0 in seconds.
+    """Return a number of seconds above 0.
 
     Raises:
-        ConfigError: It is no finite number above 0.
+        ConfigError: `value` is not a finite number above 0.
     """
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     number = float(value) if is_number else 0.0  # type: ignore[arg-type]

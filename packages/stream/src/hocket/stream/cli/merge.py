@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from hocket.stream.cli.text import console, count, print_json, size
-from hocket.stream.inventory import Inventory
+from hocket.stream.dataset_index import DatasetIndex
 from hocket.stream.merge import merge_index
 
 __all__ = ["show"]
 
 
 def show(uris: Sequence[str], *, out: str | None, as_json: bool) -> None:
-    """Writes one index over several data sets, and prints what it holds.
+    """Write one index over several data sets and print a summary.
 
     Raises:
-        ValueError: Several data sets, and no place for their index.
+        ValueError: There are several data sets and no `out`.
     """
     if len(uris) > 1 and out is None:
         raise ValueError("`--out` is not given: expected the folder of the new index, above all data sets")
     target = uris[0] if out is None else out
     merge_index(uris[0] if out is None else list(uris), target)
-    merged = Inventory(target)
+    merged = DatasetIndex(target)
     folders = {shard.name.rpartition("/")[0] for shard in merged.shards}
     if as_json:
         print_json(

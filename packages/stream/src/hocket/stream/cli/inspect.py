@@ -8,7 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
-from hocket.stream.inventory import Inventory, Shard
+from hocket.stream.dataset_index import DatasetIndex, Shard
 
 __all__ = ["show"]
 
@@ -18,30 +18,29 @@ _FIRST_ITEMS = 6
 
 
 def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
-    """Prints columns, shards and one sample.
+    """Print columns, shards and one sample.
 
     Args:
         uri: The data set.
-        sample: The sample to show, by its number in storage order; None for none. Its shard is read.
-        unfold: Show every shard, and long values whole.
-        as_json: Print JSON and nothing else: values whole and as JSON has them, arrays with their type and
-            shape, bytes in base64.
+        sample: Number of the sample to show in storage order; None for none. Its shard is read.
+        unfold: Show all shards, and long values in full.
+        as_json: Print only JSON, with values in full: arrays with their type and shape, bytes in base64.
 
     Raises:
-        ValueError: There is no such sample.
+        ValueError: `sample` is out of range.
     """
-    inventory = Inventory(uri)
-    num_samples = inventory.index.num_samples
+    listing = DatasetIndex(uri)
+    num_samples = listing.index.num_samples
     if sample is not None and not 0 <= sample < max(num_samples, 1):
         raise ValueError(f"`--sample {sample}`: expected a number from 0 to {num_samples - 1}")
-    values = None if sample is None or not num_samples else _read_sample(inventory, sample)
+    values = None if sample is None or not num_samples else _read_sample(listing, sample)
     if as_json:
-        print_json(_document(inventory, sample, values))
+        print_json(_document(listing, sample, values))
         return
     out = console()
-    _print_head(inventory)
+    _print_head(listing)
     out.print()
-    mixed = set(inventory.index.mixed_columns)
+    mixed = set(listing.index.mixed_columns)
     rows = [
         [
             name,
@@ -49,18 +48,18 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
             "varies" if width is None else f"{width:,}",
             "not in all shards" if name in mixed else "",
         ]
-        for name, kind, width in inventory.index.columns
+        for name, kind, width in listing.index.columns
     ]
     print_table(out, ["COLUMN", "ENCODING", "BYTES", ""], rows, right=frozenset({2}))
     out.print()
-    shards = inventory.shards if unfold else inventory.shards[:_FIRST_SHARDS]
+    shards = listing.shards if unfold else listing.shards[:_FIRST_SHARDS]
     rows = [
         [shard.name, f"{shard.num_samples:,}", size(shard.raw_bytes), size(shard.stored_bytes)]
         for shard in shards
     ]
     print_table(out, ["SHARD", "SAMPLES", "RAW", "STORED"], rows, right=frozenset({1, 2, 3}))
-    if len(shards) < len(inventory.shards):
-        out.print(f"… and {count(len(inventory.shards) - len(shards), 'shard')} more (`--all` shows them)")
+    if len(shards) < len(listing.shards):
+        out.print(f"… and {count(len(listing.shards) - len(shards), 'shard')} more (`--all` shows them)")
     if values is not None:
         out.print()
         out.print(Text(f"sample {sample}", "bold"))
@@ -68,28 +67,28 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
             out.print(Text(visible(f"{name}: {_shown(value, unfold)}")))
 
 
-def _print_head(inventory: Inventory) -> None:
-    shards = inventory.shards
+def _print_head(listing: DatasetIndex) -> None:
+    shards = listing.shards
     out = console()
-    out.print(Text(inventory.uri, "bold"))
-    sizes = f"raw {size(inventory.raw_bytes)}, stored {size(inventory.stored_bytes)}"
-    out.print(f"{count(inventory.index.num_samples, 'sample')} in {count(len(shards), 'shard')}, {sizes}")
+    out.print(Text(listing.uri, "bold"))
+    sizes = f"raw {size(listing.raw_bytes)}, stored {size(listing.stored_bytes)}"
+    out.print(f"{count(listing.index.num_samples, 'sample')} in {count(len(shards), 'shard')}, {sizes}")
     for title, names in (
         ("format", {shard.entry["format"] for shard in shards}),
         ("compression", {shard.entry.get("compression") or "none" for shard in shards}),
         ("hashes", {name for shard in shards for name in shard.hashes} or {"none"}),
-        ("fingerprint", {inventory.index.fingerprint}),
+        ("fingerprint", {listing.index.fingerprint}),
     ):
         out.print(Text(visible(f"{title}: {', '.join(sorted(names))}")))
 
 
-def _read_sample(inventory: Inventory, number: int) -> dict[str, Any]:
+def _read_sample(listing: DatasetIndex, number: int) -> dict[str, Any]:
     place = number
-    for shard in inventory.shards:
+    for shard in listing.shards:
         if place < shard.num_samples:
             break
         place -= shard.num_samples
-    with inventory.open(shard) as opened:
+    with listing.open(shard) as opened:
         ((_, columns),) = opened.read(range(place, place + 1))
         decoder = opened.decoder()
         decoded = decoder.decode(columns, 1)
@@ -97,7 +96,7 @@ def _read_sample(inventory: Inventory, number: int) -> dict[str, Any]:
 
 
 def _shown(value: Any, unfold: bool) -> str:
-    """A value in one line, long ones cut."""
+    """Return a value as one line, shortened unless `unfold`."""
     if isinstance(value, np.ndarray):
         items = value.reshape(-1)
         first = items.tolist() if unfold else items[:_FIRST_ITEMS].tolist()
@@ -116,7 +115,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, whole: arrays and bytes as objects that say what they are; NaN as text."""
+    """Return a value as JSON: arrays and bytes as objects with their type, NaN as a string."""
     if isinstance(value, np.ndarray):
         return {"dtype": value.dtype.name, "shape": list(value.shape), "values": _plain(value.tolist())}
     if isinstance(value, np.generic):
@@ -137,20 +136,20 @@ def _cut(text: str, unfold: bool) -> str:
     return text if unfold or len(text) <= _VALUE_CELLS else f"{text[: _VALUE_CELLS - 1]}…"
 
 
-def _document(inventory: Inventory, sample: int | None, values: dict[str, Any] | None) -> dict[str, Any]:
-    index = inventory.index
+def _document(listing: DatasetIndex, sample: int | None, values: dict[str, Any] | None) -> dict[str, Any]:
+    index = listing.index
     mixed = set(index.mixed_columns)
     return {
-        "uri": inventory.uri,
+        "uri": listing.uri,
         "fingerprint": index.fingerprint,
         "samples": index.num_samples,
-        "raw_bytes": inventory.raw_bytes,
-        "stored_bytes": inventory.stored_bytes,
+        "raw_bytes": listing.raw_bytes,
+        "stored_bytes": listing.stored_bytes,
         "columns": [
             {"name": name, "encoding": kind, "bytes": width, "in_all_shards": name not in mixed}
             for name, kind, width in index.columns
         ],
-        "shards": [_describe(shard) for shard in inventory.shards],
+        "shards": [_describe(shard) for shard in listing.shards],
         "sample": None if values is None else {"number": sample, "values": _plain(values)},
     }
 

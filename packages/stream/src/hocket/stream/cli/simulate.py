@@ -3,14 +3,14 @@
 import dataclasses
 
 from hocket.stream.cli.text import console, count, print_json, print_table, size
-from hocket.stream.inventory import resolve_uri
-from hocket.stream.simulating import Cluster, Simulation, simulate
+from hocket.stream.dataset_index import resolve_uri
+from hocket.stream.simulation import Cluster, Simulation, simulate
 
 __all__ = ["show"]
 
 
 def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: bool) -> None:
-    """Prints what each machine of a cluster fetches and keeps, and how well the order is shuffled."""
+    """Print the downloads and the cache use of each node, and the shuffle quality."""
     found = simulate(uri, cluster, epoch=epoch, max_samples=max_samples)
     if as_json:
         print_json(

@@ -1,7 +1,6 @@
 """`hocket-stream convert`."""
 
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 
@@ -9,16 +8,16 @@ from rich.text import Text
 
 from hocket.stream.cli.text import console, count, print_json, print_table, size
 from hocket.stream.convert import convert
-from hocket.stream.inventory import Inventory
+from hocket.stream.dataset_index import DatasetIndex
 
 __all__ = ["parse_columns", "show"]
 
 
 def parse_columns(pairs: Sequence[str]) -> dict[str, str]:
-    """`name=encoding`, each.
+    """Parse texts of the form `name=encoding`.
 
     Raises:
-        ValueError: One has no `=`, or nothing on a side of it.
+        ValueError: A text does not have this form.
     """
     columns = {}
     for pair in pairs:
@@ -41,7 +40,7 @@ def show(
     exist_ok: bool,
     as_json: bool,
 ) -> None:
-    """Converts a source and prints what was written."""
+    """Convert a source and print a summary."""
     began = time.monotonic()
     done = convert(
         source,
@@ -52,9 +51,9 @@ def show(
         hashes=[name.strip() for name in hashes.split(",") if name.strip()],
         size_limit=size_limit,
         exist_ok=exist_ok,
-        progress_bar=sys.stderr.isatty() and not as_json,
+        progress_bar=not as_json,
     )
-    written = Inventory(destination)
+    written = DatasetIndex(destination)
     if as_json:
         print_json(
             {

@@ -9,16 +9,16 @@ from rich.text import Text
 
 from hocket.stream.cli.progress import progress
 from hocket.stream.cli.text import console, count, print_json, size, visible
-from hocket.stream.inventory import Inventory
-from hocket.stream.verifying import Checked, Verdict, verify
+from hocket.stream.dataset_index import DatasetIndex
+from hocket.stream.verification import Checked, Verdict, verify
 
 __all__ = ["show"]
 
 
 def show(uri: str, *, as_json: bool) -> bool:
-    """Verifies a data set and prints the verdict; whether it is sound."""
+    """Verify a data set and print the result; return whether it is intact."""
     began = time.monotonic()
-    total = Inventory(uri).stored_bytes
+    total = DatasetIndex(uri).stored_bytes
     out = console()
     with progress("verifying", total=total, quiet=as_json) as advance:
 

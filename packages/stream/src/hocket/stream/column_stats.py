@@ -1,4 +1,4 @@
-"""How large a data set's values are, column by column."""
+"""Statistics of the sizes of a data set's values, by column."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.stream.columns import RawColumn
+from hocket.stream.dataset_index import DatasetIndex, Shard
 from hocket.stream.encodings import resolve_encoding
 from hocket.stream.encodings.arrays import SCALARS
 from hocket.stream.errors import ConfigError
-from hocket.stream.inventory import Inventory, Shard
 
 _NUM_BINS = 33
 
 
 @dataclass(kw_only=True, slots=True)
 class ColumnSizes:
-    """One column's values."""
+    """Statistics of one column."""
 
     name: str
     encoding: str
     num_values: int = 0
 
     num_bytes: int = 0
-    """Bytes of all values, unpacked."""
+    """Uncompressed bytes of all values."""
 
     least_bytes: int = 0
     most_bytes: int = 0
 
     bins: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)
-    """Values by size: bin 0 has those of 0 bytes, bin `b` those from `2^(b-1)` to below `2^b` bytes."""
+    """Histogram of sizes: bin 0 counts values of 0 bytes, bin `b` those from `2^(b-1)` to below `2^b`
+    bytes."""
 
     least: float | None = None
-    """The least finite number, of a column of numbers."""
+    """Smallest finite number, if the column has numbers."""
 
     most: float | None = None
 
     def add(self, other: ColumnSizes) -> None:
-        """Count another shard's values of the same column."""
+        """Add the statistics of another shard for the same column."""
         if not other.num_values:
             return
         smaller = min(self.least_bytes, other.least_bytes)
@@ -57,32 +58,32 @@ class ColumnSizes:
 def measure(
     uri: str, *, num_shards: int | None = None, on_shard: Callable[[Shard], None] | None = None
 ) -> tuple[list[ColumnSizes], list[Shard]]:
-    """Return the sizes of each column's values, and the shards that were read for it.
+    """Return statistics of each column, and the shards that were read.
 
-    Nothing is decoded but numbers. A column comes more than once where shards differ in its encoding.
+    Only numbers are decoded. A column has several entries if shards differ in its encoding.
 
     Args:
-        uri: The data set's folder, a path or a URI.
-        num_shards: Read only so many, evenly spaced; by default all.
+        uri: Path or URI of the data set's folder.
+        num_shards: Number of shards to read, evenly spaced; by default all.
         on_shard: Called after each shard.
 
     Raises:
-        ConfigError: `num_shards` is below 1, or the data set uses what is not supported.
-        IndexNotFoundError: There is no data set.
-        IndexCorruptError: Its index cannot be trusted.
-        ShardNotFoundError: A shard is not there.
-        ShardCorruptError: Its bytes are not what the index says.
-        StoreError: The store's own errors, as they come.
+        ConfigError: `num_shards` is below 1, or the data set uses an unsupported feature.
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        ShardNotFoundError: A shard does not exist.
+        ShardCorruptError: A shard does not match the index.
+        StoreError: The object store failed.
     """
     if num_shards is not None and num_shards < 1:
         raise ConfigError(f"`num_shards` is {num_shards}: expected at least 1")
-    inventory = Inventory(uri)
-    total = len(inventory.shards)
+    listing = DatasetIndex(uri)
+    total = len(listing.shards)
     count = total if num_shards is None else min(num_shards, total)
-    chosen = [inventory.shards[place * total // count] for place in range(count)]
+    chosen = [listing.shards[place * total // count] for place in range(count)]
     found: dict[tuple[str, str], ColumnSizes] = {}
     for shard, columns in zip(
-        chosen, inventory.each(lambda shard: _measure_shard(inventory, shard), chosen), strict=True
+        chosen, listing.each(lambda shard: _measure_shard(listing, shard), chosen), strict=True
     ):
         for column in columns:
             key = (column.name, column.encoding)
@@ -92,8 +93,8 @@ def measure(
     return list(found.values()), chosen
 
 
-def _measure_shard(inventory: Inventory, shard: Shard) -> list[ColumnSizes]:
-    with inventory.open(shard) as opened:
+def _measure_shard(listing: DatasetIndex, shard: Shard) -> list[ColumnSizes]:
+    with listing.open(shard) as opened:
         sums = [ColumnSizes(name=name, encoding=kind) for name, kind, _ in opened.columns]
         for samples, columns in opened.read():
             for total, raw in zip(sums, columns, strict=True):

@@ -1,4 +1,4 @@
-"""A data set as its index lists it, and its shards read one by one, each in a folder that goes with it."""
+"""The index of a data set, and access to its shards one by one, for the command's tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hocket.stream.output import FILE_KEYS, INDEX_NAME, is_local, local_path
 _DEADLINE_S = 120.0
 _BATCH_BYTES = 16 << 20
 _SHARDS_AT_ONCE = 4
-# The index may lie about a shard's samples: no list is as long as it says before the shard has been opened.
+# Bounds a list whose length comes from the index, which may be wrong until the shard has been opened.
 _NUMBERS_AT_ONCE = 1 << 20
 
 T = TypeVar("T")
@@ -29,29 +29,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One entry of an index."""
+    """An entry of the index."""
 
     number: int
-    """Its place in the index."""
+    """Position in the index."""
 
     entry: dict[str, Any]
-    """What the index says of it."""
+    """The entry as JSON values."""
 
     @property
     def name(self) -> str:
-        """The base name of its raw data, with the folder below a merged index."""
+        """File name of the raw data, with the folder below a merged index."""
         name: str = self.entry["raw_data"]["basename"]
         return name
 
     @property
     def num_samples(self) -> int:
-        """Samples in it."""
+        """Number of samples."""
         count: int = self.entry["samples"]
         return count
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of its files when unpacked."""
+        """Bytes of its files when decompressed."""
         return sum(file["bytes"] for file in self._files("raw_data", "raw_meta"))
 
     @property
@@ -61,12 +61,12 @@ class Shard:
 
     @property
     def stored_files(self) -> list[dict[str, Any]]:
-        """What the index says of the files that are stored: the packed ones where there are any."""
+        """Entries of the stored files: the compressed ones, if there are any."""
         return self._files("zip_data", "zip_meta") or self._files("raw_data", "raw_meta")
 
     @property
     def hashes(self) -> list[str]:
-        """Names of the digests that its stored data carries."""
+        """Names of the digests of the stored data."""
         return sorted(self.stored_files[0].get("hashes") or {})
 
     def _files(self, *keys: str) -> list[dict[str, Any]]:
@@ -74,21 +74,21 @@ class Shard:
 
 
 def resolve_uri(uri: str) -> str:
-    """Return how messages and documents name a data set: a whole path, or the URI without a last slash."""
+    """Return the name of a data set in messages: an absolute path, or the URI without a trailing slash."""
     return str(local_path(uri).absolute()) if is_local(uri) else uri.rstrip("/")
 
 
-class Inventory:
-    """The shards of a data set, in a folder or a store. Nothing is written there, and no cache is kept.
+class DatasetIndex:
+    """The index of a data set, and its shards. Read-only, without a cache.
 
     Args:
-        uri: The data set's folder, a path or a URI.
+        uri: Path or URI of the data set's folder.
 
     Raises:
-        IndexNotFoundError: There is no data set.
-        IndexCorruptError: Its index cannot be trusted.
-        ConfigError: It uses what is not supported.
-        StoreError: The store's own errors, as they come.
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        ConfigError: The data set uses an unsupported feature.
+        StoreError: The object store failed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -106,7 +106,7 @@ class Inventory:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all shards when unpacked."""
+        """Bytes of all shards when decompressed."""
         return sum(shard.raw_bytes for shard in self.shards)
 
     @property
@@ -116,13 +116,13 @@ class Inventory:
 
     @contextlib.contextmanager
     def open(self, shard: Shard) -> Iterator[OpenShard]:
-        """Fetch a shard into a temporary folder, and remove it at the end. Sizes and digest are compared.
+        """Fetch a shard into a temporary folder, check its size and digest, and remove it at the end.
 
         Raises:
-            ShardNotFoundError: It is not there.
-            ShardCorruptError: Its bytes are not what the index says.
+            ShardNotFoundError: The shard does not exist.
+            ShardCorruptError: The shard does not match the index.
         """
-        entry = self._at_hand(shard.entry)
+        entry = self._without_missing_zip(shard.entry)
         alone = json.dumps({"version": 2, "shards": [entry]}).encode()
         index = _native.ShardIndex.parse(alone, self.origin)
         with tempfile.TemporaryDirectory(prefix="hocket-stream-") as folder:
@@ -140,11 +140,11 @@ class Inventory:
             try:
                 yield OpenShard(shard, index, cache, self.origin)
             except ShardCorruptError as error:
-                # The folder is gone when somebody reads this.
+                # The temporary folder is gone when the message is read.
                 raise ShardCorruptError(str(error).replace(folder, self.uri)) from None
 
-    def _at_hand(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry without its packed files, where a local reader has unpacked and removed them."""
+    def _without_missing_zip(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry without compressed files if a local reader has decompressed and removed them."""
         if entry.get("zip_data") and is_local(self.uri):
             names = {key: entry[key]["basename"] for key in FILE_KEYS if entry.get(key)}
             here = {key for key, name in names.items() if (local_path(self.uri) / name).exists()}
@@ -153,7 +153,7 @@ class Inventory:
         return entry
 
     def each(self, work: Callable[[Shard], T], shards: Sequence[Shard] | None = None) -> Iterator[T]:
-        """Yield `work` of each shard, in order; threads do a few at once."""
+        """Yield the result of `work` for each shard, in order; a few threads run concurrently."""
         pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, thread_name_prefix="hocket-shard")
         try:
             yield from pool.map(work, self.shards if shards is None else shards)
@@ -162,25 +162,25 @@ class Inventory:
 
 
 class OpenShard:
-    """A shard's samples, as the bytes of whole columns and as values."""
+    """The samples of a shard, as bytes of whole columns and as values."""
 
     def __init__(
         self, shard: Shard, index: _native.ShardIndex, cache: _native.ShardCache, origin: str
     ) -> None:
         self.shard = shard
         self.columns = index.columns
-        """Name, encoding and bytes a value (or None) of each column."""
+        """Name, encoding and bytes per value (or None) of each column."""
         self._index = index
         self._cache = cache
         self._origin = origin
 
     def read(self, samples: range | None = None) -> Iterator[tuple[range, list[RawColumn]]]:
-        """Yield numbers of samples within the shard and their columns, about 16 MiB at a time.
+        """Yield sample numbers within the shard and their columns, about 16 MiB at a time.
 
         Raises:
-            ShardNotFoundError: The shard is not there.
-            ShardCorruptError: Its size, digest, table of offsets or a sample's own sizes are wrong.
-            StoreError: The store's own errors, as they come.
+            ShardNotFoundError: The shard does not exist.
+            ShardCorruptError: The shard's size, digest, offsets or sample sizes are wrong.
+            StoreError: The object store failed.
         """
         wanted = range(self.shard.num_samples) if samples is None else samples
         for begin in range(0, len(wanted), _NUMBERS_AT_ONCE):
@@ -212,14 +212,14 @@ class OpenShard:
             reader.close()
 
     def decoder(self, *, loads_images: bool = False) -> ColumnSet:
-        """Return what makes values of columns; pickled objects stay bytes, since decoding them runs code.
+        """Return a decoder of the columns. Pickled objects stay bytes, because decoding them runs code.
 
         Args:
-            loads_images: Decode images' pixels too.
+            loads_images: Decode the pixels of images.
 
         Raises:
             ConfigError: An encoding is unknown.
-            IndexCorruptError: A column's size is not its encoding's.
+            IndexCorruptError: The size of a column is not that of its encoding.
         """
         columns = [(name, "bytes" if kind == "pkl" else kind, width) for name, kind, width in self.columns]
         return ColumnSet(

@@ -1,4 +1,4 @@
-"""What a cluster would fetch, keep and see of a data set, counted on its real order from its index alone."""
+"""Simulation of downloads, cache use and shuffle quality on a cluster, from the index alone."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.native import _native
+from hocket.stream.dataset_index import DatasetIndex
 from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
 from hocket.stream.errors import ConfigError
-from hocket.stream.inventory import Inventory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """The machines, and how they read.
+    """A cluster and its reading settings.
 
     Raises:
         ConfigError: A number is below 1.
     """
 
     num_nodes: int = 1
-    """Machines, each with a cache of its own that all of its ranks share."""
+    """Number of nodes; the ranks of a node share one cache."""
 
     ranks_per_node: int = 1
-    """Data-parallel ranks of each."""
+    """Number of data-parallel ranks per node."""
 
     batch_size: int = 32
-    """Samples of a batch on each rank."""
+    """Number of samples in a batch on each rank."""
 
     cache_limit: int | None = None
-    """Bytes of raw shards that a machine keeps; what was used longest ago goes first. None for all."""
+    """Maximum bytes of raw shards in the cache of a node, with LRU eviction. None for no limit."""
 
     shuffle: bool = True
     """Whether shards and blocks are permuted."""
 
     shuffle_seed: int = SHUFFLE_SEED
-    """Of the permutations."""
+    """Seed of the permutations."""
 
     shuffle_block_size: int = SHUFFLE_BLOCK_SIZE
-    """Samples of a block."""
+    """Number of samples in a shuffle block."""
 
     num_canonical_nodes: int | None = None
-    """Lanes; by default as `StreamingDataset` chooses them."""
+    """Number of lanes; by default as `StreamingDataset` chooses it."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -63,98 +63,97 @@ class Cluster:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a batch over all ranks."""
+        """Number of samples in a batch over all ranks."""
         return self.batch_size * self.ranks_per_node * self.num_nodes
 
     @property
     def lanes(self) -> int:
-        """Lanes that each batch is drawn from."""
+        """Number of lanes that each batch is drawn from."""
         default = math.gcd(self.global_batch_size, MOST_LANES) if self.shuffle else 1
         return self.num_canonical_nodes or default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeUse:
-    """What one machine does in the batches that were looked at."""
+    """Reads of one node in the simulated batches."""
 
     num_samples: int
 
     num_shards: int
-    """Different shards that it reads."""
+    """Number of distinct shards."""
 
     num_fetches: int
-    """Shards that it fetches, those again that its cache had given up."""
+    """Number of fetched shards, counting a shard again after its eviction."""
 
     fetched_bytes: int
-    """Bytes of those, as they are stored."""
+    """Stored bytes of the fetched shards."""
 
     cache_bytes: int
-    """The most bytes of raw shards between their first and their last use: with less, some come twice."""
+    """Largest total size of shards between first and last use. A smaller cache fetches shards again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """An epoch, or its beginning."""
+    """The result for an epoch, or for its first batches."""
 
     num_samples: int
-    """Of the data set."""
+    """Number of samples in the data set."""
 
     num_shards: int
 
     num_batches: int
-    """Of the whole epoch."""
+    """Number of batches in the whole epoch."""
 
     batches_seen: int
-    """Batches that were looked at, from the first on."""
+    """Number of simulated batches."""
 
     nodes: tuple[NodeUse, ...]
 
     shards_per_batch: float
-    """Different shards in a global batch, on average."""
+    """Mean number of distinct shards in a global batch."""
 
     uniform_shards_per_batch: float
-    """What a batch drawn uniformly from the whole data set would have."""
+    """Expected number for a batch drawn uniformly from the data set."""
 
     neighbour_distance: float | None
-    """How far samples that are neighbours in a shard are apart in the order, on average, where 1 is what a
-    uniform permutation of the whole data set gives and 0 is the order of storage. None unless the whole epoch
-    was looked at."""
+    """Mean distance in the order between neighbours in a shard: 1 for a uniform permutation of the data
+    set, 0 for storage order. None unless the whole epoch was simulated."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole epoch was looked at."""
+        """Whether the whole epoch was simulated."""
         return self.batches_seen == self.num_batches
 
 
 def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4_000_000) -> Simulation:
-    """Count what a cluster does with a data set in an epoch, or in its first `max_samples` samples.
+    """Simulate the reads of a cluster in an epoch, or in its first `max_samples` samples.
 
-    The order is the native one, and only the index is read. Memory and time grow with the samples looked at
-    and with the shards, not with the size of the data set.
+    Uses the native order and reads only the index. Memory and time are proportional to the number of
+    simulated samples and of shards.
 
     Args:
-        uri: The data set's folder, a path or a URI.
-        cluster: The machines.
-        epoch: Which epoch's order.
-        max_samples: How many samples to look at; at least one batch is.
+        uri: Path or URI of the data set's folder.
+        cluster: The cluster.
+        epoch: The epoch.
+        max_samples: Number of samples to simulate, rounded down to batches, but at least one batch.
 
     Raises:
-        ConfigError: There are more ranks than samples, the lanes do not divide the batch, or another argument
-            does not work.
-        IndexNotFoundError: There is no data set.
-        IndexCorruptError: Its index cannot be trusted.
-        StoreError: The store's own errors, as they come.
+        ConfigError: There are more ranks than samples, the lanes do not divide the batch, or another
+            argument is not valid.
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        StoreError: The object store failed.
     """
-    inventory = Inventory(uri)
-    total = inventory.index.num_samples
+    listing = DatasetIndex(uri)
+    total = listing.index.num_samples
     num_ranks = cluster.num_nodes * cluster.ranks_per_node
     if total < num_ranks:
         raise ConfigError(f"the data set has {total} samples for {num_ranks} ranks: expected one for each")
     if max_samples < 1 or epoch < 0:
         raise ConfigError(f"`max_samples` is {max_samples} and `epoch` {epoch}: expected 1 and 0, or more")
-    order = _order(inventory, cluster, epoch)
+    order = _order(listing, cluster, epoch)
     num_seen = min(order.num_batches, max(1, max_samples // cluster.global_batch_size))
-    sizes = np.array([shard.num_samples for shard in inventory.shards], np.int64)
+    sizes = np.array([shard.num_samples for shard in listing.shards], np.int64)
     edges = np.cumsum(sizes)
     batches = [np.array(order.sample_ids(number), np.int64) for number in range(num_seen)]
     shards = [np.searchsorted(edges, ids, side="right") for ids in batches]
@@ -165,15 +164,15 @@ def simulate(uri: str, cluster: Cluster, *, epoch: int = 0, max_samples: int = 4
         num_shards=len(sizes),
         num_batches=order.num_batches,
         batches_seen=num_seen,
-        nodes=tuple(_use(inventory, node, cluster.cache_limit) for node in zip(*parts, strict=True)),
+        nodes=tuple(_use(listing, node, cluster.cache_limit) for node in zip(*parts, strict=True)),
         shards_per_batch=float(np.mean([len(np.unique(ids)) for ids in shards])),
         uniform_shards_per_batch=_uniform_shards(sizes, min(cluster.global_batch_size, total)),
         neighbour_distance=_neighbour_distance(np.concatenate(batches), edges) if is_whole else None,
     )
 
 
-def _order(inventory: Inventory, cluster: Cluster, epoch: int) -> _native.EpochOrder:
-    mix = _native.StreamMix([inventory.index], [inventory.index.num_samples])
+def _order(listing: DatasetIndex, cluster: Cluster, epoch: int) -> _native.EpochOrder:
+    mix = _native.StreamMix([listing.index], [listing.index.num_samples])
     return mix.order(
         epoch=epoch,
         global_batch_size=cluster.global_batch_size,
@@ -191,16 +190,16 @@ def _order(inventory: Inventory, cluster: Cluster, epoch: int) -> _native.EpochO
 def _parts(
     order: _native.EpochOrder, batch: int, cluster: Cluster, ids: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
-    """What of a batch each node reads: consecutive ranks take consecutive parts."""
+    """Split the samples of a batch by node; consecutive ranks read consecutive parts."""
     world_size = cluster.num_nodes * cluster.ranks_per_node
     counts = [order.share(batch, rank, world_size)[0] for rank in range(world_size)]
     ends = np.cumsum(counts)[cluster.ranks_per_node - 1 :: cluster.ranks_per_node]
     return np.split(ids, ends[:-1])
 
 
-def _use(inventory: Inventory, batches: Sequence[NDArray[np.int64]], cache_limit: int | None) -> NodeUse:
-    raw = [shard.raw_bytes for shard in inventory.shards]
-    stored = [shard.stored_bytes for shard in inventory.shards]
+def _use(listing: DatasetIndex, batches: Sequence[NDArray[np.int64]], cache_limit: int | None) -> NodeUse:
+    raw = [shard.raw_bytes for shard in listing.shards]
+    stored = [shard.stored_bytes for shard in listing.shards]
     steps = [list(dict.fromkeys(ids.tolist())) for ids in batches]
     fetched = _fetches(steps, raw, cache_limit)
     return NodeUse(
@@ -213,7 +212,7 @@ def _use(inventory: Inventory, batches: Sequence[NDArray[np.int64]], cache_limit
 
 
 def _fetches(steps: list[list[int]], raw: list[int], limit: int | None) -> list[int]:
-    """The shards that are fetched, in order, by a cache that gives up what was used longest ago."""
+    """Return the fetched shards in order, for a cache with LRU eviction."""
     kept: OrderedDict[int, None] = OrderedDict()
     num_bytes = 0
     fetched = []

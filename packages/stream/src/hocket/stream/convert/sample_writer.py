@@ -1,4 +1,4 @@
-"""What all sources share: which columns are written, and the writing."""
+"""Functions shared by all converters: choice of columns, files of a source, and writing of samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from hocket.stream.errors import ConfigError, SampleError, SourceNotFoundError
 from hocket.stream.output import Place, is_local, local_path
 from hocket.stream.writer import MDSWriter
 
-_HASHES = ["xxh3_64"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Converted:
-    """What was written."""
+    """The result of a conversion."""
 
     num_samples: int
 
@@ -29,13 +27,13 @@ class Converted:
 
 
 def choose_columns(inferred: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the encodings to write: the inferred ones, but for those that are given.
+    """Return the inferred encodings, replaced by given ones.
 
     Raises:
-        ConfigError: The source has no column, or a given one is not among them.
+        ConfigError: The source has no columns, or a given column is not among them.
     """
     if not inferred:
-        raise ConfigError("the source has no samples: expected at least one, to see its columns")
+        raise ConfigError("the source has no samples: expected at least one, to infer the columns")
     unknown = sorted(set(given or {}) - set(inferred))
     if unknown:
         raise ConfigError(f"`columns` names {unknown}: expected of the source's, {sorted(inferred)}")
@@ -48,12 +46,12 @@ def write_samples(
     """Write samples as an MDS data set.
 
     Raises:
-        SampleError: A value is not of its column's encoding; the message says in which sample.
-        DatasetExistsError: And the others of `MDSWriter`.
+        SampleError: A value does not fit its column's encoding; the message has the number of the sample.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
     """
     arrays = {name: kind.split(":") for name, kind in columns.items() if kind.startswith("ndarray")}
     number = 0
-    with MDSWriter(columns=columns, out=out, **{"hashes": _HASHES, **settings}) as writer:
+    with MDSWriter(columns=columns, out=out, **settings) as writer:
         for sample in samples:
             try:
                 writer.write({**sample, **{name: _array(sample[name], arrays[name]) for name in arrays}})
@@ -64,7 +62,7 @@ def write_samples(
 
 
 def _array(value: Any, kind: list[str]) -> Any:
-    """A list or an array as one of its column's type; floats may lose digits, and nothing else changes."""
+    """Convert a list or array to its column's type. Floats may lose digits; other values may not change."""
     if not isinstance(value, (list, np.ndarray)):
         return value
     try:
@@ -80,11 +78,11 @@ def _array(value: Any, kind: list[str]) -> Any:
 
 
 def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the file that `source` is, or those below it that end with one of `suffixes`, by name.
+    """Return `source` if it is a file, else the files below it with one of the suffixes, sorted by name.
 
     Raises:
-        SourceNotFoundError: It is not there.
-        ConfigError: There is no such file below it, or it is not on this machine.
+        SourceNotFoundError: `source` does not exist.
+        ConfigError: There is no such file below it, or `source` is not a local path.
     """
     path = source_path(source)
     if path.is_file():
@@ -98,16 +96,14 @@ def source_files(source: str | os.PathLike[str], suffixes: tuple[str, ...]) -> l
 
 
 def source_path(source: str | os.PathLike[str]) -> Path:
-    """Return where a source is.
+    """Return the local path of a source.
 
     Raises:
-        SourceNotFoundError: It is not there.
-        ConfigError: It is not on this machine.
+        SourceNotFoundError: It does not exist.
+        ConfigError: It is not a local path.
     """
     if not is_local(os.fspath(source)):
-        raise ConfigError(
-            f"the source `{source}` is in a store: expected a path of this machine; copy it here"
-        )
+        raise ConfigError(f"the source `{source}` is in a store: expected a local path; download it first")
     path = local_path(os.fspath(source))
     if not path.exists():
         raise SourceNotFoundError(f"the source `{path}` is not there: expected a file or a folder")
@@ -118,7 +114,7 @@ def require(module: str, extra: str) -> Any:
     """Import a library that only some sources need.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The library is not installed.
     """
     try:
         return importlib.import_module(module)

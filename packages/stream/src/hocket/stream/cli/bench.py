@@ -5,7 +5,7 @@ import time
 
 from hocket.stream.cli.text import console, count, print_json, size
 from hocket.stream.dataset import StreamingDataset
-from hocket.stream.inventory import Inventory
+from hocket.stream.dataset_index import DatasetIndex
 
 __all__ = ["show"]
 
@@ -13,29 +13,29 @@ __all__ = ["show"]
 def show(
     uri: str, *, local: str | None, batch_size: int, shuffle: bool, seconds: float | None, as_json: bool
 ) -> None:
-    """Reads an epoch, or for so long, and prints how fast it was.
+    """Read an epoch, or for a limited time, and print the throughput.
 
     Args:
-        uri: The data set. A folder of this machine is read in place.
-        local: The cache folder; by default one that is empty, and goes afterwards.
-        batch_size: Samples of a batch.
+        uri: Path or URI of the data set. A local folder is read in place.
+        local: Cache folder; by default a temporary one.
+        batch_size: Number of samples in a batch.
         shuffle: Read in shuffled order.
-        seconds: Stop after so long; by default the epoch is read to its end.
-        as_json: Print JSON and nothing else.
+        seconds: Time limit; by default the whole epoch is read.
+        as_json: Print only JSON.
 
     Raises:
-        ValueError: `seconds` is not above 0.
+        ValueError: `seconds` is not positive.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`--seconds {seconds}`: expected more than 0")
-    inventory = Inventory(uri)
+    listing = DatasetIndex(uri)
     with tempfile.TemporaryDirectory(prefix="hocket-stream-") as empty:
-        is_packed = any(shard.entry.get("zip_data") for shard in inventory.shards)
-        # Compressed shards of a folder would be unpacked beside themselves.
-        folder = local or (empty if is_packed or "://" in inventory.uri else None)
+        is_packed = any(shard.entry.get("zip_data") for shard in listing.shards)
+        # Compressed shards in a local folder would be decompressed into it.
+        folder = local or (empty if is_packed or "://" in listing.uri else None)
         began = time.perf_counter()
         dataset = StreamingDataset(
-            remote=inventory.uri, local=folder, batch_size=batch_size, shuffle=shuffle, rank=0, world_size=1
+            remote=listing.uri, local=folder, batch_size=batch_size, shuffle=shuffle, rank=0, world_size=1
         )
         num_samples, first_s, batches = 0, 0.0, dataset.batches()
         try:
@@ -48,11 +48,11 @@ def show(
         finally:
             batches.close()  # type: ignore[attr-defined]
         elapsed = time.perf_counter() - began
-    raw = inventory.raw_bytes * num_samples / max(dataset.size, 1)
+    raw = listing.raw_bytes * num_samples / max(dataset.size, 1)
     if as_json:
         print_json(
             {
-                "uri": inventory.uri,
+                "uri": listing.uri,
                 "samples": num_samples,
                 "whole_epoch": num_samples == dataset.size,
                 "seconds": elapsed,

@@ -1,4 +1,4 @@
-"""What stands in for a sample that cannot be decoded."""
+"""Replacement of samples that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hocket.stream.errors import SampleCorruptError
 
 logger = logging.getLogger("hocket.stream")
 
-#: A stream with so many bad samples in a row has another trouble than a bad sample.
-_MOST_TRIES = 64
+#: A stream with this many consecutive bad samples has another problem.
+_MAX_ATTEMPTS = 64
 
 Batch = TypeVar("Batch")
 
 
-class StandIns(Generic[Batch]):
-    """For each bad sample the next good one of its stream, in storage order, round to its beginning.
+class SampleReplacer(Generic[Batch]):
+    """Replaces a bad sample by the next good one of its stream, in storage order and cyclically.
 
-    So what stands in follows from the data alone, and is the same on any rank, worker and machine.
+    The replacement depends on the data alone, so it is the same on all ranks, workers and machines.
 
     Args:
-        look_up: Reads and decodes samples by number.
-        sizes: Samples of each stream; they are numbered one stream after the other.
+        look_up: Function that reads and decodes samples by number.
+        sizes: Number of samples in each stream; samples are numbered one stream after the other.
     """
 
     def __init__(self, look_up: Callable[[Sequence[int]], Batch], sizes: Sequence[int]) -> None:
@@ -32,13 +32,13 @@ class StandIns(Generic[Batch]):
         self._ends = list(itertools.accumulate(sizes))
         self._known: dict[int, int] = {}
         self.num_replaced = 0
-        """Samples of batches in whose place another stood."""
+        """Number of samples that were replaced."""
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Read samples by number, with good ones in place of bad ones.
+        """Return samples by number, with bad ones replaced.
 
         Raises:
-            SampleCorruptError: A bad sample is followed by too many others.
+            SampleCorruptError: Too many consecutive samples are bad.
         """
         good = [self._find(number) for number in numbers]
         batch = self._look_up(good)
@@ -51,7 +51,7 @@ class StandIns(Generic[Batch]):
         end = next(end for end in self._ends if number < end)
         first = max((before for before in self._ends if before <= number), default=0)
         reason = None
-        for step in range(min(end - first, _MOST_TRIES)):
+        for step in range(min(end - first, _MAX_ATTEMPTS)):
             candidate = first + (number - first + step) % (end - first)
             try:
                 self._look_up([candidate])
@@ -59,7 +59,7 @@ class StandIns(Generic[Batch]):
                 reason = reason or error
                 continue
             if reason is not None:
-                logger.warning("%s; sample %d stands in for sample %d", reason, candidate, number)
+                logger.warning("%s; sample %d stands in for sample %d", str(reason), candidate, number)
                 self._known[number] = candidate
             return candidate
         raise reason or AssertionError(f"sample {number} is of no stream")

@@ -1,0 +1,224 @@
+"""Conversion of comma- and tab-separated values, in plain or gzipped files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TextIO
+
+from hocket.stream.convert.sample_writer import Converted, choose_columns, source_files, write_samples
+from hocket.stream.encodings.arrays import SCALARS
+from hocket.stream.errors import ConfigError, SampleError
+from hocket.stream.output import Place
+
+logger = logging.getLogger("hocket.stream")
+
+CSV_SUFFIXES = (".csv", ".csv.gz")
+TSV_SUFFIXES = (".tsv", ".tsv.gz")
+
+# Leading zeros, as in postal codes, and `+`, as in telephone numbers, would be lost in a number.
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_EXACT_IN_FLOAT = 1 << 53
+_MAX_FIELD_BYTES = (1 << 31) - 1
+
+
+def from_csv(
+    source: str | os.PathLike[str],
+    out: Place,
+    *,
+    columns: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Converted:
+    """Convert comma-separated values to a data set.
+
+    The first row of each file has the names of the columns. Columns of integers become `int` (`str_int`
+    beyond 64 bits), columns of decimal numbers `float64`, others `str`; numbers with leading zeros or `+` are
+    text. An empty field is null in a column of numbers, which then becomes `json`, with a warning.
+
+    Args:
+        source: A file in UTF-8, or a folder: its `.csv` files, gzipped or not, by name.
+        out: Output location.
+        columns: Encodings by column name, instead of the inferred ones. `ndarray` takes fields that are JSON
+            lists, such as `"[1, 2]"`.
+        **settings: Arguments of `MDSWriter`.
+
+    Raises:
+        SampleError: A row has more or fewer fields than the first one, a file is not valid, or a value does
+            not fit a given encoding.
+        SourceNotFoundError: The source does not exist.
+        ConfigError: The source has no samples, or no files with a known name; files have different columns.
+        DatasetExistsError: As `MDSWriter`, with its other errors.
+    """
+    return _convert(source_files(source, CSV_SUFFIXES), ",", out, columns, settings)
+
+
+def from_tsv(
+    source: str | os.PathLike[str],
+    out: Place,
+    *,
+    columns: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Converted:
+    """Convert tab-separated values to a data set; arguments, types and errors are those of `from_csv`."""
+    return _convert(source_files(source, TSV_SUFFIXES), "\t", out, columns, settings)
+
+
+def _convert(
+    files: list[Path],
+    separator: str,
+    out: Place,
+    columns: Mapping[str, str] | None,
+    settings: Mapping[str, Any],
+) -> Converted:
+    inferred = _infer(_rows(files, separator))
+    kinds = choose_columns(inferred, columns)
+    parsers = {name: _parser(kind) for name, kind in kinds.items()}
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(_rows(files, separator)):
+            try:
+                yield {name: parsers[name](text) for name, text in row.items()}
+            except (ValueError, ArithmeticError) as error:
+                bad = {name: text for name, text in row.items() if not _fits(parsers[name], text)}
+                said = ", ".join(f"`{name}`: {text!r:.60} is not {kinds[name]}" for name, text in bad.items())
+                raise SampleError(f"sample {number} of the source: column {said} ({error})") from None
+
+    return write_samples(samples(), kinds, out, settings)
+
+
+def _rows(files: list[Path], separator: str) -> Iterator[dict[str, str]]:
+    names: list[str] | None = None
+    for path in files:
+        with _reader(path, separator) as reader:
+            head = next(reader, None)
+            if not head:
+                continue
+            if names is None:
+                names = head
+                if len(set(names)) != len(names):
+                    raise ConfigError(f"`{path}` has the columns {names}: expected each name once")
+            elif set(head) != set(names):
+                raise ConfigError(f"`{path}` has the columns {head}: expected those of `{files[0]}`, {names}")
+            for row in reader:
+                if len(row) != len(head):
+                    if not row:
+                        continue
+                    raise SampleError(
+                        f"`{path}` line {reader.line_num} has {len(row)} fields: expected {len(head)}, as in "
+                        "its first row"
+                    )
+                yield dict(zip(head, row, strict=True))
+
+
+@contextlib.contextmanager
+def _reader(path: Path, separator: str) -> Iterator[Any]:
+    """Open a file and yield a reader of its rows; fields may be larger than the `csv` module allows."""
+    before = csv.field_size_limit(_MAX_FIELD_BYTES)
+    try:
+        with _open(path) as text:
+            yield csv.reader(text, delimiter=separator, strict=True)
+    except csv.Error as error:
+        raise SampleError(f"`{path}` is not valid: {error}") from None
+    except UnicodeDecodeError as error:
+        raise SampleError(f"`{path}` is not UTF-8: {error}; convert it first") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SampleError(f"`{path}` is not a gzip file, or is damaged: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _open(path: Path) -> TextIO:
+    # Spreadsheets begin a file with a byte order mark.
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _infer(rows: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    seen: dict[str, set[str]] = {}
+    for row in rows:
+        for name, text in row.items():
+            seen.setdefault(name, set()).add(_type(text))
+    columns: dict[str, str] = {}
+    for name, types in seen.items():
+        columns[name] = _encoding(types - {"empty"})
+        if "empty" in types and columns[name] != "str":
+            logger.warning(
+                "column `%s` has empty fields beside numbers and becomes `json`; fill them, and it becomes "
+                "`%s`",
+                name,
+                columns[name],
+            )
+            columns[name] = "json"
+    return columns
+
+
+def _type(text: str) -> str:
+    if not text:
+        return "empty"
+    if _INTEGER.fullmatch(text):
+        # Longer ones are beyond 64 bits, and slow to convert.
+        number = int(text) if len(text) <= 20 else 1 << 64
+        if abs(number) <= _EXACT_IN_FLOAT:
+            return "int"
+        return "wide" if -(1 << 63) <= number < 1 << 63 else "huge"
+    return "float" if _FLOAT.fullmatch(text) else "text"
+
+
+def _encoding(types: set[str]) -> str:
+    if not types:
+        return "str"
+    if types <= {"int", "wide"}:
+        return "int"
+    if types <= {"int", "wide", "huge"}:
+        return "str_int"
+    return "float64" if types <= {"int", "float"} else "str"
+
+
+def _parser(kind: str) -> Callable[[str], Any]:
+    """Return the function that converts a field to a value for an encoding."""
+    if kind in ("int", "str_int") or (kind in SCALARS and "float" not in kind):
+        return int
+    if kind == "str_float" or kind in SCALARS:
+        return float
+    if kind.startswith("ndarray"):
+        return _list
+    parsers: dict[str, Callable[[str], Any]] = {
+        "json": _number_or_text,
+        "str_decimal": Decimal,
+        "bytes": str.encode,
+    }
+    return parsers.get(kind, str)
+
+
+def _number_or_text(text: str) -> Any:
+    """Return null for an empty field, a number where the field is one, else the text."""
+    kind = _type(text)
+    if kind == "empty":
+        return None
+    return text if kind == "text" else json.loads(text)
+
+
+def _list(text: str) -> Any:
+    value = json.loads(text)
+    if not isinstance(value, list):
+        raise ValueError("expected a JSON list")
+    return value
+
+
+def _fits(parse: Callable[[str], Any], text: str) -> bool:
+    try:
+        parse(text)
+    except (ValueError, ArithmeticError):
+        return False
+    return True

@@ -1,0 +1,223 @@
+"""The position of a run in its data, and the check that a saved position belongs to this data and order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from hocket.native import _native
+from hocket.stream.epoch_counter import EpochCounter
+from hocket.stream.errors import ConfigError, StateMismatchError
+from hocket.stream.validation import whole
+
+_VERSION = 2
+
+#: The value of `mixture` if each sample of each stream is taken once.
+WHOLE = "whole"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderSettings:
+    """All settings that the order of samples depends on. Ranks and workers are not among them."""
+
+    fingerprint: str
+    """A digest of the columns, and of the sample counts, sizes and digests of all shards."""
+
+    mixture: str
+    """`whole` if an epoch has each sample once, else a digest of the number of samples per stream."""
+
+    epoch_size: int
+    """Number of samples in an epoch."""
+
+    global_batch_size: int
+    """Number of samples in a batch over all ranks."""
+
+    num_canonical_nodes: int
+    """Number of lanes that each batch is drawn from; it divides the global batch size."""
+
+    shuffle: bool
+    """Whether shards, and samples within blocks, are permuted."""
+
+    shuffle_seed: int
+    """Seed of the permutations and of the sampling."""
+
+    shuffle_block_size: int
+    """Number of samples in a shuffle block."""
+
+    tail: str
+    """Policy for the last batch: `short`, `drop` or `pad`."""
+
+    batching_method: str
+    """How batches mix streams: `random`, `stratified` or `per_stream`."""
+
+    sampling_method: str
+    """Whether a partly used stream is sampled anew in each epoch (`balanced`) or once (`fixed`)."""
+
+    sampling_granularity: int
+    """Number of samples drawn from one shard at a time if a stream is used in part."""
+
+    def order(self, mix: _native.StreamMix, epoch: int) -> _native.EpochOrder:
+        """Return the order of an epoch.
+
+        Raises:
+            ConfigError: The settings do not give an order, such as stratified batches too small for a stream.
+        """
+        return mix.order(
+            epoch=epoch,
+            global_batch_size=self.global_batch_size,
+            num_canonical_nodes=self.num_canonical_nodes,
+            shuffle=self.shuffle,
+            shuffle_seed=self.shuffle_seed,
+            shuffle_block_size=self.shuffle_block_size,
+            tail=self.tail,
+            batching_method=self.batching_method,
+            sampling_method=self.sampling_method,
+            sampling_granularity=self.sampling_granularity,
+        )
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise if a state was saved with other data or another order.
+
+        Raises:
+            StateMismatchError: A field differs; the message has both values and what to do.
+        """
+        for field in fields(self):
+            if field.name in self._unused():
+                continue
+            ours, saved = getattr(self, field.name), state[field.name]
+            if ours != saved or type(ours) is not type(saved):
+                raise StateMismatchError(
+                    f"`{field.name}` is {saved!r} in the state and {ours!r} here: expected the same, else "
+                    f"the order of samples would differ from the saved run; {_remedy(field.name, saved)}"
+                )
+
+    def _unused(self) -> set[str]:
+        """Return the names of settings that have no effect in combination with the others."""
+        unused = set()
+        if self.mixture == WHOLE:
+            unused |= {"sampling_method", "sampling_granularity"}
+        if not self.shuffle:
+            unused |= {"shuffle_block_size"} | ({"shuffle_seed"} if self.mixture == WHOLE else set())
+        return unused
+
+
+def _remedy(field: str, saved: object) -> str:
+    if field == "fingerprint":
+        return "point `remote` or `local` at the data of the saved run, or start without this state"
+    if field == "mixture":
+        return "give the streams the weights of the saved run, or start without this state"
+    return f"give `{field}={saved!r}`, or start without this state"
+
+
+class Cursor:
+    """The position of a run in its data. One iteration at a time moves it.
+
+    After batch `k` was yielded it is `(epoch, k + 1)`; after the last batch it stays in its epoch until the
+    iteration has ended, then it is `(epoch + 1, 0)`. A new iteration starts the epoch that follows the last
+    one that was started, unless a position was set or loaded since.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batch = 0
+        self.share = (0, 0)
+        self.starts = EpochCounter()
+        """Where the next iteration starts."""
+        self._token = 0
+        self._is_started = False
+
+    def begin(self, worker: tuple[int, int] | None = None) -> int:
+        """Move to the start of a new iteration and return its token; an earlier iteration may not move on.
+
+        Args:
+            worker: Number and base seed of a DataLoader's worker; None outside of one.
+        """
+        self._token += 1
+        self._is_started = worker is not None
+        self.epoch, self.batch = self.starts.next_position() if worker is None else self.starts.join(*worker)
+        return self._token
+
+    def start(self, token: int) -> None:
+        """Count the iteration's epoch as started. Called before its first sample is yielded.
+
+        Raises:
+            ConfigError: Another iteration was started, or a state loaded, since.
+        """
+        self.check(token)
+        if not self._is_started:
+            self._is_started = True
+            self.starts.start(self.epoch)
+
+    def move(self, token: int, batch: int, *, share: tuple[int, int]) -> None:
+        """Move to `batch` once the batch before it was yielded.
+
+        Args:
+            token: Of the iteration.
+            batch: Number of the next batch.
+            share: Samples of the batch just yielded, on this rank and over all ranks.
+
+        Raises:
+            ConfigError: Another iteration was started, or a state loaded, since.
+        """
+        self.start(token)
+        self.batch = batch
+        self.share = share
+
+    def end_epoch(self, token: int) -> None:
+        """Move to the start of the next epoch.
+
+        Raises:
+            ConfigError: Another iteration was started, or a state loaded, since.
+        """
+        self.start(token)
+        self._token += 1
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def go(self, epoch: int, batch: int) -> None:
+        """Set the position; an iteration in progress may not move on."""
+        self._token += 1
+        self.epoch, self.batch = epoch, batch
+        self.starts.set(epoch, batch)
+
+    def resume(self, token: int, epoch: int, batch: int) -> None:
+        """Move an iteration that has yielded nothing yet to another position."""
+        self.check(token)
+        self.epoch, self.batch = epoch, batch
+        self._is_started = True
+        self.starts.start(epoch)
+
+    def state(self, settings: OrderSettings) -> dict[str, Any]:
+        """Return the position and the order's settings as JSON values, below 1 KB for data of any size."""
+        return {"version": _VERSION, "epoch": self.epoch, "batch": self.batch} | asdict(settings)
+
+    def load(self, state: Mapping[str, Any], settings: OrderSettings, *, num_batches: int) -> None:
+        """Set the position from a saved state.
+
+        Raises:
+            StateMismatchError: It was saved with other data or another order.
+            ConfigError: It is not a state of `hocket.stream`.
+        """
+        expected = {"version", "epoch", "batch"} | {field.name for field in fields(settings)}
+        if not isinstance(state, Mapping) or set(state) != expected or state["version"] != _VERSION:
+            raise ConfigError(
+                f"the state is {state!r:.200}: expected the keys "
+                f"{sorted(expected)} with version {_VERSION}, as `state_dict()` of hocket.stream returns it"
+            )
+        settings.check(state)
+        try:
+            epoch, batch = whole("epoch", state["epoch"]), whole("batch", state["batch"], most=num_batches)
+        except ConfigError as error:
+            raise ConfigError(f"the state is not a position in this data set: {error}") from None
+        self.go(epoch, batch)
+
+    def check(self, token: int) -> None:
+        """Raise if an iteration may not move the cursor any more.
+
+        Raises:
+            ConfigError: Another iteration was started, or a state loaded, since.
+        """
+        if token != self._token:
+            raise ConfigError(
+                "this iteration is over: another one was started, or a state was loaded; use the newest one"
+            )

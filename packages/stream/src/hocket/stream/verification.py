@@ -1,0 +1,97 @@
+"""Verification of the shards of a data set against its index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.native.errors import StoreNotFoundError
+from hocket.stream.dataset_index import DatasetIndex, Shard
+from hocket.stream.errors import ShardCorruptError, ShardNotFoundError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """The result for one shard."""
+
+    number: int
+    """Position in the index."""
+
+    name: str
+    """File name of the raw data."""
+
+    num_bytes: int
+    """Stored bytes according to the index."""
+
+    problem: str | None
+    """The problem: missing, wrong size, digest, offsets or value. None if the shard is intact."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The result for all shards of a data set."""
+
+    uri: str
+    shards: tuple[Checked, ...]
+
+    @property
+    def bad(self) -> list[Checked]:
+        """The shards with a problem."""
+        return [shard for shard in self.shards if shard.problem is not None]
+
+
+def verify(uri: str, *, on_shard: Callable[[Checked], None] | None = None) -> Verdict:
+    """Read and check every shard of a data set.
+
+    Checks sizes, the fastest digest in the index, the table of offsets, and that every value can be decoded,
+    including all pixels of images; pickled values are not decoded. Four shards at a time are fetched into a
+    temporary folder and removed again. Nothing is written to the data set.
+
+    Args:
+        uri: Path or URI of the data set's folder.
+        on_shard: Called after each shard, in the order of the index.
+
+    Raises:
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        ConfigError: A column's encoding is unknown, or needs a library that is not installed.
+        StoreError: The object store failed. A missing shard does not raise; it is a problem of that shard.
+    """
+    listing = DatasetIndex(uri)
+    checked = []
+    for shard in listing.each(lambda shard: _check(listing, shard)):
+        checked.append(shard)
+        if on_shard is not None:
+            on_shard(shard)
+    return Verdict(uri=listing.uri, shards=tuple(checked))
+
+
+def _check(listing: DatasetIndex, shard: Shard) -> Checked:
+    try:
+        problem = _sizes(listing, shard) if shard.num_samples == 0 else _values(listing, shard)
+    except (ShardNotFoundError, ShardCorruptError) as error:
+        problem = str(error)
+    return Checked(number=shard.number, name=shard.name, num_bytes=shard.stored_bytes, problem=problem)
+
+
+def _values(listing: DatasetIndex, shard: Shard) -> str | None:
+    with listing.open(shard) as opened:
+        decoder = opened.decoder(loads_images=True)
+        for samples, columns in opened.read():
+            try:
+                decoder.decode(columns, len(samples))
+            except ShardCorruptError as error:
+                return f"in samples {samples[0]} to {samples[-1]}, {error}"
+    return None
+
+
+def _sizes(listing: DatasetIndex, shard: Shard) -> str | None:
+    """Return the problem of an empty shard, whose files are checked by size only."""
+    for file in shard.stored_files:
+        try:
+            size = listing.store.head(file["basename"]).size
+        except StoreNotFoundError:
+            return f"`{file['basename']}` is not there"
+        if size != file["bytes"]:
+            return f"`{file['basename']}` has {size} bytes, expected {file['bytes']} bytes"
+    return None

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from hocket.trainer import Algorithm, ComposerModel, DataSpec, Event, LossSum
 from hocket.trainer.accumulation import LossMean, microbatches
-from hocket.trainer.agreement import Agreed
-from hocket.trainer.data_spec import loss_weights, num_samples, num_tokens, slice_batch
+from hocket.trainer.batches import loss_weights, num_samples, num_tokens, slice_batch
 from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.step_sync import GlobalStep
 from support.training import Net, data, make, parameters
 
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
@@ -180,10 +180,10 @@ def test_an_algorithm_may_change_the_number_of_samples():
 
 
 def test_ranks_with_fewer_samples_make_as_many_microbatches():
-    fed = SimpleNamespace(samples=3, weights=None, weight=3.0)
-    agreed = Agreed(False, False, 8, 0, 8.0, 5, None)
+    facts = SimpleNamespace(samples=3, weights=None, weight=3.0)
+    step = GlobalStep(False, False, 8, 0, 8.0, 5, None)
     rows = torch.arange(3)
-    parts = list(microbatches(rows, fed, agreed, size=1, spec=DataSpec(dataloader=[]), samples=3))
+    parts = list(microbatches(rows, facts, step, size=1, spec=DataSpec(dataloader=[])))
     assert [(part.tolist(), weight, last) for part, weight, last in parts] == [
         ([0], 1.0, False),
         ([1], 1.0, False),
@@ -196,7 +196,7 @@ def test_ranks_with_fewer_samples_make_as_many_microbatches():
 def test_a_loss_that_is_not_finite_and_weighs_nothing_adds_nothing():
     parameter = torch.zeros(2, requires_grad=True)
     alone = SimpleNamespace(data_parallel=(0, 2))
-    mean = LossMean(Agreed(False, False, 1, 0, 4.0, 1, None), alone)
+    mean = LossMean(GlobalStep(False, False, 1, 0, 4.0, 1, None), alone)
     outputs = parameter * 2
     nothing = outputs.sum() / torch.zeros(())
     assert nothing.isnan()

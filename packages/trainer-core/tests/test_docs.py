@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+NEEDS = {"models": ["transformers"], "coming_from": ["lightning", "accelerate"]}
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore::UserWarning:lightning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_snippets_run(page, tmp_path, monkeypatch):
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert snippets

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchmetrics.classification import MulticlassAccuracy
 
 from hocket.trainer import extras
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
@@ -25,6 +26,7 @@ from hocket.trainer.loggers import (
 )
 from hocket.trainer.time import Time, ensure_time
 from hocket.trainer.timestamp import Timestamp
+from support.training import Net, loader, make
 
 
 @dataclass
@@ -34,6 +36,8 @@ class _State:
     max_duration: Time | None = None
     dataloader_len: int | None = 5
     run_name: str = "calm-otter"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "fp32"
     optimizers: list = field(default_factory=list)
     timestamp: Timestamp = field(default_factory=Timestamp)
     previous_timestamp: Timestamp = field(default_factory=Timestamp)
@@ -241,7 +245,7 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch):
 def test_speed(monkeypatch, window_size):
     monkeypatch.setenv("WORLD_SIZE", "4")
     memory = InMemoryLogger()
-    train([SpeedMonitor(window_size, "seconds"), memory], step_s=0.25)
+    train([SpeedMonitor(window_size, time_unit="seconds"), memory], step_s=0.25)
     rates = {name: number for name, number in memory.most_recent_values.items() if "/" in name}
     del rates["loss/train/total"]
     assert rates == pytest.approx(
@@ -252,7 +256,9 @@ def test_speed(monkeypatch, window_size):
             "throughput/device/batches_per_sec": 1.0,
             "throughput/device/samples_per_sec": 8.0,
             "throughput/device/tokens_per_sec": 70.0,
-            "wall_clock/train": 3.0,
+            "time/train": 3.0,
+            "time/val": 0.0,
+            "time/total": 3.0,
         }
     )
     assert memory.get_timeseries("throughput/batches_per_sec")["step"][0] == 2
@@ -310,3 +316,67 @@ def test_monitors_read_no_tensor(monkeypatch):
             state.timestamp = Timestamp(batch=batch, total_wct=float(batch))
             monitor.batch_end(state, logger)
     assert logger.metrics["lr-SGD/group0"] is optimizer.param_groups[0]["lr"]
+
+
+def test_progress_shows_metrics_and_the_results_of_evaluations():
+    class Measured(Net):
+        def get_metrics(self, is_train=False):
+            return {"Accuracy": MulticlassAccuracy(3)}
+
+        def update_metric(self, batch, outputs, metric):
+            metric.update(outputs, batch[1])
+
+    stream = io.StringIO()
+    with make(
+        model=Measured(),
+        loggers=ProgressBarLogger(stream, line_interval_s=0.0),
+        eval_dataloader=loader(8),
+        eval_interval="1ep",
+        max_duration="2ep",
+    ) as trainer:
+        trainer.fit()
+    lines = stream.getvalue().splitlines()
+    assert [line[:24] for line in lines if line.startswith("[eval]")] == [
+        "[eval] epoch 1 batch 5  ",
+        "[eval] epoch 2 batch 10 ",
+    ]
+    assert all("Accuracy 0." in line or "Accuracy 1" in line for line in lines if line.startswith("[eval]"))
+
+
+def test_a_file_takes_tables_traces_and_what_is_printed(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+    file = FileLogger(str(path), capture_stdout=True)
+    state = _State()
+    logger = Logger(state, [file])
+    file.init(state, logger)
+    print("hello", end="")
+    print(" there")
+    logger.log_table(["a"], [[1], ["x"]], "rows", step=3)
+    logger.log_traces({"MixUp": "lam 0.3"})
+    file.close(state, logger)
+    print("not this")
+    logger.close(20)
+    file.post_close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {"stdout": "hello there"} in lines
+    assert {"step": 3, "table": "rows", "columns": ["a"], "rows": [[1], ["x"]]} in lines
+    assert {"traces": {"MixUp": "lam 0.3"}} in lines
+    assert len(lines) == 3
+    assert capsys.readouterr().out == "hello there\nnot this\n"
+
+
+def test_tensorboard_takes_images_and_tables(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs `uv sync --group loggers`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board, state = TensorboardLogger(tmp_path), _State()
+    logger = Logger(state, [board])
+    board.init(state, logger)
+    logger.log_images(torch.rand(2, 3, 4, 4), "x", masks={"truth": torch.ones(2, 4, 4)})
+    logger.log_table(["a", "b"], [[1, "x|y"]], "rows")
+    logger.close(20)
+    board.post_close()
+    events = EventAccumulator(str(tmp_path / "calm-otter"))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == ["x/0", "x/0/truth", "x/1", "x/1/truth"]
+    assert events.Tags()["tensors"] == ["rows/text_summary"]

@@ -7,8 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models import ComposerClassifier, ComposerModel, soft_cross_entropy
+from hocket.trainer.models.named_metrics import named_metrics
 
 
 @given(st.integers(1, 6), st.integers(2, 5), st.lists(st.integers(1, 3), max_size=2), st.floats(0, 0.5))
@@ -46,10 +50,13 @@ def test_the_classifier_learns_and_measures():
         optimizer.step()
     assert model.loss(model(batch), batch).item() < first / 2
     assert model.get_metrics(is_train=True) == {}
-    (accuracy,) = model.get_metrics().values()
+    metrics = model.get_metrics()
     outputs = model.eval_forward(batch)
-    model.update_metric(batch, outputs, accuracy)
-    assert accuracy.compute().item() == (outputs.argmax(1) == batch[1]).float().mean().item() > 0.9
+    for metric in metrics.values():
+        model.update_metric(batch, outputs, metric)
+    accuracy = (outputs.argmax(1) == batch[1]).float().mean()
+    assert metrics["MulticlassAccuracy"].compute() == accuracy > 0.9
+    torch.testing.assert_close(metrics["CrossEntropy"].compute(), model.loss(outputs, batch))
 
 
 def test_a_model_must_say_its_forward_and_loss():
@@ -59,3 +66,71 @@ def test_a_model_must_say_its_forward_and_loss():
 
     with pytest.raises(TypeError, match="loss"):
         Half()
+
+
+def digits(num=40):
+    data = pytest.importorskip("sklearn.datasets").load_digits()
+    return torch.tensor(data.images[:num], dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(
+        data.target[:num]
+    )
+
+
+@pytest.mark.parametrize("name", ["timm/resnet10t", "torchvision/shufflenet_v2_x0_5"])
+def test_models_of_timm_and_torchvision_are_made_by_name(name):
+    pytest.importorskip(name.partition("/")[0])
+    torch.manual_seed(0)
+    model = ComposerClassifier(name, num_classes=10)
+    inputs, targets = digits(8)
+    batch = (nn.functional.interpolate(inputs, size=32).expand(-1, 3, -1, -1), targets)
+    outputs = model(batch)
+    assert outputs.shape == (8, 10)
+    model.loss(outputs, batch).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_an_instance_says_its_number_of_classes():
+    timm = pytest.importorskip("timm")
+    model = ComposerClassifier(timm.create_model("resnet10t", num_classes=7))
+    assert model.num_classes == 7
+    assert set(model.get_metrics()) == {"CrossEntropy", "MulticlassAccuracy"}
+    assert set(ComposerClassifier(nn.Linear(1, 1)).get_metrics()) == {"CrossEntropy"}
+
+
+def test_names_that_no_package_has_are_answered_with_near_ones():
+    pytest.importorskip("torchvision")
+    with pytest.raises(
+        TrainerConfigError, match=r"no model `resnet19`; close to it: `torchvision/resnet18`|34"
+    ):
+        ComposerClassifier("torchvision/resnet19", num_classes=10)
+    with pytest.raises(TrainerConfigError, match="text `resnet18`; expected a module, or a name such as"):
+        ComposerClassifier("resnet18", num_classes=10)
+
+
+def test_metrics_are_named_by_class_or_as_given():
+    accuracy = MulticlassAccuracy(3)
+    model = ComposerClassifier(
+        nn.Linear(2, 3),
+        train_metrics=accuracy,
+        val_metrics={"first": accuracy, "second": MulticlassAccuracy(3)},
+    )
+    assert model.get_metrics(is_train=True) == {"MulticlassAccuracy": accuracy}
+    assert list(model.get_metrics()) == ["first", "second"]
+    collection = MetricCollection([MulticlassAccuracy(3), MeanMetric()])
+    assert set(named_metrics(collection)) == {"MulticlassAccuracy", "MeanMetric"}
+    with pytest.raises(TrainerConfigError, match="several metrics are a `MulticlassAccuracy`; name them"):
+        named_metrics([accuracy, MulticlassAccuracy(3)])
+    with pytest.raises(TrainerConfigError, match="the metrics have a `str`"):
+        named_metrics(["MulticlassAccuracy"])
+
+
+def test_dense_targets_are_measured_by_their_largest_class():
+    model = ComposerClassifier(nn.Identity(), num_classes=3)
+    logits = torch.eye(3)
+    targets = torch.tensor([[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.9, 0.0, 0.1]])
+    metrics = model.get_metrics()
+    for metric in metrics.values():
+        model.update_metric((logits, targets), logits, metric)
+    assert float(metrics["MulticlassAccuracy"].compute()) == pytest.approx(2 / 3)
+    torch.testing.assert_close(
+        metrics["CrossEntropy"].compute(), nn.functional.cross_entropy(logits, targets)
+    )

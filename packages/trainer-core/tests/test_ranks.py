@@ -276,7 +276,7 @@ def train_on_own(place, folder, duration, **arguments):
         max_duration=duration,
         **arguments,
     ) as trainer:
-        told = list(trainer._notices)
+        told = list(trainer._parts.notices)
         trainer.fit()
     return seen, told
 

@@ -181,21 +181,46 @@ def test_resuming_again_and_again_does_not_drift(tmp_path, optimizer):
 def test_an_asynchronous_save_is_committed_when_fit_returns(tmp_path):
     with start(str(tmp_path), losses={}, save_interval="2ba", save_async=True, max_duration="5ba") as trainer:
         trainer.fit()
-        names = [entry.name for entry in trainer._saver.store.list() if entry.status == "committed"]
+        names = trainer.saved_checkpoints
     assert names == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
 
 
-def test_a_finished_run_says_so(tmp_path):
+def test_a_finished_run_says_so(tmp_path, capfd):
     with start(str(tmp_path), losses={}, max_duration="5ba") as trainer:
         trainer.fit()
-    with start(str(tmp_path), losses={}, max_duration="5ba", autoresume=True) as trainer:
         with pytest.raises(DurationReachedError, match="`5ba`, and `max_duration` is `5ba`"):
             trainer.fit()
+    with start(str(tmp_path), losses={}, max_duration="5ba", autoresume=True) as trainer:
+        trainer.fit()
+        assert "has trained for `5ba` of `5ba`: it is finished" in capfd.readouterr().err
         trainer.fit("2ba")
         assert trainer.state.timestamp.batch == "7ba"
     with start(str(tmp_path), losses={}, max_duration="9ba", autoresume=True) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == "9ba"
+
+
+def test_a_duration_is_not_added_again_when_a_fit_is_resumed(tmp_path):
+    def script(stop_at=None):
+        """Train 4 batches, then 3 more, as a script that is started again does."""
+
+        def stop(state):
+            if state.timestamp.counts.batch == stop_at:
+                raise RuntimeError("killed")
+
+        with start(
+            str(tmp_path), losses={}, save_interval="1ba", autoresume=True, callbacks=[Watch(stop)]
+        ) as trainer:
+            trainer.fit("4ba")
+            first = trainer.state.timestamp.counts.batch
+            trainer.fit("3ba")
+            return first, trainer.state.timestamp.counts.batch
+
+    for at in (2, 6):
+        with pytest.raises(RuntimeError, match="killed"):
+            script(at)
+    assert script() == (6 - 1, 7)
+    assert script() == (7, 7)
 
 
 def test_autoresume_starts_afresh_or_from_load_path_where_nothing_is_saved(tmp_path):

@@ -7,18 +7,27 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
 from hocket.trainer.optim import (
+    BatchSizeWarmupScheduler,
     ConstantScheduler,
     ConstantWithWarmupScheduler,
     CosineAnnealingScheduler,
+    CosineAnnealingWarmRestartsScheduler,
     CosineAnnealingWithWarmupScheduler,
+    ExponentialScheduler,
     LinearScheduler,
     LinearWithWarmupScheduler,
+    MultiStepScheduler,
+    MultiStepWithWarmupScheduler,
+    PolynomialScheduler,
+    PolynomialWithWarmupScheduler,
     Scheduler,
+    StepScheduler,
+    WarmupStableDecayScheduler,
     apply_schedulers,
 )
 from hocket.trainer.time import Time, ensure_time
@@ -32,6 +41,8 @@ class _State:
     dataloader_len: Time | int | None = None
     optimizers: list = field(default_factory=list)
     schedulers: list = field(default_factory=list)
+    scale_schedule_ratio: float = 1.0
+    step_schedulers_every_batch: bool | None = None
 
 
 def at(batch, max_duration="100ba", dataloader_len=None):
@@ -167,6 +178,15 @@ def test_rates_that_are_tensors_are_filled_in_place():
     assert rate.item() == 0.25
 
 
+def test_schedules_that_advance_with_epochs():
+    state = at(17, dataloader_len=5)
+    state.timestamp = Timestamp(epoch=3, batch=17, batch_in_epoch=2, sample=170, sample_in_epoch=20)
+    state.optimizers, state.schedulers = [torch.optim.SGD([torch.zeros(1)], lr=1.0)], [LinearScheduler()]
+    state.step_schedulers_every_batch = False
+    apply_schedulers(state)
+    assert state.optimizers[0].param_groups[0]["lr"] == pytest.approx(1 - 15 / 100)
+
+
 def test_a_resumed_run_has_the_same_rates():
     def rates(batches, state_dict=None):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
@@ -185,9 +205,183 @@ def test_a_resumed_run_has_the_same_rates():
     assert first + rates(range(33, 100), saved)[0] == whole
 
 
-def test_torchs_own_schedulers_are_refused_by_name():
-    state = at(1)
-    state.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.1)]
-    state.schedulers = [torch.optim.lr_scheduler.StepLR(state.optimizers[0], 3)]
-    with pytest.raises(TypeError, match="`StepLR`"):
-        apply_schedulers(state)
+def torchs_rates(scheduler, steps):
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def sgd():
+    return torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+@settings(max_examples=30)
+@given(step=st.integers(1, 20), gamma=st.floats(0.1, 1.0), milestones=st.sets(st.integers(1, 40), max_size=4))
+def test_steps_are_torchs_steps(step, gamma, milestones):
+    step_lr = torch.optim.lr_scheduler.StepLR(sgd(), step, gamma)
+    multi_lr = torch.optim.lr_scheduler.MultiStepLR(sgd(), sorted(milestones), gamma)
+    exponential_lr = torch.optim.lr_scheduler.ExponentialLR(sgd(), gamma)
+    ours = [
+        StepScheduler(f"{step}ba", gamma),
+        MultiStepScheduler([f"{milestone}ba" for milestone in milestones], gamma),
+        ExponentialScheduler(gamma, "1ba"),
+    ]
+    for schedule, theirs in zip(ours, (step_lr, multi_lr, exponential_lr), strict=True):
+        assert [schedule(at(now)) for now in range(50)] == pytest.approx(torchs_rates(theirs, 50), rel=1e-6)
+
+
+@settings(max_examples=30)
+@given(t_0=st.integers(1, 20), t_mult=st.integers(1, 3), alpha_f=st.floats(0.0, 1.0))
+def test_warm_restarts_are_torchs(t_0, t_mult, alpha_f):
+    theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd(), t_0, t_mult, eta_min=alpha_f)
+    ours = CosineAnnealingWarmRestartsScheduler(f"{t_0}ba", t_mult, alpha_f=alpha_f)
+    assert [ours(at(now)) for now in range(60)] == pytest.approx(torchs_rates(theirs, 60), abs=1e-9)
+
+
+@settings(max_examples=30)
+@given(t_max=st.integers(1, 60), power=st.floats(0.5, 3.0))
+def test_polynomial_is_torchs(t_max, power):
+    theirs = torch.optim.lr_scheduler.PolynomialLR(sgd(), t_max, power)
+    ours = PolynomialScheduler(power, f"{t_max}ba")
+    assert [ours(at(now)) for now in range(60)] == pytest.approx(torchs_rates(theirs, 60), abs=1e-6)
+
+
+@given(warmup=st.integers(1, 20), rest=st.integers(1, 40), power=st.floats(0.5, 3.0), now=st.integers(0, 80))
+def test_polynomial_and_steps_after_a_warmup(warmup, rest, power, now):
+    t_max = warmup + rest
+    decay = PolynomialWithWarmupScheduler(f"{warmup}ba", power, t_max=f"{t_max}ba", alpha_f=0.1)
+    steps = MultiStepWithWarmupScheduler(f"{warmup}ba", [f"{t_max}ba", "1ba"], gamma=0.5)
+    if now < warmup:
+        assert decay(at(now)) == steps(at(now)) == pytest.approx(now / warmup)
+    else:
+        share = min(1.0, (now - warmup) / rest)
+        assert decay(at(now)) == pytest.approx(0.1 + 0.9 * (1 - share) ** power)
+        assert steps(at(now)) == 0.5 ** (1 + (now >= t_max))
+
+
+EVERY_SCHEDULE = {
+    "constant": lambda time: ConstantScheduler(0.5, time),
+    "linear": lambda time: LinearScheduler(t_max=time),
+    "cosine": lambda time: CosineAnnealingScheduler(time),
+    "polynomial": lambda time: PolynomialScheduler(2.0, time),
+    "step": lambda time: StepScheduler(time, 0.5),
+    "multistep": lambda time: MultiStepScheduler([time], 0.5),
+    "exponential": lambda time: ExponentialScheduler(0.5, time),
+    "restarts": lambda time: CosineAnnealingWarmRestartsScheduler(time, 2.0),
+    "constant with warmup": lambda time: ConstantWithWarmupScheduler(time, t_max="200ba"),
+    "linear with warmup": lambda time: LinearWithWarmupScheduler(time, t_max="200ba"),
+    "cosine with warmup": lambda time: CosineAnnealingWithWarmupScheduler(time, "200ba"),
+    "polynomial with warmup": lambda time: PolynomialWithWarmupScheduler(time, t_max="200ba"),
+    "multistep with warmup": lambda time: MultiStepWithWarmupScheduler(time, ["150ba"]),
+    "warmup stable decay": lambda time: WarmupStableDecayScheduler(time, "20ba", t_max="200ba"),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_SCHEDULE)
+@settings(max_examples=25)
+@given(epochs=st.integers(1, 5), epoch_len=st.integers(1, 9), now=st.integers(0, 60))
+def test_one_length_in_any_unit_gives_one_schedule(name, epochs, epoch_len, now):
+    make, batches = EVERY_SCHEDULE[name], epochs * epoch_len
+    state = at(now, f"{batches}ba", dataloader_len=epoch_len)
+    expected = make(f"{batches}ba")(state)
+    assert make(f"{epochs}ep")(state) == expected
+    assert make("1dur")(state) == expected
+    state.max_duration = ensure_time(f"{epochs}ep")
+    assert make("1dur")(state) == expected
+    # A batch is 8 samples and 64 tokens; the schedules' own `200ba` and so on stay in batches.
+    state.timestamp = Timestamp(batch=now, sample=8 * now, token=64 * now)
+    if "with" not in name and "stable" not in name:
+        assert make(f"{8 * batches}sp")(state) == pytest.approx(expected)
+        assert make(f"{64 * batches}tok")(state) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", EVERY_SCHEDULE)
+@settings(max_examples=25)
+@given(now=st.integers(0, 90), ratio=st.sampled_from([0.25, 0.5, 2.0, 4.0]))
+def test_a_stretched_schedule_is_the_schedule_at_the_stretched_time(name, now, ratio):
+    """Acceptance 6: ratio 0.5 evaluates every schedule at t / 0.5; a warmup stays as it is."""
+    schedule = EVERY_SCHEDULE[name]("24ba")
+    if "warmup" in name:
+        past = max(now, 24)  # the warmup is over, stretched or not
+        if ratio * 150 > past:
+            return
+        assert schedule(at(2000), ratio) == schedule(at(2000))
+    else:
+        assert schedule(at(int(now * ratio) if ratio > 1 else now), ratio) == pytest.approx(
+            schedule(at(now if ratio > 1 else int(now / ratio)))
+        )
+
+
+@given(
+    warmup=st.integers(0, 20), stable=st.integers(0, 40), decay=st.integers(1, 30), now=st.integers(0, 120)
+)
+def test_warmup_stable_decay(warmup, stable, decay, now):
+    end = warmup + stable + decay
+    shapes = {"linear": lambda s: 1 - s, "cosine": lambda s: (1 + math.cos(math.pi * s)) / 2}
+    for shape, value in {**shapes, "sqrt": lambda s: 1 - math.sqrt(s)}.items():
+        make = WarmupStableDecayScheduler
+        if warmup == 0:
+            with pytest.warns(UserWarning, match="warmup of zero"):
+                schedule = make("0ba", f"{decay}ba", t_max=f"{end}ba", decay=shape)
+        else:
+            schedule = make(f"{warmup}ba", f"{decay}ba", t_max=f"{end}ba", decay=shape)
+        if now < warmup:
+            expected = now / warmup
+        elif now < warmup + stable:
+            expected = 1.0
+        else:
+            expected = value(min(1.0, (now - warmup - stable) / decay))
+        assert schedule(at(now)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_decay_now_ends_training_and_is_stored():
+    schedule = WarmupStableDecayScheduler("10ba", "0.2dur")
+    state = at(40, "100ba")
+    assert schedule(state) == 1.0
+    assert schedule.decay_now(state) == state.max_duration == Time(60, "ba")
+    assert [schedule(at(now, "60ba")) for now in (40, 45, 50, 60, 70)] == [1.0, 0.75, 0.5, 0.0, 0.0]
+    resumed = WarmupStableDecayScheduler("10ba", "0.2dur")
+    resumed.load_state_dict(schedule.state_dict())
+    assert [resumed(at(now, "60ba")) for now in (40, 45, 50, 60)] == [1.0, 0.75, 0.5, 0.0]
+    assert WarmupStableDecayScheduler("10ba").state_dict() == {}
+    # Within the warmup the decay multiplies what the warmup has reached.
+    early = WarmupStableDecayScheduler("10ba")
+    early.decay_now(at(5), "10ba")
+    assert [early(at(now)) for now in (5, 10, 15)] == [0.5, 0.5, 0.0]
+    with pytest.raises(TimeValueError, match="`decay` is `steep`"):
+        WarmupStableDecayScheduler("1ba", decay="steep")
+    with pytest.raises(TimeUnitError, match="`t_decay`"):
+        WarmupStableDecayScheduler("1ba", "10sp")(at(1))
+
+
+@given(
+    initial=st.integers(1, 8), growth=st.integers(0, 12), unit=st.integers(1, 16), sample=st.integers(0, 3000)
+)
+def test_batch_sizes_grow_in_equal_steps(initial, growth, unit, sample):
+    first, last = initial * unit, (initial + growth) * unit
+    schedule = BatchSizeWarmupScheduler(first, last, t_warmup="2000sp", multiple_of=unit)
+
+    def size(sample):
+        return schedule(_State(Timestamp(sample=sample)))
+
+    assert size(0) == first
+    assert size(2000) == size(10_000) == last
+    assert size(sample) % unit == 0
+    assert size(sample) <= size(sample + 1) <= last
+    assert size(sample) == first + unit * (growth * min(sample, 2000) // 2000)
+
+
+def test_schedules_that_cannot_be():
+    with pytest.raises(TimeValueError, match="`step_size`"):
+        StepScheduler("0ba")
+    with pytest.raises(TimeValueError, match="comes to less than one"):
+        StepScheduler("0.001dur")(at(1))
+    with pytest.raises(TimeValueError, match="`t_mult`"):
+        CosineAnnealingWarmRestartsScheduler("1ba", 0.5)
+    with pytest.raises(TimeValueError, match="`initial` is 10"):
+        BatchSizeWarmupScheduler(10, 16, t_warmup="1ep", multiple_of=4)
+    with pytest.raises(TimeValueError, match="below"):
+        BatchSizeWarmupScheduler(16, 8, t_warmup="1ep")

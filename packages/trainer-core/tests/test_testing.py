@@ -9,17 +9,22 @@ import random
 import pytest
 import torch
 
+from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
+from hocket.trainer.event import Event
 from hocket.trainer.logger import LoggerDestination
 from hocket.trainer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
 from hocket.trainer.parallelism import SingleProcess
 from hocket.trainer.testing import (
+    check_algorithm,
     check_callback,
     check_checkpoint_store,
+    check_data_plan,
     check_logger,
     check_parallelism,
     check_stateful,
+    check_train_step,
 )
 
 
@@ -297,3 +302,134 @@ def test_what_is_no_destination_is_caught():
 
     with pytest.raises(AssertionError, match="did you mean `batch_end`"):
         check_logger(Misnamed)
+
+
+class Adds:
+    """A step whose second computation of the gradients adds to the first."""
+
+    def __init__(self, standard):
+        self.standard = standard
+
+    def compute_gradients(self, batch):
+        model = self.standard.context.state.model
+        loss = model.loss(model(batch), batch)
+        loss.backward()
+        return loss.detach()
+
+    def update(self):
+        self.standard.update()
+
+
+class Leaves:
+    """A step that does not clear the gradients."""
+
+    def __init__(self, standard):
+        self.standard = standard
+
+    def compute_gradients(self, batch):
+        return self.standard.compute_gradients(batch)
+
+    def update(self):
+        for optimizer in self.standard.context.state.optimizers:
+            optimizer.step()
+
+
+def test_steps_that_break_their_promise_are_found():
+    check_train_step(lambda standard: standard)
+    with pytest.raises(AssertionError, match="it must replace the first"):
+        check_train_step(Adds)
+    with pytest.raises(AssertionError, match="left gradients of"):
+        check_train_step(Leaves)
+
+
+class Planned:
+    """Divides batches of 4 rows of 10 over its ranks; the last has 2 rows."""
+
+    def __init__(self, rank, size, *, forgets=False):
+        self.data_parallel, self.forgets, self.share = (rank, size), forgets, (0, 0)
+
+    def __iter__(self):
+        rank, size = self.data_parallel
+        for num in (4, 4, 2):
+            mine = (rank + 1) * num // size - rank * num // size
+            self.share = (mine + (1 if self.forgets else 0), num)
+            yield torch.zeros(max(mine, 1) + self.forgets, 3)
+
+    def batch_share(self):
+        return self.share
+
+
+def test_plans_whose_shares_do_not_add_up_are_found():
+    check_data_plan(Planned)
+    check_data_plan(Planned, num_ranks=3)
+    with pytest.raises(AssertionError, match="add up to 6, which is not the global batch"):
+        check_data_plan(lambda rank, size: Planned(rank, size, forgets=True))
+    with pytest.raises(AssertionError, match="no `data_parallel` and `batch_share"):
+        check_data_plan(lambda rank, size: [torch.zeros(2)])
+
+
+class FadingNoise(Algorithm):
+    """Noise on the inputs that shrinks with every batch."""
+
+    events = frozenset({Event.AFTER_DATALOADER})
+
+    def __init__(self):
+        self.size = 0.5
+
+    def match(self, event, state):
+        return True
+
+    def apply(self, event, state, logger):
+        x, y = state.batch
+        state.batch = (x + self.size * torch.randn_like(x), y)
+        self.size *= 0.5
+
+    def state_dict(self):
+        return {"size": self.size}
+
+    def load_state_dict(self, state):
+        self.size = state["size"]
+
+
+class Forgets(FadingNoise):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state): ...
+
+
+class DrawsItsOwn(FadingNoise):
+    def apply(self, event, state, logger):
+        self.size = random.SystemRandom().random()
+        super().apply(event, state, logger)
+
+
+class NeverMatches(FadingNoise):
+    def match(self, event, state):
+        return False
+
+
+class AnswersNone(FadingNoise):
+    def match(self, event, state): ...
+
+
+class LacksTheLogger(FadingNoise):
+    def apply(self, event, state): ...
+
+
+class NamesEvents(FadingNoise):
+    events = frozenset({"after_dataloader"})
+
+
+def test_algorithms():
+    check_algorithm(FadingNoise())
+    for wrong, message in [
+        (Forgets, "continues after batch 2 differs"),
+        (DrawsItsOwn, "a second run with a copy of `DrawsItsOwn`"),
+        (NeverMatches, "never ran in 4 batches: `match` was asked at"),
+        (AnswersNone, "`AnswersNone.match` returned None"),
+        (LacksTheLogger, r"`LacksTheLogger.apply` cannot be called with \(event, state, logger\)"),
+        (NamesEvents, "expected a frozenset of `Event`"),
+    ]:
+        with pytest.raises(AssertionError, match=message):
+            check_algorithm(wrong())

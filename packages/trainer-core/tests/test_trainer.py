@@ -109,7 +109,7 @@ def test_the_loop_waits_for_no_gpu(precision):
 
 def test_a_duration_is_counted_from_here_in_its_own_unit():
     with make() as trainer:
-        with pytest.raises(TrainerConfigError, match="how long"):
+        with pytest.raises(TrainerConfigError, match="no training duration"):
             trainer.fit()
         trainer.fit("1ep")
         assert trainer.state.timestamp.counts[:3] == (0, 1, 5)
@@ -162,8 +162,8 @@ def test_amp_bf16_computes_in_bf16_and_trains():
     with make(model=Typed(), precision="amp_bf16", max_duration="2ba") as trainer:
         trainer.fit()
     assert seen == [torch.bfloat16] * 2
-    with pytest.raises(TrainerConfigError, match="`amp_fp8`; expected one of `fp32`, `amp_bf16`, `amp_fp16`"):
-        make(precision="amp_fp8")
+    with pytest.raises(TrainerConfigError, match="`amp_fp7`; expected one of `fp32`, `amp_bf16`, `amp_fp16`"):
+        make(precision="amp_fp7")
 
 
 def test_amp_fp16_unscales_before_gradients_are_seen():
@@ -213,11 +213,6 @@ def test_a_loader_for_other_ranks_is_refused():
         make(train_dataloader=loader(sampler=sampler), parallelism=Served((1, 2)))
 
 
-def test_a_loader_that_gives_every_rank_the_same_is_refused():
-    with pytest.raises(DataError, match=r"the same samples to all 2 ranks.*DistributedSampler"):
-        make(parallelism=Served((0, 2)))
-
-
 def test_a_loader_without_batches_is_refused():
     once = iter([data()[:4]])
     with pytest.raises(DataError, match="no batch in a whole epoch"):
@@ -251,30 +246,22 @@ def test_a_distributed_sampler_shuffles_each_epoch_anew():
 
 
 def test_unknown_arguments_and_models_are_refused():
-    with pytest.raises(TypeError, match="eval_dataloader"):
-        Trainer(model=Net(), eval_dataloader=loader())
+    with pytest.raises(TypeError, match="eval_loader"):
+        Trainer(model=Net(), eval_loader=loader())
     with pytest.raises(TrainerConfigError, match=r"`Linear`.*`loss"):
         Trainer(model=torch.nn.Linear(2, 2))
     with pytest.raises(TrainerConfigError, match="state one of them"):
         make(fsdp_config={}, parallelism_config={"fsdp": {}})
-    with pytest.raises(TrainerConfigError, match=r"unknown keys \['tp'\]"):
-        make(parallelism_config={"tp": {}})
+    with pytest.raises(TrainerConfigError, match=r"unknown keys \['zp'\]"):
+        make(parallelism_config={"zp": {}})
     with pytest.raises(TrainerConfigError, match="`device` is `tpux`"):
         Trainer(model=Net(), device="tpux")
     trainer = make(train_dataloader=None, max_duration="1ba")
-    with pytest.raises(TrainerConfigError, match="nothing to train on"):
+    with pytest.raises(TrainerConfigError, match="`train_dataloader` is required"):
         trainer.fit()
     trainer.close()
     with pytest.raises(TrainerConfigError, match="closed"):
         trainer.fit()
-
-
-def test_a_torch_scheduler_is_refused():
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(TypeError, match="`StepLR`"):
-        make(model=model, optimizers=optimizer, schedulers=scheduler)
 
 
 WITHOUT_SIBLINGS = """
@@ -356,7 +343,7 @@ def test_a_failing_logger_is_told_when_the_trainer_closes():
 
 
 def test_what_cannot_be_set_up_is_closed(monkeypatch):
-    import hocket.trainer.trainer as module
+    import hocket.trainer.assembly as module
 
     class Provided(SingleProcess):
         closed = 0
@@ -374,3 +361,96 @@ def test_what_cannot_be_set_up_is_closed(monkeypatch):
     trainer.close()
     trainer.close()
     assert provided.closed == 2
+
+
+@pytest.mark.parametrize("name", ["meta", "hpu", "xpu"])
+def test_devices_that_do_not_train_are_refused(name):
+    with pytest.raises(TrainerConfigError, match=f"`device` is `{name}`; Hocket trains on"):
+        Trainer(model=Net(), device=name)
+
+
+def test_deterministic_mode_ends_with_the_trainer():
+    assert not torch.are_deterministic_algorithms_enabled()
+    with make(deterministic_mode=True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_autoresume_needs_a_run_name_where_the_folder_has_one(tmp_path):
+    with pytest.raises(TrainerConfigError, match=r"`autoresume`.*set `run_name`"):
+        make(save_folder=str(tmp_path / "{run_name}"), autoresume=True)
+
+
+def test_a_run_name_that_is_given_is_kept(tmp_path):
+    with make(save_folder=str(tmp_path), run_name="first", max_duration="1ba") as trainer:
+        trainer.fit()
+    load = {"load_path": str(tmp_path / "ep0-ba1")}
+    with make(run_name="second", **load) as trainer:
+        assert trainer.state.run_name == "second"
+    with make(**load) as trainer:
+        assert trainer.state.run_name == "first"
+
+
+def test_weights_alone_are_saved_and_loaded(tmp_path):
+    with make(save_folder=str(tmp_path / "whole"), max_duration="2ba") as trainer:
+        trainer.fit()
+        trained = parameters(trainer)
+        trainer.save_checkpoint(f"{tmp_path}/once/weights-{{batch}}", weights_only=True)
+    for path in ("whole/ep0-ba2", "once/weights-2"):
+        with make(load_path=str(tmp_path / path), load_weights_only=True, max_duration="1ba") as trainer:
+            assert trainer.state.timestamp.batch == "0ba"
+            for name, value in parameters(trainer).items():
+                assert torch.equal(value, trained[name])
+            trainer.fit()
+
+
+def test_parts_of_a_checkpoint_may_be_left_alone(tmp_path):
+    with make(save_folder=str(tmp_path), max_duration="2ba") as trainer:
+        trainer.fit()
+        trained = parameters(trainer)
+    fresh = Net(seed=5)
+    before = fresh.layers[3].bias.detach().clone()
+    with make(
+        model=fresh, load_path=str(tmp_path / "ep0-ba2"), load_ignore_keys=["model/layers.3.*", "timestamp"]
+    ) as trainer:
+        assert torch.equal(parameters(trainer)["layers.3.bias"], before)
+        assert torch.equal(parameters(trainer)["layers.0.bias"], trained["layers.0.bias"])
+    with pytest.raises(TrainerConfigError, match=r"`modle/\*` to ignore matches nothing"):
+        make(load_path=str(tmp_path / "ep0-ba2"), load_ignore_keys=["modle/*"])
+
+
+def test_fit_takes_other_data_and_starts_the_clock_again():
+    other = loader(8, 2)
+    with make(max_duration="3ba") as trainer:
+        trainer.fit()
+        trainer.fit("2ba", train_dataloader=other)
+        assert trainer.state.train_dataloader is other
+        assert trainer.state.timestamp.counts[:4] == (0, 1, 5, 3 * 4 + 2 * 2)
+        trainer.fit("1ba", reset_time=True)
+        assert trainer.state.timestamp.counts[:3] == (0, 0, 1)
+
+
+def test_arguments_are_logged_as_hyperparameters():
+    logger = InMemoryLogger()
+    with make(loggers=logger, auto_log_hparams=True, max_duration="1ba") as trainer:
+        trainer.fit()
+    assert logger.hyperparameters["max_duration"] == "1ba"
+    assert logger.hyperparameters["model"] == "Net"
+    assert logger.hyperparameters["prefetch_depth"] == 1
+
+
+def test_a_loss_is_logged_as_often_as_asked_for():
+    logger = InMemoryLogger()
+    with make(loggers=logger, log_every=2, max_duration="5ba") as trainer:
+        trainer.fit()
+        assert [step for step, _ in logger.data["loss/train/total"]] == [2, 4]
+
+
+def test_a_compiled_model_trains_alike():
+    with make(max_duration="2ba") as trainer:
+        trainer.fit()
+        expected = parameters(trainer)
+    with make(max_duration="2ba", compile_config={"backend": "eager"}) as trainer:
+        trainer.fit()
+        for name, value in parameters(trainer).items():
+            torch.testing.assert_close(value, expected[name])

@@ -28,80 +28,122 @@ must take part in the step's collectives, and adds exactly zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from hocket.trainer.agreement import Agreed
 from hocket.trainer.data_spec import DataSpec
-from hocket.trainer.feeding import Fed
 from hocket.trainer.models.base import LossSum
-from hocket.trainer.parallelism import DoneWork
+from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.protocols import Parallelism, Work
+from hocket.trainer.step_sync import GlobalStep
+
+Weight: TypeAlias = float | torch.Tensor
+"""The loss weight of a microbatch: a host number, or a scalar on the device where only it knows."""
 
 
 def microbatches(
-    batch: Any, fed: Fed, agreed: Agreed, *, size: int | None, spec: DataSpec, samples: int
-) -> Iterator[tuple[Any, float, bool]]:
-    """Split a rank's batch; yields microbatches, what they weigh, and whether each is the last.
+    batch: Any, facts: DeviceBatch, step: GlobalStep, *, size: int | None, spec: DataSpec
+) -> Iterator[tuple[Any, Weight, bool]]:
+    """Split a rank's batch into microbatches, their loss weights, and whether each is the last.
 
-    Every rank makes as many as the rank with the largest batch needs, since each takes part in the
-    collectives of a pass; one with fewer samples repeats its last one, without weight.
+    Every rank makes as many as the rank with the largest batch needs, because each takes part in the
+    collectives of a pass; a rank with fewer samples repeats its last one, without weight.
 
     Args:
         batch: On the device.
-        fed: Its samples' weights.
-        agreed: Of its global batch.
+        facts: Its rows and their weights.
+        step: The facts about its global batch.
         size: Samples in a microbatch; None for all of them.
         spec: How to slice.
-        samples: Rows in `batch`: as fetched, unless an algorithm changed them.
     """
-    num = 1 if size is None else -(-agreed.most_samples // size)
-    if num == 1:
-        yield batch, fed.weight, True
+    num = 1 if size is None else -(-step.most_samples // size)
+    samples = facts.samples
+    if num == 1 or size is None:
+        yield spec.transform_microbatch(batch), weight_of(facts, 0, samples), True
         return
-    assert size is not None
     size = max(size, -(-samples // num))
     for index in range(num):
         start = min(index * size, samples)
         stop = min(start + size, samples)
+        weight: Weight
         if start == stop:
-            yield spec.split(batch, samples - 1, samples), 0.0, index == num - 1
+            start, weight = samples - 1, 0.0
         else:
-            yield spec.split(batch, start, stop), _weight(fed, start, stop, samples), index == num - 1
+            weight = weight_of(facts, start, stop)
+        yield spec.transform_microbatch(spec.split(batch, start, stop)), weight, index == num - 1
 
 
-def _weight(fed: Fed, start: int, stop: int, samples: int) -> float:
-    if samples != fed.samples:
-        # An algorithm made another number of samples of the batch: they share its weight evenly.
-        return fed.weight * (stop - start) / samples
-    return float(stop - start) if fed.weights is None else float(sum(fed.weights[start:stop]))
+def weight_of(facts: DeviceBatch, start: int, stop: int) -> Weight:
+    """Return the loss weight of the rows `start` to `stop - 1` of a rank's batch."""
+    weights = facts.weights
+    if weights is None:
+        return facts.weight if stop - start == facts.samples else float(stop - start)
+    if isinstance(weights, torch.Tensor):
+        return weights[start:stop].sum()
+    return float(sum(weights[start:stop]))
 
 
 class LossMean:
     """The mean loss of one global batch, as its microbatches' losses come in.
 
     Args:
-        agreed: N, what the global batch weighs.
+        step: Has N, the loss weight of the global batch.
         parallelism: D, and the sum over ranks.
     """
 
-    def __init__(self, agreed: Agreed, parallelism: Parallelism) -> None:
+    __slots__ = (
+        "_given_weight",
+        "_is_alone",
+        "_num_ranks",
+        "_parallelism",
+        "_part",
+        "_summed",
+        "_total_weight",
+    )
+
+    def __init__(self, step: GlobalStep, parallelism: Parallelism) -> None:
         self._parallelism = parallelism
-        self._num_ranks = parallelism.data_parallel[1]
-        self._total_weight = agreed.weight
+        self._num_ranks = num_ranks = parallelism.data_parallel[1]
+        self._is_alone = num_ranks == 1
+        self._total_weight = step.weight
         self._part: torch.Tensor | None = None
         self._given_weight: torch.Tensor | None = None
         self._summed: Work | None = None
 
-    def share_of(self, loss: torch.Tensor | LossSum, weight: float, outputs: Any = None) -> torch.Tensor:
-        """The scalar to call `backward` on for a microbatch that weighs `weight`; the module says why.
+    @property
+    def needs_correction(self) -> bool:
+        """Whether the gradients have to be corrected once they are whole, as the model gave sums."""
+        return self._given_weight is not None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a microbatch's loss was added."""
+        return self._part is not None
+
+    def share_of(self, loss: torch.Tensor | LossSum, weight: Weight, outputs: Any = None) -> torch.Tensor:
+        """Return the scalar to call `backward` on for a microbatch; the module says why.
 
         Args:
-            loss: What the model's `loss` returned.
-            weight: Of the microbatch, on the host.
-            outputs: What its `forward` returned.
+            loss: The return value of the model's `loss`.
+            weight: The microbatch's loss weight.
+            outputs: The return value of its `forward`.
         """
+        if (
+            self._is_alone
+            and type(weight) is float
+            and weight == self._total_weight
+            and weight
+            and type(loss) is torch.Tensor
+        ):
+            # Nearly always: one microbatch in one process is the whole mean.
+            self._part = loss.detach()
+            return loss
+        if isinstance(weight, torch.Tensor):
+            # Only the device knows the weight: a mean over it becomes a sum, as a model may give it itself.
+            if not isinstance(loss, LossSum):
+                loss = LossSum(loss * weight, weight)
+            weight = 1.0
         share = weight / self._total_weight if self._total_weight else 0.0
         if isinstance(loss, LossSum):
             share = 1.0 / self._total_weight if weight else 0.0
@@ -142,13 +184,21 @@ class LossMean:
             self._part if weight in (self._total_weight, 0.0) else self._part * (self._total_weight / weight)
         )
 
-    def over_ranks(self) -> Work:
-        """The mean over the global batch, a scalar, as a handle that need not be waited for. Collective."""
+    @staticmethod
+    def plain(loss: torch.Tensor, parallelism: Parallelism) -> Work | torch.Tensor:
+        """Return the plain mean of a scalar over the ranks, or a handle on it. Collective."""
+        num_ranks = parallelism.data_parallel[1]
+        if num_ranks == 1:
+            return loss
+        return _Only(parallelism.reduce_async(_for_reduction(loss / num_ranks)))
+
+    def over_ranks(self) -> Work | torch.Tensor:
+        """The mean over the global batch, a scalar, or a handle that need not be waited for. Collective."""
         assert self._part is not None
         if self._summed is not None:
             return _Ratio(self._summed, self._total_weight)
         if self._num_ranks == 1:
-            return DoneWork(self._part)
+            return self._part
         return _Only(self._parallelism.reduce_async(_for_reduction(self._part)))
 
 

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 class Algorithm(ABC):
     """Base of training methods: `match` says when, `apply` does it.
 
-    Algorithms run before callbacks and loggers, in the order in which they were given; at the events that end
-    what a `BEFORE_*` event began (`AFTER_FORWARD` and the like), in the reverse order, so that they nest.
+    Algorithms run before callbacks and loggers, sorted by `order` and then as they were given; at the events
+    that end what a `BEFORE_*` event began (`AFTER_FORWARD` and the like), in the reverse order, so that they
+    nest. `hocket.trainer.passes` has the rules.
 
     Attributes:
         events: The events that `match` can say yes to. With None, every event asks.
+        order: Place among the algorithms of an event; lower numbers run earlier. It makes the order of the
+            user's list irrelevant for algorithms that change the same things.
     """
 
     events: ClassVar[frozenset[Event] | None] = None
+    order: int = 0
 
     @abstractmethod
     def match(self, event: Event, state: State) -> bool:
@@ -33,8 +37,15 @@ class Algorithm(ABC):
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
         """Run; what it returns is for the trace alone."""
 
+    def conflict_with(self, other: Any) -> str | None:
+        """Return why this algorithm cannot run together with `other`, and what to do; None if it can.
+
+        Asked for every pair, in both directions, when the trainer is built.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of this algorithm; nothing unless overridden."""
+        """Return the state to keep in a checkpoint; nothing unless overridden."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take by default

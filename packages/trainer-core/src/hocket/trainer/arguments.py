@@ -1,29 +1,69 @@
-"""What the trainer makes of its arguments, and which it refuses."""
+"""Conversions and checks of single arguments of `Trainer`."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.state import State
+from hocket.trainer.microbatch_search import MicrobatchSearch
+from hocket.trainer.optim import ForOptimizer
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+
+_AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
 
 
 def as_list(given: Any) -> list[Any]:
-    """None, one thing or several, as a list."""
+    """Return None, one thing or several, as a list."""
     if given is None:
         return []
     return list(given) if isinstance(given, Iterable) else [given]
 
 
+def as_optimizers(given: Any) -> list[Optimizer]:
+    """Return one optimizer, several, or a dict of them by name, as a list.
+
+    Raises:
+        TrainerConfigError: If something else is among them.
+    """
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    optimizers = [given] if isinstance(given, Optimizer) else as_list(given)
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise TrainerConfigError(
+                f"`optimizers` has a `{type(one).__name__}`; expected a `torch.optim.Optimizer`, several, "
+                f"or a "
+                "dict of them by name"
+            )
+    return optimizers
+
+
+def as_schedulers(given: Any, optimizers: Any) -> list[Any]:
+    """Return one schedule, several, or a dict of them by optimizer name, as a list.
+
+    Raises:
+        TrainerConfigError: If names are given, and are not those of the optimizers.
+    """
+    if not isinstance(given, Mapping):
+        return as_list(given)
+    names = list(optimizers) if isinstance(optimizers, Mapping) else []
+    if unknown := sorted(set(map(str, given)) - set(names)):
+        raise TrainerConfigError(
+            f"`schedulers` names {unknown}, and `optimizers` has the names {names}; expected the same names"
+        )
+    return [
+        ForOptimizer(schedule, optimizers[name]) if not isinstance(schedule, LRScheduler) else schedule
+        for name, schedules in given.items()
+        for schedule in as_list(schedules)
+    ]
+
+
 def as_duration(given: TimeInput) -> Time:
-    """A length of training, in a unit that training advances.
+    """Return a length of training, in a unit that training advances.
 
     Raises:
         TrainerConfigError: If it is none.
@@ -37,21 +77,8 @@ def as_duration(given: TimeInput) -> Time:
     return length
 
 
-def check_model(model: Any) -> None:
-    """Refuse what is no model with a loss.
-
-    Raises:
-        TrainerConfigError: If it is none.
-    """
-    if not isinstance(model, nn.Module) or not callable(getattr(model, "loss", None)):
-        raise TrainerConfigError(
-            f"`model` is a `{type(model).__name__}`; expected a `torch.nn.Module` with `forward(batch)` and "
-            "`loss(outputs, batch)`, such as a `hocket.trainer.models.ComposerModel`"
-        )
-
-
 def number_to_keep(number: Any) -> int | None:
-    """How many checkpoints stay; None for all of them, which -1 says.
+    """Return how many checkpoints stay; None for all of them, which -1 says.
 
     Raises:
         TrainerConfigError: If it is neither -1 nor positive.
@@ -64,59 +91,83 @@ def number_to_keep(number: Any) -> int | None:
 
 
 def check_microbatch_size(size: Any) -> None:
-    """Refuse what is no number of samples.
+    """Refuse a microbatch size that is neither a number of samples nor the search for one.
 
     Raises:
-        TrainerConfigError: If it is none.
+        TrainerConfigError: If it is neither.
     """
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+    if size is None or MicrobatchSearch.of(size) is not None:
+        return
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise TrainerConfigError(
-            f"`device_train_microbatch_size` is `{size!r}`; expected a number of samples above 0, or "
-            "None for the whole batch"
+            f"`device_train_microbatch_size` is `{size!r}`; expected a number of samples above 0, `'auto'` "
+            "or a `MicrobatchSearch` for one that fits, or None for the whole batch"
         )
 
 
 def one_config(fsdp_config: Any, parallelism_config: Mapping[str, Any] | None) -> Any:
-    """The configuration of sharding, whichever argument it was given in.
+    """Return the configuration of sharding, whichever argument it was given in.
 
     Raises:
-        TrainerConfigError: If both were, or there are keys besides `fsdp`.
+        TrainerConfigError: If both were, or it has an unknown key.
     """
     if parallelism_config is None:
         return fsdp_config
     if fsdp_config is not None:
         raise TrainerConfigError("`fsdp_config` and `parallelism_config` are both set; state one of them")
-    if unknown := sorted(set(parallelism_config) - {"fsdp"}):
-        raise TrainerConfigError(f"`parallelism_config` has the unknown keys {unknown}; expected `fsdp`")
-    return parallelism_config.get("fsdp", {})
+    if unknown := sorted(set(parallelism_config) - _AXES):
+        raise TrainerConfigError(
+            f"`parallelism_config` has the unknown keys {unknown}; expected some of {sorted(_AXES)}"
+        )
+    return dict(parallelism_config) if set(parallelism_config) != {"fsdp"} else parallelism_config["fsdp"]
 
 
-def keep_initial_rates(state: State) -> None:
-    """Note the learning rates that schedules multiply, so that a checkpoint has them from the start.
+def scaled_duration(length: Time, ratio: float) -> Time:
+    """Return a duration stretched by the scale schedule ratio, rounded down.
 
     Raises:
-        TypeError: If a schedule is one of torch's, or none.
+        TrainerConfigError: If the ratio is not positive, or nothing is left of the duration.
     """
-    for scheduler in state.schedulers:
-        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or not callable(scheduler):
-            raise TypeError(
-                f"`schedulers` has a `{type(scheduler).__name__}`; expected callables `(state, ssr=1.0) -> "
-                "multiplier`, such as those of `hocket.trainer.optim` (torch's count steps of their own)"
-            )
-    if state.schedulers:
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group.setdefault("initial_lr", float(group["lr"]))
+    if ratio <= 0.0:
+        raise TrainerConfigError(f"`scale_schedule_ratio` is {ratio}; expected a positive number")
+    scaled = length if ratio == 1.0 else length * ratio
+    if scaled.value <= 0:
+        raise TrainerConfigError(
+            f"`scale_schedule_ratio` ({ratio}) leaves nothing of the duration `{length}`; use a larger ratio"
+        )
+    return scaled
 
 
-def be_deterministic(device: torch.device) -> None:
-    """Have torch use deterministic kernels only, in the whole process."""
-    torch.use_deterministic_algorithms(True)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuse a value that is none of the choices.
+
+    Raises:
+        TrainerConfigError: If it is none of them.
+    """
+    known = list(choices)
+    if value not in known:
+        expected = ", ".join(f"`{one}`" for one in known)
+        raise TrainerConfigError(f"`{name}` is {value!r}; expected one of {expected}")
 
 
-def made_up_name(made_at: int) -> str:
-    """A run's name of the time at which it was made, in seconds since 1970."""
-    return time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(made_at))
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse a value that is no whole number from `least` on.
+
+    Raises:
+        TrainerConfigError: If it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TrainerConfigError(f"`{name}` is {value!r}; expected a whole number from {least} on")
+
+
+def subset_or_none(name: str, value: Any) -> int | None:
+    """Return a number of batches, None where it is -1, for all of them.
+
+    Raises:
+        TrainerConfigError: If it is neither -1 nor positive.
+    """
+    if value == -1:
+        return None
+    check_count(name, value)
+    number: int = value
+    return number

@@ -22,7 +22,13 @@ class Callback:
         >>> class SayLoss(Callback):
         ...     def epoch_end(self, state, logger):
         ...         print(state.timestamp.epoch, float(state.loss))
+
+    Attributes:
+        saves_rank_zero_state: Whether a checkpoint holds rank 0's `state_dict` for all ranks. When False,
+            every rank must return the same state.
     """
+
+    saves_rank_zero_state: bool = False
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Called at every event when overridden; this one calls the method named after the event."""
@@ -35,7 +41,7 @@ class Callback:
         """Called after every callback's `close`, unless this one's raised: release what is held."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of this callback; nothing unless overridden."""
+        """Return the state to keep in a checkpoint; nothing unless overridden."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

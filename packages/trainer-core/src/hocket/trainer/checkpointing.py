@@ -1,44 +1,61 @@
-"""Saving checkpoints at intervals, and finding the one to go on from."""
+"""Saving checkpoints at intervals, and finding the one to continue from."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
+import os
 import re
 import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.trainer.agreement import Agreement
-from hocket.trainer.callback import Callback
-from hocket.trainer.errors import ResumeError, TrainerConfigError
+from hocket.trainer.errors import ResumeError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
+from hocket.trainer.required_algorithms import REQUIRED, check_required, required_algorithms
 from hocket.trainer.run_state import RunState
-from hocket.trainer.time import TimeInput
-from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.step_sync import StepSync
+from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
+from hocket.trainer.timestamp import Counts, Timestamp, count_in, timestamp_of
+from hocket.trainer.tree_filter import without
 
 if TYPE_CHECKING:
-    from hocket.trainer.logger import Logger
     from hocket.trainer.state import State
+
+WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
+"""The parts of a checkpoint of weights alone."""
 
 _FIELDS = ("run_name", "iteration", "epoch", "batch", "sample", "token", "batch_in_epoch")
 _RANK_PART = re.compile(r"[-_.]?(?:rank)?\{(?:local_|node_)?rank\}")
 _EXTENSION = re.compile(r"(?:\.(?:pt|bin|tar|gz|tgz|bz2|lzma|zst|lz4|symlink))+$")
 
 
-class CheckpointSaver(Callback):
-    """Saves the run at intervals and at the end of training.
+class Checkpointer:
+    """Saves the run at intervals and at the end of training; a part of the loop.
 
-    At `BATCH_CHECKPOINT`, `EPOCH_CHECKPOINT` or `ITERATION_CHECKPOINT`, as the interval's unit says, and at
-    `FIT_END` whatever was trained since the last save. With `mode="async"` a save goes on while training
-    does;
-    its error is raised at the next batch's end, and `FIT_END` waits for it.
+    It saves after `BATCH_CHECKPOINT`, `EPOCH_CHECKPOINT` or `ITERATION_CHECKPOINT`, as the interval's unit
+    says, and after `FIT_END` if anything was trained since the last save. With `mode="async"` training goes
+    on during a save; its error is raised at the end of the next batch, and the end of `fit` waits for it.
 
     Args:
-        store: Where to.
-        run_state: What to save.
-        save_interval: An interval of training, epochs when it is a bare number; or `(state, event) -> bool`.
+        store: The checkpoints of this run.
+        run_state: The state to save.
+        state: Of the run.
+        save_interval: An interval of training, in epochs when it is a bare number; or `(state, event) ->
+            bool`.
         save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`.
         mode: `"sync"` or `"async"`.
+        weights_only: Save the model and the time alone; such a checkpoint is loaded with `load_weights_only`.
+        ignore_keys: Parts to leave out, as `tree_filter.without` takes them.
+        has_metrics: Add the last values of the metrics to the checkpoint's `user`, each under its name in the
+            log, such as `metrics/eval/Accuracy`.
+        overwrite: Replace a checkpoint of the same name; False refuses a folder with later checkpoints.
+        others: The further series of checkpoints of the run, which are saved after this one.
 
     Attributes:
         notices: Sentences about the arguments, for the user.
@@ -51,71 +68,158 @@ class CheckpointSaver(Callback):
         self,
         store: CheckpointStore,
         run_state: RunState,
+        state: State,
         *,
         save_interval: TimeInput | IsTime = "1ep",
         save_filename: str = "ep{epoch}-ba{batch}",
         mode: Literal["sync", "async"] = "sync",
+        weights_only: bool = False,
+        ignore_keys: Any = None,
+        has_metrics: bool = False,
+        overwrite: bool = False,
+        others: Sequence[Checkpointer] = (),
     ) -> None:
         self.store = store
         self.mode: Literal["sync", "async"] = mode
         self.notices: list[str] = []
         self._run_state = run_state
-        self._interval = save_interval
+        self._state = state
+        self._interval = None if callable(save_interval) else ensure_time(save_interval, TimeUnit.EPOCH)
         self._is_due = _interval(save_interval)
         self._will_be_due = _interval(save_interval)
         self._template = self._plain_template(save_filename)
+        self._weights_only = weights_only
+        self._ignore_keys = ignore_keys
+        self._has_metrics = has_metrics
+        self._overwrite = overwrite
+        self._others = others
+        for other in others:
+            other.before_save = lambda: self.before_save()
+            self.notices += other.notices
+        self.before_save: Callable[[], object] = _nothing
+        """Called before each save; what it raises keeps the checkpoint from being saved."""
+        self._is_pending = False
         self._last_batch: int | None = None
         self._handle: SaveHandle | None = None
 
-    def must_data_stand_still(self, state: State, after: Timestamp) -> bool:
-        """Whether a checkpoint is due at `after`, the end of the present batch.
+    @property
+    def is_foreseeable(self) -> bool:
+        """Whether `next_due` knows when the next save comes; false for an interval that is a function."""
+        return self._interval is not None and all(other.is_foreseeable for other in self._others)
 
-        The next batch is then fetched after the checkpoint, which so finds loader and generators as they are
-        between two batches. An interval that is a function cannot be foreseen, and always says yes.
+    def next_due(self, timestamp: Timestamp) -> Time | None:
+        """Return the time of the first save after `timestamp`, in the interval's unit; None if unforeseeable.
+
+        Raises:
+            TimeUnitError: If the interval is in `dur` and the training's duration is not known.
         """
-        if callable(self._interval):
-            return True
-        return self._will_be_due(_Foreseen(state, after), Event.BATCH_CHECKPOINT)
+        interval = self._interval
+        if interval is None:
+            return None
+        length = interval
+        if interval.unit is TimeUnit.DURATION:
+            if self._state.max_duration is None:
+                raise TimeUnitError("a save interval in `dur` needs `max_duration`; set it")
+            share = interval.value
+            whole = self._state.max_duration
+            done = count_in(timestamp.counts, whole.unit) / whole.value
+            return whole * min(1.0, (int(done / share + 1e-9) + 1) * share)
+        done_now = count_in(timestamp.counts, length.unit)
+        return Time((done_now // int(length.value) + 1) * int(length.value), length.unit)
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time; raise what a save on its way has raised."""
+    def is_due_at(self, after: Counts) -> bool:
+        """Whether a save is due at `after`, the end of the present batch.
+
+        The next batch is then fetched after the save, which so finds loader and generators as they are
+        between two batches. An interval that is a function cannot be foreseen; resume points serve it
+        instead.
+        """
+        if self._is_pending or any(other.is_due_at(after) for other in self._others):
+            return True
+        if self._interval is None:
+            return False
+        return self._will_be_due(_Foreseen(self._state, after), Event.BATCH_CHECKPOINT)
+
+    def check_folder(self, sync: StepSync) -> None:
+        """Refuse a folder that has later checkpoints than the run has come to, unless they may be replaced.
+
+        Collective.
+
+        Raises:
+            TrainerConfigError: If it has some.
+        """
+        for other in self._others:
+            other.check_folder(sync)
+        if self._overwrite:
+            return
+        batch = self._state.timestamp.counts.batch
+        later = [one for one in self.store.list() if one.status == "committed" and (one.step or 0) > batch]
+        (last,) = sync.from_rank_0(max((one.step or 0 for one in later), default=0))
+        if last:
+            where = getattr(self.store, "uri", "the checkpoint store")
+            raise TrainerConfigError(
+                f"`{where}` has checkpoints up to batch {last}, and this training starts at batch {batch}; "
+                "use `autoresume=True` to go on from the last one, another `save_folder`, or "
+                "`save_overwrite=True` to replace them"
+            )
+
+    def request_save(self) -> None:
+        """Save at the next step boundary at which no batch is ahead."""
+        self._is_pending = True
+
+    def save_if_due(self, event: Event) -> None:
+        """Save if it is time; raise the error of a save in progress. Collective when it saves."""
         if self._handle is not None and self._handle.done():
             self._finish()
-        self._save_if_due(state, Event.BATCH_CHECKPOINT)
+        if self._is_due(self._state, event) or (self._is_pending and self._run_state.can_save()):
+            self.save()
+        for other in self._others:
+            other.save_if_due(event)
 
-    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time."""
-        self._save_if_due(state, Event.EPOCH_CHECKPOINT)
-
-    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save if it is time."""
-        self._save_if_due(state, Event.ITERATION_CHECKPOINT)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Save what was trained since the last save, and wait until it is committed."""
-        if self._last_batch != state.timestamp.counts.batch:
-            self.save(state)
+    def save_at_end(self) -> None:
+        """Save what was trained since the last save, and wait until it is committed. Collective."""
+        if self._last_batch != self._state.timestamp.counts.batch:
+            self.save()
+        for other in self._others:
+            other.save_at_end()
         self._finish()
 
-    def close(self, state: State, logger: Logger) -> None:
-        """Wait for a save on its way, after a failed run too: what it saves is good."""
-        self._finish()
+    def close(self) -> None:
+        """Wait for saves in progress, after a failed run too: the state they save is good."""
+        try:
+            self._finish()
+        finally:
+            for other in self._others:
+                other.close()
 
     def loaded_at(self, batch: int) -> None:
-        """Take note that the run starts from a checkpoint of that batch, which need not be saved again."""
+        """Note that the run starts from a checkpoint of that batch, which need not be saved again."""
         self._last_batch = batch
+        for other in self._others:
+            other.loaded_at(batch)
 
-    def save(self, state: State) -> SaveHandle:
+    def save(self) -> SaveHandle:
         """Save now. Collective. Waits for the save before, and with `mode="sync"` for this one."""
+        self.before_save()
         self._finish()
-        counts = state.timestamp.counts
+        self._is_pending = False
+        counts = self._state.timestamp.counts
         fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
+        tree, weights_only = self._run_state.tree(), self._weights_only
+        if weights_only:
+            tree = {name: tree[name] for name in WEIGHTS_ONLY}
+        user = {} if weights_only else self._run_state.rank_zero()
+        user[REQUIRED] = required_algorithms(self._state)
+        if self._has_metrics:
+            user |= metric_values(self._state)
         self._handle = self.store.save(
-            self._run_state.tree(),
+            without(tree, self._ignore_keys),
             step=counts.batch,
-            name=self._template.format(run_name=state.run_name, **fields),
-            per_rank=self._run_state.per_rank(),
+            name=self._template.format(run_name=self._state.run_name, **fields),
+            per_rank=None if weights_only else self._run_state.per_rank(),
+            user=user,
             mode=self.mode,
+            **({"overwrite": True} if self._overwrite else {}),
         )
         self._last_batch = counts.batch
         handle = self._handle
@@ -123,14 +227,11 @@ class CheckpointSaver(Callback):
             self._finish()
         return handle
 
-    def _save_if_due(self, state: State, event: Event) -> None:
-        if self._is_due(state, event):
-            self.save(state)
-
     def _finish(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.wait()
+            _tell_launcher(handle.name)
 
     def _plain_template(self, given: str) -> str:
         template = _EXTENSION.sub("", _RANK_PART.sub("", given))
@@ -149,13 +250,25 @@ class CheckpointSaver(Callback):
         return template
 
 
+def _tell_launcher(name: str) -> None:
+    """Write the name of a committed checkpoint to the status file that the launcher reads on Ctrl-C."""
+    path = os.environ.get("HOCKET_STATUS_FILE")
+    if path and os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(OSError):  # the note is a courtesy
+            Path(path).write_text(json.dumps({"checkpoint": name}))
+
+
+def _nothing() -> None:
+    """Stand for a hook that is not set."""
+
+
 class _Foreseen:
     """The state as an interval will see it after the present batch."""
 
     __slots__ = ("dataloader_len", "max_duration", "previous_timestamp", "timestamp")
 
-    def __init__(self, state: State, after: Timestamp) -> None:
-        self.timestamp = after
+    def __init__(self, state: State, after: Counts) -> None:
+        self.timestamp = timestamp_of(after)
         self.previous_timestamp = state.timestamp
         self.max_duration = state.max_duration
         self.dataloader_len = state.dataloader_len
@@ -165,37 +278,36 @@ def _interval(given: TimeInput | IsTime) -> IsTime:
     return every(given, checkpoint_events=True, include_end_of_training=True)
 
 
-def find_source(
-    store: CheckpointStore | None, *, autoresume: bool, load_path: str | None, agreement: Agreement
-) -> str | None:
-    """What to load: with `autoresume` the newest committed checkpoint in the store, else `load_path`.
-
-    Rank 0's listing decides for all ranks. Collective.
-
-    Raises:
-        ResumeError: If a rank does not see the checkpoint that rank 0 sees.
-    """
-    if not autoresume or store is None:
-        return load_path
-    committed = [entry for entry in store.list() if entry.status == "committed"]
-    newest = max(committed, key=lambda entry: entry.step or 0, default=None)
-    # Steps start at 0, so 0 stands for nothing found.
-    (agreed,) = agreement.from_rank_0(0 if newest is None else (newest.step or 0) + 1)
-    if agreed == 0:
-        return load_path
-    same = [entry for entry in committed if entry.step == agreed - 1]
-    if not same:
-        raise ResumeError(
-            f"rank 0 found a checkpoint of step {agreed - 1} to go on from, and this rank sees "
-            f"{[entry.name for entry in committed]}; the save folder must be the same one for all ranks"
-        )
-    return same[-1].name
+def metric_values(state: State) -> dict[str, Any]:
+    """Return the last values of the metrics as numbers, by their names in the log; reads the device."""
+    return {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in state.metric_values.items()
+    }
 
 
 def load(
-    store: CheckpointStore, source: str, run_state: RunState, state: State, agreement: Agreement
+    store: CheckpointStore,
+    source: str,
+    run_state: RunState,
+    sync: StepSync,
+    *,
+    weights_only: bool = False,
+    strict: bool = True,
+    ignore_keys: Any = None,
+    exclude_algorithms: Sequence[str] = (),
 ) -> list[str]:
-    """Load the checkpoint into the run. Collective.
+    """Load a checkpoint into the run. Collective.
+
+    Args:
+        store: Reads it.
+        source: Its name in the store, or its path or URI.
+        run_state: Takes it.
+        sync: Between the ranks.
+        weights_only: Load the model alone; the run starts at 0.
+        strict: Refuse parameters that only the model or only the checkpoint has.
+        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them.
+        exclude_algorithms: Names of algorithms whose state is left alone.
 
     Returns:
         Sentences for the user.
@@ -203,10 +315,34 @@ def load(
     Raises:
         ResumeError: If ranks loaded different steps.
     """
-    loaded: Any = store.load(source, run_state.tree_to_fill())
-    said = run_state.take(loaded)
-    steps = agreement.gather(state.timestamp.counts.batch)
+    own = run_state.tree_to_fill()
+    foreign = load_foreign(store, source, without(own, ignore_keys).get("model", {}), strict=strict)
+    if foreign is not None:
+        return [foreign]
+    into = {"model": own["model"]} if weights_only else own
+    for name in exclude_algorithms:
+        if name in into.get("algorithms", {}):
+            # Filled and dropped, so that the rest of the checkpoint stays strictly matched.
+            into["algorithms"][name] = copy.deepcopy(into["algorithms"][name])
+    into = without(into, ignore_keys)
+    options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
+    try:
+        loaded: Any = store.load(source, into, strict=strict and ignore_keys is None, **options)
+    except Exception as error:
+        try:
+            user = store.load(source, {}, strict=False).user
+        except Exception:  # noqa: BLE001 - the first error is the one to raise
+            user = None
+        check_required(run_state.state, user, exclude_algorithms, error)
+        raise
+    check_required(run_state.state, loaded.user, exclude_algorithms)
+    if weights_only:
+        run_state.take_weights(loaded)
+        return [f"weights from `{loaded.name}`; the run starts at 0"]
+    notices = run_state.take(loaded, exclude_algorithms=exclude_algorithms)
+    batch = run_state.num_batches
+    steps = sync.gather(batch)
     if len(set(steps)) > 1:
         told = ", ".join(f"rank {rank}: {int(step)}" for rank, step in enumerate(steps))
         raise ResumeError(f"the ranks loaded checkpoints of different steps ({told}) from `{source}`")
-    return [f"going on from `{loaded.name}`, {state.timestamp.batch} of training", *said]
+    return [f"going on from `{loaded.name}`, {batch}ba of training", *notices]

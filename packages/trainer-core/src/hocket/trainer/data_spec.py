@@ -1,143 +1,182 @@
-"""`DataSpec`: a data loader, and how to count and split what it yields."""
+"""`DataSpec`: a data loader, and how to transform, count and split what it yields."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from hocket.trainer.errors import DataError
-
-IGNORED_LABEL = -100
-"""The label that torch's losses ignore by default."""
+from hocket.trainer.batches import loss_weights, num_samples, num_tokens, slice_batch
+from hocket.trainer.errors import DataError, TrainerConfigError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DataSpec:
-    """A data loader with functions for batches that the trainer cannot count or split by itself.
+    """A data loader with functions for batches that the trainer cannot transform, count or split by itself.
 
-    The functions get a batch as the loader yields it, on the host, except `split_batch`, which gets it on the
-    device; none of them should read a device.
+    The functions get a batch as the loader yields it, on the host, except `split_batch` and
+    `microbatch_transforms`, which get it on the device; none of them should read a device.
+
+    Raises:
+        TrainerConfigError: If a field is no function.
+
+    Example:
+        >>> DataSpec(loader, batch_transforms=lambda batch: {**batch, "labels": batch["label"]})
     """
 
     dataloader: Iterable[Any]
     """Yields this rank's batches."""
+    _: KW_ONLY
+    num_samples: int | None = None
+    """Samples of an epoch on all ranks, where the loader does not know; for callbacks, the trainer counts."""
+    num_tokens: int | None = None
+    """Tokens of an epoch on all ranks, likewise."""
+    batch_transforms: Callable[[Any], Any] | None = None
+    """Called with each batch on the host, before it is counted."""
+    microbatch_transforms: Callable[[Any], Any] | None = None
+    """Called with each microbatch on the device, before its forward pass."""
+    split_batch: Callable[..., Any] | None = None
+    """`(batch, microbatch_size) -> microbatches`, the last one shorter; or `(batch, start, stop) -> samples
+    start … stop - 1`. By default a slice of everything in the batch."""
     get_num_samples_in_batch: Callable[[Any], int] | None = None
     """Samples in a batch; by default the length of the first dimension, the same in all its tensors."""
-    get_num_tokens_in_batch: Callable[[Any], int] | None = None
-    """Tokens in a batch; by default rows × columns of `input_ids`, or 0."""
-    get_loss_weights: Callable[[Any], Sequence[float]] | None = None
+    get_num_tokens_in_batch: Callable[[Any], int | Mapping[str, int]] | None = None
+    """Tokens in a batch; by default rows × columns of `input_ids`; else the data set's `max_seq_len` for each
+    sample; else 0. May return `{"total": …, "loss_generating": …}`; the latter then weigh the loss."""
+    get_loss_weights: Callable[[Any], Sequence[float] | torch.Tensor | None] | None = None
     """How much each sample weighs in the loss; by default how many of its `labels` are not ignored where they
     are a sequence for each sample, else 1."""
-    split_batch: Callable[[Any, int, int], Any] | None = None
-    """`(batch, start, stop) -> samples start … stop - 1`; by default a slice of everything in the batch."""
+    is_sharded: bool = False
+    """Whether each rank's loader yields samples of its own already, whatever its sampler looks like."""
 
-    def num_samples(self, batch: Any) -> int:
-        """Samples in `batch`."""
+    def __post_init__(self) -> None:
+        for name in ("batch_transforms", "microbatch_transforms", "split_batch", *_COUNTERS):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise TrainerConfigError(
+                    f"`{name}` of the `DataSpec` is a `{type(given).__name__}`; expected a function"
+                )
+
+    def transform(self, batch: Any) -> Any:
+        """Return a batch of the loader as the training takes it."""
+        return batch if self.batch_transforms is None else self.batch_transforms(batch)
+
+    def transform_microbatch(self, microbatch: Any) -> Any:
+        """Return a microbatch on the device as the model takes it."""
+        return microbatch if self.microbatch_transforms is None else self.microbatch_transforms(microbatch)
+
+    def count_samples(self, batch: Any) -> int:
+        """Return the number of samples in `batch`."""
         return (self.get_num_samples_in_batch or num_samples)(batch)
 
-    def num_tokens(self, batch: Any) -> int:
-        """Tokens in `batch`."""
-        return (self.get_num_tokens_in_batch or num_tokens)(batch)
+    def count_tokens(self, batch: Any) -> int:
+        """Return the number of tokens in `batch`."""
+        if self.get_num_tokens_in_batch is None:
+            tokens = num_tokens(batch)
+            length = 0 if tokens else getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", 0)
+            return tokens or (length * self.count_samples(batch) if isinstance(length, int) else 0)
+        counted = self.get_num_tokens_in_batch(batch)
+        return counted if isinstance(counted, int) else int(_entry(counted, "total"))
 
-    def loss_weights(self, batch: Any) -> Sequence[float] | None:
-        """The samples' weights in the loss; None where each weighs 1."""
-        return (self.get_loss_weights or loss_weights)(batch)
+    def loss_weights(self, batch: Any) -> Sequence[float] | torch.Tensor | None:
+        """Return the samples' weights in the loss; None where each weighs 1."""
+        if self.get_loss_weights is not None:
+            return self.get_loss_weights(batch)
+        weights = loss_weights(batch)
+        if self.get_num_tokens_in_batch is None:
+            return weights
+        counted = self.get_num_tokens_in_batch(batch)
+        if not isinstance(counted, Mapping):
+            return weights
+        if isinstance(weights, list) and sum(weights) == _entry(counted, "loss_generating"):
+            return weights
+        rows = (self.split(batch, row, row + 1) for row in range(self.count_samples(batch)))
+        return [float(_entry(self.get_num_tokens_in_batch(row), "loss_generating")) for row in rows]
+
+    def weighted_by_samples(self) -> DataSpec:
+        """Return this description with every sample weighing 1 in the loss, whatever its labels."""
+        return replace(self, get_loss_weights=_no_weights)
+
+    def counts_plainly(self) -> bool:
+        """Whether a list or tuple of tensors has no tokens and weighs by samples, so that only rows count."""
+        return (
+            self.get_num_samples_in_batch is None
+            and self.get_num_tokens_in_batch is None
+            and self.get_loss_weights in (None, _no_weights)
+            and not isinstance(getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None), int)
+        )
 
     def split(self, batch: Any, start: int, stop: int) -> Any:
-        """The samples `start` to `stop - 1` of `batch`."""
-        return (self.split_batch or slice_batch)(batch, start, stop)
+        """Return the samples `start` to `stop - 1` of `batch`.
+
+        With a `split_batch(batch, microbatch_size)`, `start` is a multiple of a size of at least
+        `stop - start`, or 0.
+        """
+        if self.split_batch is None:
+            return slice_batch(batch, start, stop)
+        if _num_parameters(self.split_batch) >= 3:
+            return self.split_batch(batch, start, stop)
+        head = batch if stop == self.count_samples(batch) else self.split_batch(batch, stop)[0]
+        return head if start == 0 else self.split_batch(head, start)[1]
+
+
+def _no_weights(batch: Any) -> None:  # noqa: ARG001 - every sample weighs 1
+    return None
+
+
+_COUNTERS = ("get_num_samples_in_batch", "get_num_tokens_in_batch", "get_loss_weights")
+
+
+def _entry(counted: Any, name: str) -> int:
+    if not isinstance(counted, Mapping) or name not in counted:
+        found = sorted(map(str, counted)) if isinstance(counted, Mapping) else type(counted).__name__
+        raise DataError(
+            f"`get_num_tokens_in_batch` returned {found}; expected a number, or a dict with the entries "
+            "`total` and `loss_generating`"
+        )
+    number: int = counted[name]
+    return number
+
+
+def _num_parameters(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds and one.default is inspect.Parameter.empty for one in parameters)
 
 
 def as_data_spec(given: Any) -> DataSpec:
-    """Make a `DataSpec` of a data loader, a dict of its arguments, or itself."""
-    if isinstance(given, DataSpec):
-        return given
-    if isinstance(given, Mapping):
-        return DataSpec(**given)
-    return DataSpec(dataloader=given)
-
-
-def num_samples(batch: Any) -> int:
-    """Count the samples of a batch: the length that all its tensors and lists share.
+    """Make a `DataSpec` of a data loader, a dict of its arguments, or itself.
 
     Raises:
-        DataError: If there is none, or lengths differ.
+        TrainerConfigError: If a dict has a name that `DataSpec` does not know, or no `dataloader`.
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0]
-    parts = batch.values() if type(batch) is dict else batch if type(batch) in (list, tuple) else ()
-    lengths = {len(part) if type(part) is torch.Tensor and part.dim() else -1 for part in parts}
-    if len(lengths) == 1 and -1 not in lengths:  # nearly every batch, counted in a microsecond
-        return lengths.pop()
-    lengths = set(_lengths(batch))
-    if len(lengths) != 1:
-        what = (
-            f"its parts have the lengths {sorted(lengths)}" if lengths else "it holds no tensor and no list"
-        )
-        raise DataError(
-            f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {what}; pass "
-            "`DataSpec(dataloader=…, get_num_samples_in_batch=…)` as `train_dataloader`"
-        )
-    return lengths.pop()
+    if isinstance(given, DataSpec):
+        return given
+    if not isinstance(given, Mapping):
+        return DataSpec(given)
+    known = [field.name for field in fields(DataSpec)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            raise TrainerConfigError(
+                f"`{name}` is no argument of `DataSpec`; "
+                + (f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(known)}")
+            )
+    if "dataloader" not in given:
+        raise TrainerConfigError(f"the dict of a `DataSpec` has {sorted(given)} but no `dataloader`; add it")
+    return DataSpec(**given)
 
 
-def _lengths(part: Any) -> Iterable[int]:
-    if isinstance(part, torch.Tensor):
-        if part.dim() > 0:
-            yield part.shape[0]
-    elif isinstance(part, Mapping):
-        for value in part.values():
-            yield from _lengths(value)
-    elif isinstance(part, (tuple, list)):
-        if any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in part):
-            for item in part:
-                yield from _lengths(item)
-        else:
-            yield len(part)
-
-
-def num_tokens(batch: Any) -> int:
-    """Count the tokens of a batch: all positions of its `input_ids`, padding too, or 0 where it has none."""
-    ids = _entry(batch, "input_ids")
-    return 0 if ids is None else ids.numel()
-
-
-def _entry(batch: Any, name: str) -> torch.Tensor | None:
-    # Asking a list whether it is a mapping takes longer than all the rest.
-    if type(batch) is list or type(batch) is tuple or not isinstance(batch, Mapping):
-        return None
-    entry = batch.get(name)
-    return entry if isinstance(entry, torch.Tensor) else None
-
-
-def loss_weights(batch: Any) -> Sequence[float] | None:
-    """How many `labels` of each sample are not ignored, where they are integers and several for each sample.
-
-    Labels that are on a device already are not read, since that would wait for it: each sample weighs 1.
-    """
-    labels = _entry(batch, "labels")
-    if labels is None or labels.dim() < 2 or labels.is_floating_point() or labels.device.type != "cpu":
-        return None
-    weights: list[float] = (labels != IGNORED_LABEL).flatten(1).sum(1).tolist()
-    return weights
-
-
-def slice_batch(batch: Any, start: int, stop: int) -> Any:
-    """The samples `start` to `stop - 1` of a batch; what is no tensor, list or mapping goes along whole.
-
-    Tensors are views. A list or tuple of tensors (or of mappings and lists) is sliced inside; one of anything
-    else is itself a list with an item for each sample.
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch[start:stop] if batch.dim() > 0 else batch
-    if isinstance(batch, Mapping):
-        return {name: slice_batch(value, start, stop) for name, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        if not any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in batch):
-            return batch[start:stop]
-        items = (slice_batch(item, start, stop) for item in batch)
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
+def with_model_weights(spec: DataSpec, model: Any) -> DataSpec:
+    """Let a model that states `loss_weights(batch)` weigh the samples, unless the spec's functions do."""
+    weigh = getattr(model, "loss_weights", None)
+    if not callable(weigh) or spec.get_loss_weights or spec.get_num_tokens_in_batch:
+        return spec
+    return replace(spec, get_loss_weights=weigh)

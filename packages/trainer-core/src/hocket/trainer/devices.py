@@ -27,6 +27,12 @@ def choose_device(given: str | torch.device | None) -> torch.device:
         raise TrainerConfigError(
             f"`device` is `{given}`; expected `cpu`, `gpu` or a device of torch such as `cuda:0`"
         ) from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise TrainerConfigError(
+            f"`device` is `{given}`; Hocket trains on `cpu`, `gpu` (or `cuda`) and `mps`"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise TrainerConfigError(f"`device` is `{given}`, and torch finds no Apple GPU; use `cpu`")
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import CallbackReuseError
 from hocket.trainer.event import Event
+from hocket.trainer.passes import AlgorithmPass, check_pairs, make_passes, run_passes
 
 if TYPE_CHECKING:
     from hocket.trainer.logger import Logger
@@ -36,18 +37,8 @@ class Listeners:
         def __getattr__(self, name: str) -> tuple[Listener, ...]: ...
 
 
-# Events that end what a `BEFORE_*` event began: algorithms undo there in reverse, so that they nest.
-# The data loader's and the checkpoint's `AFTER_*` events end nothing of an algorithm's.
-_REVERSED = frozenset(
-    {
-        Event.AFTER_FORWARD,
-        Event.AFTER_LOSS,
-        Event.AFTER_BACKWARD,
-        Event.AFTER_TRAIN_BATCH,
-        Event.EVAL_AFTER_FORWARD,
-        Event.PREDICT_AFTER_FORWARD,
-    }
-)
+# The events at which an algorithm may change the batch after it was counted.
+_BATCH_EVENTS = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH})
 
 # Callbacks of trainers that are not closed.
 _in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -60,18 +51,31 @@ class Engine:
     `state.callbacks` or `state.algorithms` change, the tuples are prepared anew; an event that is being fired
     goes on with the old one.
 
+    Args:
+        state: Has the algorithms and callbacks.
+        logger: Has the loggers.
+        algorithm_passes: More passes that order algorithms; `hocket.trainer.passes.make_passes` says how.
+
     Attributes:
         on: The prepared tuples, by the events' names.
+        may_change_batches: Whether an algorithm listens at an event between the fetch of a batch and its
+            forward pass. The same on every rank, as the algorithms are.
+        instrument: Replaces each listener, given the event and its kind (`"algorithm"`, `"callback"` or
+            `"logger"`), for a profiler that times calls. Call `prepare` after setting it.
 
     Raises:
         CallbackReuseError: If a callback or logger belongs to another trainer that is not closed.
+        TrainerConfigError: If two algorithms cannot be used together.
     """
 
-    def __init__(self, state: State, logger: Logger) -> None:
+    def __init__(self, state: State, logger: Logger, *, algorithm_passes: Any = None) -> None:
         self._state = state
+        self._passes: list[AlgorithmPass] = make_passes(algorithm_passes)
+        check_pairs(state.algorithms)  # before callbacks are marked as in use
         self._logger = logger
         self._is_closed = False
         self.on = Listeners()
+        self.instrument: Callable[[Event, str, Listener], Listener] | None = None
         everybody = [*state.callbacks, *logger.destinations]
         for callback in everybody:
             if _in_use.get(id(callback)) is callback:
@@ -86,21 +90,32 @@ class Engine:
         self.prepare()
 
     def prepare(self) -> None:
-        """Find out anew who listens to what."""
+        """Find out anew who listens to what.
+
+        Raises:
+            TrainerConfigError: If two algorithms cannot be used together.
+        """
+        check_pairs(self._state.algorithms)
+        self.may_change_batches = any(
+            (events := getattr(one, "events", None)) is None or not _BATCH_EVENTS.isdisjoint(events)
+            for one in self._state.algorithms
+        )
         for event in Event:
             algorithms = [
                 Listener(partial(_apply_if_matched, algorithm, event), _name(algorithm))
-                for algorithm in self._state.algorithms
-                if getattr(algorithm, "events", None) is None or event in algorithm.events
+                for algorithm in run_passes(self._state.algorithms, event, self._passes)
+                if (events := getattr(algorithm, "events", None)) is None or event in events
             ]
-            if event in _REVERSED:
-                algorithms.reverse()
             callbacks = _listeners(self._state.callbacks, event)
             loggers = _listeners(self._logger.destinations, event)
+            if (instrument := self.instrument) is not None:
+                algorithms = [instrument(event, "algorithm", one) for one in algorithms]
+                callbacks = [instrument(event, "callback", one) for one in callbacks]
+                loggers = [instrument(event, "logger", one) for one in loggers]
             order = (
                 (loggers, callbacks, algorithms) if event is Event.INIT else (algorithms, callbacks, loggers)
             )
-            setattr(self.on, event.value, tuple(listener for group in order for listener in group))
+            setattr(self.on, event._value_, tuple(listener for group in order for listener in group))
 
     def fire(self, event: Event) -> None:
         """Call everybody who listens to `event`.
@@ -108,12 +123,13 @@ class Engine:
         Whatever one of them raises is raised, with a note that names it, the event and the time.
         """
         state, logger = self._state, self._logger
-        for call, name in getattr(self.on, event.value):
-            try:
+        try:
+            # `_value_` is `value` without the descriptor, which takes as long as the call of a listener.
+            for call, name in getattr(self.on, event._value_):  # noqa: B007 - for the note
                 call(state, logger)
-            except BaseException as error:
-                error.add_note(f"raised by `{name}` at `Event.{event.name}`, {state.timestamp}")
-                raise
+        except BaseException as error:
+            error.add_note(f"raised by `{name}` at `Event.{event.name}`, {state.timestamp}")
+            raise
 
     def close(self) -> None:
         """Close callbacks and loggers, each of them whatever the others do. A second call does nothing.
@@ -155,7 +171,7 @@ def _try(call: Callable[[], object], owner: object, what: str, errors: list[Exce
 
 
 def _listeners(callbacks: Iterable[Any], event: Event) -> list[Listener]:
-    """Those of `callbacks` that listen to `event`: a callback's own method, or `run_event` for all events."""
+    """Return the listeners to `event`: a callback's own method, or its `run_event` for all events."""
     found = []
     for callback in callbacks:
         if _overrides(callback, "run_event"):
@@ -172,9 +188,12 @@ def _overrides(callback: Any, method: str) -> bool:
     return own is not None and own is not getattr(Callback, method)
 
 
-def _apply_if_matched(algorithm: Any, event: Event, state: State, logger: Logger) -> None:
+def _apply_if_matched(algorithm: Any, event: Event, state: State, logger: Logger) -> bool:
+    """Apply an algorithm if it matches; returns whether it did, for a trace."""
     if algorithm.match(event, state):
         algorithm.apply(event, state, logger)
+        return True
+    return False
 
 
 def _name(anything: object) -> str:

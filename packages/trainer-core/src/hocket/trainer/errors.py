@@ -23,6 +23,10 @@ class LoggerError(TrainerError):
     """A logger destination failed, which does not harm the training; its cause says how."""
 
 
+class AbsentLoggerError(TrainerError, NotImplementedError):
+    """A logger of Composer that Hocket does not have; the message names what to use."""
+
+
 class MissingExtraError(TrainerError, ImportError):
     """An optional package is missing; the message has the command that installs it."""
 
@@ -47,5 +51,21 @@ class ResumeError(TrainerError, RuntimeError):
     """A checkpoint was read, and the run cannot go on from it; the message says which part differs."""
 
 
+class DivergedError(TrainerError, RuntimeError):
+    """The loss or the gradients are not finite, or have jumped; resume from an earlier checkpoint."""
+
+
+class MemoryExhaustedError(TrainerError, MemoryError):
+    """One sample alone does not fit the device; shard the model, recompute activations, or use less of it."""
+
+
 class CallbackReuseError(TrainerError, RuntimeError):
     """A callback still belongs to a trainer that is open; close that one, or make a new callback."""
+
+
+class RankFailedError(TrainerError, RuntimeError):
+    """Another rank failed and all ranks end at the same step; that rank's error says why."""
+
+
+class NonFiniteLossError(DivergedError, FloatingPointError):
+    """The loss is NaN or infinite; lower the learning rate, look at the batch, or choose another policy."""

@@ -1,20 +1,22 @@
-"""Importing what only an extra of this package brings."""
+"""Imports of optional packages, which extras of this package install."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from types import ModuleType
 
 from hocket.trainer.errors import MissingExtraError
 
 
 def import_extra(module: str, extra: str, *, needed_by: str) -> ModuleType:
-    """Import an optional module, when it is first used.
+    """Import an optional module; call it where the module is first used.
 
     Args:
-        module: What to import, such as `wandb`.
-        extra: The extra of `hocket-trainer-core` that brings it.
-        needed_by: What asks for it, for the message.
+        module: The module to import, such as `wandb`.
+        extra: The extra of `hocket-trainer-core` that installs it.
+        needed_by: The class that needs it, for the message.
 
     Raises:
         MissingExtraError: If it is not installed.
@@ -22,7 +24,29 @@ def import_extra(module: str, extra: str, *, needed_by: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(
-            f"`{needed_by}` needs `{error.name or module}`, which is not installed: "
-            f"pip install 'hocket-trainer-core[{extra}]'"
-        ) from error
+        raise _missing(error.name or module, extra, needed_by) from error
+
+
+def require_extra(module: str, extra: str, *, needed_by: str) -> None:
+    """Check that an optional module is installed, without importing it.
+
+    Args:
+        module: A top-level module, such as `mlflow`.
+        extra: The extra of `hocket-trainer-core` that installs it.
+        needed_by: The class that needs it, for the message.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    if module in sys.modules:
+        is_there = sys.modules[module] is not None
+    else:
+        is_there = importlib.util.find_spec(module) is not None
+    if not is_there:
+        raise _missing(module, extra, needed_by)
+
+
+def _missing(module: str, extra: str, needed_by: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"`{needed_by}` needs `{module}`, which is not installed: pip install 'hocket-trainer-core[{extra}]'"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch.utils.data as torch_data
 
 from hocket.trainer.errors import DataError
+from hocket.trainer.time import Time, TimeUnit
 
 
 def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
@@ -17,7 +19,7 @@ def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
         data_parallel: Rank and size, of the parallelism.
 
     Raises:
-        DataError: If the loader serves other ranks, or every rank the same samples.
+        DataError: If the loader serves other ranks.
     """
     rank, size = data_parallel
     served, source = _served(loader)
@@ -27,15 +29,31 @@ def check_loader(loader: Any, data_parallel: tuple[int, int]) -> str:
             f"data-parallel rank {rank} of {size}; give the data set the rank and the number of ranks of the "
             "parallelism, or its `replication`"
         )
-    if served is None and size > 1 and _gives_everything(loader):
-        raise DataError(
-            f"the data loader gives the same samples to all {size} ranks: its data set has indices and its "
-            "sampler knows of no ranks; give it a `torch.utils.data.DistributedSampler`, or use a data set "
-            "that divides itself, such as `hocket.stream.StreamingDataset`"
-        )
     if served is not None:
         return f"rank {served[0]} of {served[1]}, by {source}"
     return "one process takes all of it" if size == 1 else "the loader's own division"
+
+
+def check_ends(loader: Any, duration: Time | None) -> None:
+    """Refuse a duration in epochs where an epoch never ends.
+
+    Raises:
+        DataError: If the loader repeats for ever.
+    """
+    if duration is None or duration.unit not in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        return
+    if isinstance(loader, (itertools.cycle, itertools.count, itertools.repeat)) or getattr(
+        loader, "is_infinite", False
+    ):
+        raise DataError(
+            f"the duration is `{duration}`, and `{type(loader).__name__}` never ends, so no "
+            "epoch does; state the duration in `ba`, `sp` or `tok`, or set `train_subset_num_batches`"
+        )
+
+
+def served_ranks(loader: Any) -> tuple[int, int] | None:
+    """Return the rank and the number of ranks that a loader says it serves; None if it says nothing."""
+    return _served(loader)[0]
 
 
 def _served(loader: Any) -> tuple[tuple[int, int] | None, str]:
@@ -52,16 +70,6 @@ def _served(loader: Any) -> tuple[tuple[int, int] | None, str]:
     return None, ""
 
 
-def _gives_everything(loader: Any) -> bool:
-    """Whether it is torch's loader over indices with one of torch's own samplers, which know of no ranks."""
-    if not isinstance(loader, torch_data.DataLoader):
-        return False
-    return not isinstance(loader.dataset, torch_data.IterableDataset) and type(loader.sampler) in (
-        torch_data.SequentialSampler,
-        torch_data.RandomSampler,
-    )
-
-
 def describe_order(loader: Any) -> str:
     """Say in what order samples come."""
     data = getattr(loader, "dataset", None)
@@ -76,7 +84,9 @@ def describe_order(loader: Any) -> str:
     return f"by `{type(sampler or loader).__name__}`"
 
 
-def describe_split(loader: Any, data_parallel: tuple[int, int], microbatch_size: int | None) -> str:
+def describe_split(
+    loader: Any, data_parallel: tuple[int, int], microbatch_size: int | None, *, is_searched: bool = False
+) -> str:
     """Say how a global batch is divided over ranks and microbatches."""
     size = getattr(loader, "batch_size", None)
     if not isinstance(size, int):
@@ -89,5 +99,5 @@ def describe_split(loader: Any, data_parallel: tuple[int, int], microbatch_size:
     else:
         split = f"{size * num_ranks} samples = {num_ranks} ranks × {size}"
     if microbatch_size is None:
-        return split
+        return f"{split}, in microbatches that are measured before the first step" if is_searched else split
     return f"{split}, in microbatches of {microbatch_size}"

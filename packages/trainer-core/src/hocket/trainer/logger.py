@@ -1,20 +1,28 @@
-"""`Logger`, which the training logs to, and `LoggerDestination`, which takes the numbers somewhere."""
+"""`Logger`: hands what a run logs to its destinations."""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from hocket.trainer.callback import Callback
-from hocket.trainer.capture import Number, capture
+from hocket.trainer.deferred_value import capture
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.metrics import MetricsQueue
+from hocket.trainer.log_queue import LogQueue
+from hocket.trainer.logged_images import capture_images
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.timestamp import Timestamp
+
+__all__ = ["Logger", "LoggerDestination", "global_rank", "num_ranks"]
+
+_log = logging.getLogger(__name__)
 
 
 def num_ranks() -> int:
@@ -29,34 +37,6 @@ def global_rank() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
-
-
-class LoggerDestination(Callback):
-    """A place that takes numbers: a file, a console, a tracking service.
-
-    It is a callback too, and hears every event on the training's thread. The `log_*` methods are called on a
-    thread of the destination's own, in order, with numbers only: to be slow there does not slow the training,
-    but a destination far too slow loses points of single steps (see `MetricsQueue`). Numbers still arrive
-    after `close`; what holds a file or a connection lets go of it in `post_close`, when all have.
-
-    Attributes:
-        rank_zero_only: Whether only rank 0 gets numbers; set it to false where every rank has its own place.
-        queue_capacity: How many calls of `log_metrics` may be waiting for this destination.
-    """
-
-    rank_zero_only: bool = True
-    queue_capacity: int = 4096
-
-    def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
-        """Take the numbers of a step.
-
-        Args:
-            metrics: Numbers by name; a tensor that is no scalar comes as nested lists.
-            step: Batches trained on when they were logged.
-        """
-
-    def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
-        """Take the settings of the run."""
 
 
 class _HasTimestamp(Protocol):
@@ -80,35 +60,160 @@ class Logger:
         )
         """The destinations that get something on this rank."""
         self._queues = [
-            MetricsQueue(
-                destination.log_metrics, type(destination).__name__, capacity=destination.queue_capacity
+            LogQueue(
+                destination.log_metrics,
+                type(destination).__name__,
+                capacity=destination.queue_capacity,
+                after_delivery=destination.after_delivery,
             )
             for destination in self.destinations
         ]
+        self._media_room = [
+            threading.BoundedSemaphore(destination.media_capacity) for destination in self.destinations
+        ]
+        self._num_media_dropped = [0] * len(self.destinations)
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None, *, keep: bool = False) -> None:
+    def log_metrics(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None = None,
+        *,
+        keep: bool = False,
+        to: Sequence[LoggerDestination] | None = None,
+    ) -> None:
         """Log values as they are now. Waits for nothing.
 
         Args:
             metrics: By name: numbers, tensors (of any device), or handles with `wait()`.
             step: The step they belong to; the batches trained on by default.
             keep: Never drop them, however slow a destination is: for values of an epoch or an evaluation.
+            to: The destinations that get them; all by default.
 
         Raises:
             TypeError: If a value is no number, tensor or handle.
         """
         if not self._queues or not metrics:
             return
-        values = capture(metrics)
-        at = self._state.timestamp.counts.batch if step is None else int(step)
-        for queue in self._queues:
+        values, at = capture(metrics), self._step(step)
+        for queue in self._queues if to is None else self._queues_of(to):
             queue.put(values, at, keep=keep)
+
+    def _queues_of(self, destinations: Sequence[LoggerDestination]) -> list[LogQueue]:
+        both = zip(self._queues, self.destinations, strict=True)
+        return [queue for queue, destination in both if destination in destinations]
 
     def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
         """Log the settings of the run; never dropped."""
         settings = dict(parameters)
         for queue, destination in zip(self._queues, self.destinations, strict=True):
             queue.call(partial(destination.log_hyperparameters, dict(settings)))
+
+    def log_table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        name: str = "Table",
+        step: int | None = None,
+    ) -> None:
+        """Log a table of plain values.
+
+        Args:
+            columns: The column names.
+            rows: One sequence of values per row, in the order of `columns`.
+            name: The table's name.
+            step: The step it belongs to; the batches trained on by default.
+
+        Raises:
+            LoggerError: If a row has another number of values than there are columns.
+        """
+        if not self._queues:
+            return
+        heads, table, at = list(columns), [list(row) for row in rows], self._step(step)
+        for row in table:
+            if len(row) != len(heads):
+                raise LoggerError(
+                    f"a row of the table `{name}` has {len(row)} values; expected {len(heads)}, one "
+                    "for each column"
+                )
+        self._call_media(lambda destination: destination.log_table(heads, table, name, at))
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        *,
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: Mapping[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Log images as they are now. Does not wait for the device.
+
+        Args:
+            images: A batch `(N, C, H, W)`, one image `(C, H, W)` or `(H, W)`, or a sequence of images.
+            name: The name to show them under.
+            channels_last: Whether the channels are the last dim.
+            step: The step they belong to; the batches trained on by default.
+            masks: By name, `(N, H, W)` class numbers to draw over the images.
+            mask_class_labels: Class names by class number.
+            use_table: Whether to show them as a table, where the destination has tables.
+
+        Raises:
+            LoggerError: If the shapes are not those of images.
+        """
+        if not self._queues:
+            return
+        at = self._step(step)
+        read = capture_images(
+            images,
+            channels_last=channels_last,
+            masks=masks,
+            mask_class_labels=mask_class_labels,
+            use_table=use_table,
+        )
+        self._call_media(lambda destination: destination.log_images(read(), name, at))
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Log reports of algorithms by name."""
+        kept = dict(traces)
+        self._call_media(lambda destination: destination.log_traces(kept))
+
+    def upload_file(
+        self, remote_file_name: str, file_path: str | os.PathLike[str], *, overwrite: bool = False
+    ) -> None:
+        """Store a file with every destination that keeps files. Does not wait; never dropped.
+
+        Args:
+            remote_file_name: The name to store it under; `{run_name}` and `{rank}` are not replaced.
+            file_path: The file, which must stay until the logger is closed.
+            overwrite: Whether to replace a stored file of that name.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+        """
+        path = Path(file_path)
+        if not path.exists():
+            raise FileNotFoundError(f"`{path}` does not exist, so it cannot be uploaded")
+        for queue, destination in zip(self._queues, self.destinations, strict=True):
+            if destination.can_upload_files():
+                queue.call(partial(destination.upload_file, remote_file_name, path, overwrite=overwrite))
+
+    def has_file_destination(self) -> bool:
+        """Return whether a destination on this rank stores files."""
+        return any(destination.can_upload_files() for destination in self.destinations)
+
+    def _step(self, step: int | None) -> int:
+        return self._state.timestamp.counts.batch if step is None else int(step)
+
+    def _call_media(self, call: Callable[[LoggerDestination], None]) -> None:
+        """Queue `call` for every destination that has room for more images and tables."""
+        for index, (queue, destination) in enumerate(zip(self._queues, self.destinations, strict=True)):
+            room = self._media_room[index]
+            if not room.acquire(blocking=False):
+                self._num_media_dropped[index] += 1
+                continue
+            queue.call(partial(_call_and_release, call, destination, room))
 
     def call(self, destination: LoggerDestination, function: Callable[[], None]) -> None:
         """Have `function` called on the thread of `destination`, after what was logged to it so far.
@@ -120,10 +225,22 @@ class Logger:
             if other is destination:
                 queue.call(function)
 
-    def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until the destinations have what was logged so far; false when `timeout_s` was not enough."""
+    def flush(self, timeout_s: float = 30.0, *, to: LoggerDestination | None = None) -> bool:
+        """Wait until the destinations have received what was logged so far.
+
+        Args:
+            timeout_s: For all of them together.
+            to: The only destination to wait for; all by default.
+
+        Returns:
+            False when `timeout_s` was not enough.
+        """
         deadline = time.monotonic() + timeout_s
-        done = [queue.flush(max(0.0, deadline - time.monotonic())) for queue in self._queues]
+        done = [
+            queue.flush(max(0.0, deadline - time.monotonic()))
+            for queue, destination in zip(self._queues, self.destinations, strict=True)
+            if to is None or destination is to
+        ]
         return all(done)
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -145,7 +262,26 @@ class Logger:
                 queue.close(max(0.0, deadline - time.monotonic()))
             except LoggerError as error:
                 errors.append(error)
+        for destination, dropped in zip(self.destinations, self._num_media_dropped, strict=True):
+            if dropped:
+                _log.warning(
+                    "`%s` was too slow: %d images or tables were dropped; log them less often",
+                    type(destination).__name__,
+                    dropped,
+                )
+        self._num_media_dropped = [0] * len(self.destinations)
         if errors:
             for other in errors[1:]:
                 errors[0].add_note(str(other))
             raise errors[0]
+
+
+def _call_and_release(
+    call: Callable[[LoggerDestination], None],
+    destination: LoggerDestination,
+    room: threading.BoundedSemaphore,
+) -> None:
+    try:
+        call(destination)
+    finally:
+        room.release()

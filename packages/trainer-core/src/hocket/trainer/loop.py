@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import gc
+from dataclasses import dataclass, replace
 
-from hocket.trainer.accumulation import LossMean, microbatches
-from hocket.trainer.agreement import Agreed
+import torch
+
+from hocket.trainer.checkpointing import Checkpointer
+from hocket.trainer.clock import TrainingClock
 from hocket.trainer.engine import Engine
+from hocket.trainer.evaluation import EvaluationLoop
 from hocket.trainer.event import Event
-from hocket.trainer.feeding import Fed, Feed
 from hocket.trainer.logger import Logger
+from hocket.trainer.nonfinite import NonFiniteGuard
 from hocket.trainer.optim import apply_schedulers
-from hocket.trainer.precision import Precision
+from hocket.trainer.prefetch import DeviceBatch, count
 from hocket.trainer.state import State
-from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.step import StepContext, mean_over_ranks
+from hocket.trainer.step_sync import GlobalStep, StepSync
+from hocket.trainer.timestamp import after_batch
+from hocket.trainer.train_loader import TrainLoader
 
 # ruff: noqa: E701 - an event is one line, so that the loop fits a screen
 # fmt: off
@@ -29,104 +33,163 @@ class Run:
     state: State
     engine: Engine
     logger: Logger
-    feed: Feed
-    precision: Precision
-    must_not_fetch_ahead: Callable[[State, Timestamp], bool]
-    """Whether the data must stand still at that timestamp, because a checkpoint is due there."""
+    loader: TrainLoader
+    context: StepContext
+    sync: StepSync
+    evaluation: EvaluationLoop
+    checkpointer: Checkpointer | None
+    guard: NonFiniteGuard
     is_loss_logged: bool
     """Whether any rank logs; the loss is reduced over ranks only then."""
+    log_every: int = 1
+    """Batches between two logged losses."""
+    gc_interval: int | None = None
+    """Batches between two collections of Python's garbage; None for none by the loop."""
+    prefetches: bool = True
+    """Whether batches are fetched ahead of their step."""
+    clock: TrainingClock
+    """Stands still during evaluation."""
     clock_s: float = 0.0
-    """When the last step ended, on the clock that counts training time."""
+    """When the last step ended, by that clock (rank 0's)."""
 
 
 def train(run: Run) -> None:
-    """Train until `state.max_duration`. Nothing in here reads the device or waits for another rank's news."""
-    state, on, fire = run.state, run.engine.on, run.engine.fire
+    """Train until `state.max_duration` or a stop. Reads no device and waits for no other rank."""
+    state, loader, on, fire = run.state, run.loader, run.engine.on, run.engine.fire
+    metrics, checkpointer, stop = run.context.train_metrics, run.checkpointer, run.state.stop
     if on.fit_start: fire(Event.FIT_START)
     while not state.is_over():
-        counts = state.timestamp.counts
+        counts = state.counts
         if on.iteration_start and not (counts.batch_in_epoch or counts.epoch_in_iteration):
             fire(Event.ITERATION_START)
         if on.epoch_start and not counts.batch_in_epoch: fire(Event.EPOCH_START)
+        if metrics and not counts.batch_in_epoch: metrics.start_epoch()
 
         while not state.is_over():
             if on.before_dataloader: fire(Event.BEFORE_DATALOADER)
-            if (taken := run.feed.take()) is None:
+            if (taken := loader.take()) is None:
                 break
-            fed, agreed = taken
-            state.batch = fed.batch
+            facts, step = taken
+            state.batch = facts.batch
             if on.after_dataloader: fire(Event.AFTER_DATALOADER)
 
             if on.batch_start: fire(Event.BATCH_START)
-            train_batch(run, fed, agreed)
+            train_batch(run, facts, step)
             if on.batch_end: fire(Event.BATCH_END)
+            if state.evaluators: evaluate_if_due(run, Event.BATCH_END)
             if on.batch_checkpoint: fire(Event.BATCH_CHECKPOINT)
+            if checkpointer: checkpointer.save_if_due(Event.BATCH_CHECKPOINT)
+            if run.gc_interval and state.counts.batch % run.gc_interval == 0: gc.collect()
+            if stop.is_agreed and not loader.has_batch_ahead: stop.finalize()
 
-        if run.feed.should_stop:
-            state.end_here()
-        elif run.feed.is_epoch_over or _is_epoch_complete(run):
-            state.advance(state.timestamp.to_next_epoch())
+        if loader.is_epoch_over or (not stop.is_final and _is_epoch_complete(run)):
+            loader.is_epoch_over = False
+            state.advance(state.timestamp.to_next_epoch().counts)
+            if metrics: metrics.finish()
             if on.epoch_end: fire(Event.EPOCH_END)
+            if state.evaluators: evaluate_if_due(run, Event.EPOCH_END)
             if on.epoch_checkpoint: fire(Event.EPOCH_CHECKPOINT)
+            if checkpointer: checkpointer.save_if_due(Event.EPOCH_CHECKPOINT)
             if state.is_iteration_over():
-                state.advance(state.timestamp.to_next_iteration())
+                state.advance(state.timestamp.to_next_iteration().counts)
                 if on.iteration_end: fire(Event.ITERATION_END)
+                if state.evaluators: evaluate_if_due(run, Event.ITERATION_END)
                 if on.iteration_checkpoint: fire(Event.ITERATION_CHECKPOINT)
+                if checkpointer: checkpointer.save_if_due(Event.ITERATION_CHECKPOINT)
+            if stop.is_agreed: stop.finalize()
+    if metrics: metrics.finish()
+    run.guard.settle()
     if on.fit_end: fire(Event.FIT_END)
+    if state.evaluators: evaluate_if_due(run, Event.FIT_END)
+    if checkpointer: checkpointer.save_at_end()
 
 
-def train_batch(run: Run, fed: Fed, agreed: Agreed) -> None:
+def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     """Make one step, from the batch on the device to the advanced timestamp."""
-    state, on, fire, precision = run.state, run.engine.on, run.engine.fire, run.precision
-    apply_schedulers(state)
+    state, context, on, fire = run.state, run.context, run.engine.on, run.engine.fire
+    if state.schedulers: apply_schedulers(state)
     if on.before_train_batch: fire(Event.BEFORE_TRAIN_BATCH)
-    model_loss: Any = state.model.loss
-    batch, mean = state.batch, LossMean(agreed, state.parallelism)
-    samples = run.feed.spec.num_samples(batch) if state.algorithms else fed.samples
-    size = state.device_train_microbatch_size
-    for state.batch, weight, is_last in microbatches(
-        batch, fed, agreed, size=size, spec=run.feed.spec, samples=samples
-    ):
-        if size is not None:
-            state.parallelism.sync_gradients(state.module, is_last)
-        with precision.forward():
-            if on.before_forward: fire(Event.BEFORE_FORWARD)
-            state.outputs = state.module(state.batch)
-            if on.after_forward: fire(Event.AFTER_FORWARD)
-            if on.before_loss: fire(Event.BEFORE_LOSS)
-            state.loss = model_loss(state.outputs, state.batch)
-            if on.after_loss: fire(Event.AFTER_LOSS)
-        if on.before_backward: fire(Event.BEFORE_BACKWARD)
-        precision.backward(mean.share_of(state.loss, weight, state.outputs))
-        if on.after_backward: fire(Event.AFTER_BACKWARD)
-        state.outputs = state.loss = None
-    state.batch = batch
+    if on.after_dataloader or on.batch_start or on.before_train_batch:
+        facts, step = recount(run, facts, step)
+    context.facts, context.step = facts, step
+    train_step = state.train_step
+    loss = train_step.compute_gradients(state.batch)
 
     # While the device is busy with what it was given, get the next batch, and tell the other ranks of it.
-    after = state.timestamp.to_next_batch(
-        samples=agreed.samples, tokens=agreed.tokens, duration=_seconds_since_last(run, agreed)
-    )
-    if not (state.is_over(after) or run.must_not_fetch_ahead(state, after)):
-        run.feed.fetch_ahead()
+    after = after_batch(state.counts, step.samples, step.tokens, _seconds_since_last(run, step))
+    if run.prefetches and not (
+        state.is_over(after)
+        or state.stop.is_agreed
+        or (run.checkpointer and run.checkpointer.is_due_at(after))
+    ):
+        run.loader.fetch_ahead()
 
-    precision.unscale(state.optimizers)
-    mean.correct(state.module.parameters())
-    state.loss = mean.of_this_rank(fed.weight)
-    if on.after_train_batch: fire(Event.AFTER_TRAIN_BATCH)
-    precision.step(state.optimizers, skip=not agreed.weight)
-    if run.is_loss_logged:
-        run.logger.log_metrics({"loss/train/total": mean.over_ranks()}, step=after.counts.batch)
+    state.loss = loss
+    context.finish_gradients()
+    if run.guard.allows(loss):
+        train_step.update()
+    else:
+        context.precision.step(state.optimizers, skip=True)
+    should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
+    if should_log:
+        values = {"loss/train/total": mean_over_ranks(context, loss)}
+        values |= context.loss_parts.take(step.weight, state.parallelism)
+        run.logger.log_metrics(values, step=after.batch)
     state.advance(after)
+    if context.train_metrics: context.train_metrics.end_batch(should_log=should_log)
 
 
-def _seconds_since_last(run: Run, agreed: Agreed) -> float:
+def evaluate_if_due(run: Run, event: Event) -> None:
+    """Run the evaluators that are due; the clock that counts training time stands still meanwhile."""
+    run.clock.exclude(run.evaluation.run_if_due(event))
+
+
+def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch, GlobalStep]:
+    """Count the batch again, because an algorithm or callback may have changed it.
+
+    On several ranks the facts are exchanged again where an algorithm, which every rank has, listens where it
+    can change the batch; this waits for the other ranks.
+    """
+    state = run.state
+    batch = state.batch
+    counted = count(run.loader.spec, batch)
+    if counted.samples == facts.samples:
+        counted = replace(
+            counted,
+            counted=facts.counted,
+            tokens=counted.tokens * facts.counted // facts.samples,
+        )
+        if not _has_other_weights(state, counted, facts):
+            counted = replace(counted, weights=facts.weights, weight=facts.weight)
+    elif facts.counted < facts.samples:
+        # An algorithm made another number of rows of a short last batch: they share its weight evenly.
+        weights = [facts.weight / counted.samples] * counted.samples
+        counted = replace(counted, counted=facts.counted, weights=weights, weight=facts.weight)
+    if run.sync.num_ranks > 1 and not run.engine.may_change_batches:
+        return counted, step
+    again = run.sync.begin(counted).wait()
+    again.clock_s = step.clock_s
+    return counted, again
+
+
+def _has_other_weights(state: State, counted: DeviceBatch, facts: DeviceBatch) -> bool:
+    """Whether the loss weights may have changed; labels on a device are compared by no one, so they may."""
+    weights = counted.weights
+    if weights is None or facts.counted < facts.samples:
+        return False
+    if isinstance(weights, torch.Tensor):
+        return not isinstance(facts.weights, list) or bool(state.algorithms)
+    return weights != facts.weights
+
+
+def _seconds_since_last(run: Run, step: GlobalStep) -> float:
     """The time since the step before; with several ranks by rank 0's clock, so that all count the same."""
     before = run.clock_s
-    run.clock_s = time.perf_counter() if agreed.clock_s is None else agreed.clock_s
-    return run.clock_s - before
+    run.clock_s = now = run.clock.now() if step.clock_s is None else step.clock_s
+    return now - before
 
 
 def _is_epoch_complete(run: Run) -> bool:
     """Whether the training ended just where the epoch does: its end then counts as reached."""
-    is_last = run.state.timestamp.counts.batch_in_epoch == run.state.dataloader_len
-    return is_last and run.feed.is_at_end()
+    is_last = run.state.counts.batch_in_epoch == run.state.dataloader_len
+    return is_last and run.loader.is_at_end()

@@ -28,6 +28,8 @@ class SingleProcess:
     """
 
     data_parallel: tuple[int, int] = (0, 1)
+    global_rank: int = 0
+    world_size: int = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -46,6 +48,9 @@ class SingleProcess:
     def reduce_async(self, values: torch.Tensor) -> DoneWork:
         """Return `values`: they are the sum already."""
         return DoneWork(values)
+
+    def close(self) -> None:
+        """Do nothing: there is no process group."""
 
     def describe(self) -> str:
         """Say the layout in one line."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import MissingExtraError, TrainerConfigError
 
-_DTYPE_OF = {"fp32": None, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_DTYPE_OF = {
+    "fp32": None,
+    "amp_bf16": torch.bfloat16,
+    "amp_fp16": torch.float16,
+    "amp_fp8": torch.bfloat16,
+}
 
 
 class Precision:
@@ -21,28 +27,70 @@ class Precision:
     device each step; bf16 and fp32 read none.
 
     Args:
-        name: `"fp32"`, `"amp_bf16"` or `"amp_fp16"`.
+        name: `"fp32"`, `"amp_bf16"`, `"amp_fp16"` or `"amp_fp8"`. The last runs the layers of Transformer
+            Engine in fp8, and everything else in bf16.
         device: Where the passes run.
+        config: Arguments of Transformer Engine's `DelayedScaling`, for `"amp_fp8"`.
+        loss_scale: Options of `torch.amp.GradScaler`, such as `init_scale` and `growth_interval`; only fp16
+            has a use for them.
 
     Raises:
-        TrainerConfigError: If the name is none of these.
+        TrainerConfigError: If the name is none of these, the device is none that computes in it, or `config`
+            is given for another precision.
+        MissingExtraError: If `"amp_fp8"` is asked for without Transformer Engine.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        config: Mapping[str, Any] | None = None,
+        *,
+        loss_scale: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._device = device
+        self._loss_scale = dict(loss_scale or {})
+        self.change(name, config)
+
+    def change(self, name: str, config: Mapping[str, Any] | None = None) -> None:
+        """Compute in another precision from here on; a scale of fp16 starts anew.
+
+        Args:
+            name: As for the class.
+            config: As for the class.
+        """
+        device = self._device
         if name not in _DTYPE_OF:
             known = ", ".join(f"`{known}`" for known in _DTYPE_OF)
             raise TrainerConfigError(f"`precision` is `{name}`; expected one of {known}")
+        if config is not None and name != "amp_fp8":
+            raise TrainerConfigError(
+                f"`precision_config` has the scaling of fp8, and `precision` is `{name}`; use "
+                "`precision='amp_fp8'`, or leave `precision_config` out"
+            )
         dtype = _DTYPE_OF[name]
+        fp8 = _fp8_context(device, config or {}) if name == "amp_fp8" else None
         self.name = name
         self._context: Any = (
             contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
         )
-        self._scaler = torch.amp.GradScaler(device.type) if dtype is torch.float16 else None
+        self._fp8 = fp8
+        self.is_plain = dtype is None
+        """Whether forward passes and losses need no context."""
+        self.is_scaled = dtype is torch.float16
+        """Whether losses are scaled, and gradients so before `unscale`."""
+        self._scaler = torch.amp.GradScaler(device.type, **self._loss_scale) if self.is_scaled else None
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which forward passes and losses are computed."""
-        context: contextlib.AbstractContextManager[Any] = self._context
+        context: contextlib.AbstractContextManager[Any] = self._context if self._fp8 is None else self._both()
         return context
+
+    @contextlib.contextmanager
+    def _both(self) -> Iterator[None]:
+        assert self._fp8 is not None
+        with self._context, self._fp8():
+            yield
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, scaled for fp16."""
@@ -70,6 +118,7 @@ class Precision:
         if self._scaler is not None:
             # After a skipped step too: it is what lets the gradients be unscaled again.
             self._scaler.update()
+        # After all steps, since optimizers may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -81,6 +130,27 @@ class Precision:
         """Take back what `state_dict` gave; what another precision gave is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
+
+
+def _fp8_context(device: torch.device, config: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return a function that makes Transformer Engine's context for fp8."""
+    if device.type != "cuda":
+        raise TrainerConfigError(
+            f"`precision` is `amp_fp8`, which a GPU from Hopper on computes, and the device is `{device}`; "
+            "use `amp_bf16`"
+        )
+    try:
+        te: Any = importlib.import_module("transformer_engine.pytorch")
+        recipe: Any = importlib.import_module("transformer_engine.common.recipe")
+    except ImportError as error:
+        raise MissingExtraError(
+            "`precision='amp_fp8'` needs Transformer Engine, which is not installed: "
+            "pip install 'transformer-engine[pytorch]'"
+        ) from error
+    given = {"fp8_format": "HYBRID", "amax_history_len": 16, "amax_compute_algo": "max", **config}
+    given["fp8_format"] = getattr(recipe.Format, str(given["fp8_format"]), given["fp8_format"])
+    scaling = recipe.DelayedScaling(**given)
+    return lambda: te.fp8_autocast(enabled=True, fp8_recipe=scaling)
 
 
 def default_precision(device: torch.device) -> str:

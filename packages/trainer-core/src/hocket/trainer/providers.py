@@ -10,15 +10,15 @@ from hocket.trainer.errors import MissingProviderError, TrainerConfigError
 
 GROUP = "hocket.providers"
 
-_PACKAGE_OF = {"parallelism": "hocket-dist", "checkpoints": "hocket-ckpt"}
-_ARGUMENT_OF = {"parallelism": "parallelism", "checkpoints": "checkpoint_store"}
+_PACKAGE_OF = {"parallelism": "hocket-dist", "deepspeed": "hocket-dist", "checkpoints": "hocket-ckpt"}
+_ARGUMENT_OF = {"parallelism": "parallelism", "deepspeed": "parallelism", "checkpoints": "checkpoint_store"}
 
 
 def find_provider(name: str, *, asked_by: str) -> Callable[..., Any]:
     """Return the function that an installed package provides under `name` in the group `hocket.providers`.
 
     Args:
-        name: `"parallelism"` or `"checkpoints"`.
+        name: `"parallelism"`, `"deepspeed"` or `"checkpoints"`.
         asked_by: What asks for it, for the message: an argument such as `save_folder`.
 
     Raises:

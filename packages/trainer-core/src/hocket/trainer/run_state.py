@@ -1,15 +1,12 @@
-"""What a checkpoint of a run holds, and how a run goes on from it."""
+"""The state of a run in a checkpoint, and how a run continues from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from hocket.trainer.errors import ResumeError
-from hocket.trainer.feeding import Feed
-from hocket.trainer.generators import capture_generators, reseed, restore_generators
 from hocket.trainer.optimizer_state import (
     model_state,
     optimizer_state,
@@ -18,135 +15,222 @@ from hocket.trainer.optimizer_state import (
 )
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Loaded, StateTree
+from hocket.trainer.registry import Part, StateRegistry, give_states, has_tensors, states_of
+from hocket.trainer.rng import capture_rng, reseed, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
-
-_PARTS = ("schedulers", "callbacks", "algorithms")
+from hocket.trainer.train_loader import TrainLoader
 
 
 class RunState:
-    """Collects the state of a run for a checkpoint, and puts it back.
+    """Collects the state of a run for a checkpoint, and restores it.
 
-    What is the same on every rank goes into the tree: the model, optimizers, time, and the loader's position
-    when the loader has a plan for the whole job (an attribute `data_parallel`) or the job is one process.
-    What differs goes into `per_rank`: the generators, and the position of any other loader.
+    Shared by all ranks: the model, optimizers, time, callbacks and algorithms, and the loader's position when
+    the loader has a plan for the whole job (an attribute `data_parallel`) or the job is one process. Per
+    rank: the random generators, the position of any other loader, and, on several ranks, each rank's own
+    state of callbacks and algorithms, which may differ; on other numbers of ranks the shared one, rank 0's,
+    is used.
 
     Args:
         state: Of the run.
         precision: Its gradient scale is part of it.
+        keeps_run_name: Whether the run keeps its own name when it continues from a checkpoint.
     """
 
-    def __init__(self, state: State, precision: Precision) -> None:
+    def __init__(self, state: State, precision: Precision, *, keeps_run_name: bool = False) -> None:
         self._state = state
         self._precision = precision
-        self.feed: Feed | None = None
-        self._loaded_feed: _FeedPosition | None = None
+        self._keeps_run_name = keeps_run_name
+        self.destinations: Sequence[Any] = ()
+        """The logger destinations of this rank."""
+        self.loader: TrainLoader | None = None
+        self._loaded_position: _Position | None = None
+        self._position = _Position()
+        self._name = ""
+        self.registry = StateRegistry()
+        self._register()
+
+    def _register(self) -> None:
+        state, add = self._state, self.registry.add
+        add(Part(name="model", save=lambda: model_state(state.model), load=self._take_model))
+        add(Part(name="optimizers", save=self._optimizer_states, load=self._take_optimizers))
+        for kind in ("schedulers", "callbacks", "algorithms"):
+            self._add_group(kind)
+        self._add_loggers()
+        add(Part(name="precision", save=self._precision.state_dict, load=self._take_precision))
+        add(Part(name="timestamp", save=lambda: state.timestamp.state_dict(), load=self._take_timestamp))
+        add(
+            Part(
+                name="loader",
+                save=lambda: self._loader_state() if self._is_loader_shared() else None,
+                load=self._take_loader,
+                may_change=True,
+            )
+        )
+        add(Part(name="run_name", save=lambda: state.run_name, load=self._take_run_name))
+        add(Part(name="seed", save=lambda: state.seed, load=lambda seed: setattr(state, "seed", seed)))
+        size = "device_train_microbatch_size"
+        add(Part(name=size, save=lambda: state.device_train_microbatch_size, load=lambda _: None))
+
+    def _add_group(self, kind: str) -> None:
+        """Register schedulers, callbacks or algorithms.
+
+        On several ranks their plain values may differ between ranks: rank 0's are stored for other numbers of
+        ranks, and each rank's for the same number. Tensors are shared.
+        """
+
+        def states(*, with_tensors: bool | None = None) -> dict[str, Any]:
+            found = states_of(getattr(self._state, kind), of_rank_zero=False)
+            if with_tensors is None or self._state.parallelism.data_parallel[1] == 1:
+                return found if with_tensors in (None, True) else {}
+            return {name: one for name, one in found.items() if has_tensors(one) == with_tensors}
+
+        def rank_zero_states() -> dict[str, Any]:
+            own = states_of(getattr(self._state, kind), of_rank_zero=True)
+            return own | states(with_tensors=False)
+
+        def to_fill() -> dict[str, Any]:
+            return {name: one if has_tensors(one) else {} for name, one in states().items()}
+
+        def load(states: Any) -> None:
+            give_states(getattr(self._state, kind), states)
+
+        def shared() -> dict[str, Any]:
+            return states(with_tensors=True)
+
+        def own() -> dict[str, Any]:
+            return states(with_tensors=False)
+
+        add = self.registry.add
+        add(Part(name=kind, save=shared, load=load, may_change=True, to_fill=to_fill))
+        add(Part(name=kind, save=rank_zero_states, load=load, placement="rank_zero"))
+        add(Part(name=kind, save=own, load=load, placement="per_rank"))
+
+    def _add_loggers(self) -> None:
+        def load(states: Any) -> None:
+            give_states(self.destinations, states)
+
+        part = Part(
+            name="loggers", save=lambda: states_of(self.destinations), load=load, placement="rank_zero"
+        )
+        self.registry.add(part)
+
+    @property
+    def state(self) -> State:
+        """The state of the run."""
+        return self._state
+
+    def can_save(self) -> bool:
+        """Whether no batch is in use or ahead that a checkpoint could not give back."""
+        loader = self.loader
+        if loader is None:
+            return True
+        return not loader.is_in_step and (not loader.has_batch_ahead or loader.resume_point() is not None)
 
     def tree(self) -> StateTree:
-        """The tree to save, or to load into: tensors are those in use, not copies."""
-        state = self._state
-        return {
-            "model": model_state(state.model),
-            "optimizers": [optimizer_state(optimizer, state.model) for optimizer in state.optimizers],
-            "schedulers": _states_of(state.schedulers),
-            "callbacks": _states_of(state.callbacks),
-            "algorithms": _states_of(state.algorithms),
-            "precision": self._precision.state_dict(),
-            "timestamp": state.timestamp.state_dict(),
-            "loader": self._loader_state() if self._is_loader_shared() else None,
-            "run_name": state.run_name,
-            "seed": state.seed,
-            "device_train_microbatch_size": state.device_train_microbatch_size,
-        }
+        """Return the tree to save, or to load into: tensors are those in use, not copies."""
+        return self.registry.collect("shared")
 
     def tree_to_fill(self) -> StateTree:
-        """The tree to load into: `tree`, in which the parts of a run that hold no tensors take what is there.
+        """Return the tree to load into: `tree`, whose parts without tensors take what a checkpoint has.
 
         A callback may be new in this run, or have other entries than when the checkpoint was saved; so may
         the loader be another one.
         """
-        tree = self.tree()
-        for kind in (*_PARTS, "loader"):
-            if not _has_tensors(tree[kind]):
-                tree[kind] = {}
-        return tree
+        return self.registry.to_fill()
 
     def per_rank(self) -> dict[str, Any]:
-        """What only this rank has."""
-        mine: dict[str, Any] = {"generators": capture_generators(self._state.device)}
-        if self.feed is not None:
+        """Return the state that only this rank has."""
+        point = None if self.loader is None else self.loader.resume_point()
+        rng = capture_rng(self._state.device) if point is None else point.rng
+        mine: dict[str, Any] = {"generators": rng}
+        if self.loader is not None:
             if not self._is_loader_shared():
                 mine["loader"] = self._loader_state()
-            if self.feed.epoch_generators is not None:
-                mine["epoch_generators"] = self.feed.epoch_generators
-        return mine
+            if self.loader.epoch_rng is not None:
+                mine["epoch_generators"] = self.loader.epoch_rng
+        own = self.registry.collect("per_rank")
+        return mine | {name: states for name, states in own.items() if states}
 
-    def take(self, loaded: Loaded) -> list[str]:
-        """Go on from what was loaded into `tree()`.
+    def rank_zero(self) -> dict[str, Any]:
+        """Return the state that a checkpoint keeps of rank 0: loggers, and callbacks that ask for it."""
+        return self.registry.collect("rank_zero")
+
+    @property
+    def num_batches(self) -> int:
+        """The batches trained on so far."""
+        return self._state.timestamp.counts.batch
+
+    def take_weights(self, loaded: Loaded) -> None:
+        """Take the model that was loaded, and nothing else."""
+        self._take_model(loaded.state["model"])
+
+    def take(self, loaded: Loaded, *, exclude_algorithms: Sequence[str] = ()) -> list[str]:
+        """Continue from the state that was loaded into `tree()`.
+
+        Args:
+            loaded: The state.
+            exclude_algorithms: The names of algorithms that keep the state they have.
 
         Returns:
-            Sentences for the user about what could not be as it was.
+            Sentences for the user about what could not be restored.
 
         Raises:
             ResumeError: If the optimizers differ.
         """
-        state, tree, said = self._state, loaded.state, list[str]()
-        take_model_state(state.model, tree["model"])
-        if len(tree["optimizers"]) != len(state.optimizers):
-            raise ResumeError(
-                f"the checkpoint `{loaded.name}` has {len(tree['optimizers'])} optimizers and this run "
-                f"{len(state.optimizers)}; make the same ones"
-            )
-        for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
-            take_optimizer_state(optimizer, state.model, saved)
-        for kind in _PARTS:
-            _give_states(getattr(state, kind), tree[kind])
-        self._precision.load_state_dict(dict(tree["precision"]))
-        state.timestamp = state.previous_timestamp = Timestamp.from_state_dict(tree["timestamp"])
-        state.run_name, state.seed = tree["run_name"], tree["seed"]
+        state, notices = self._state, list[str]()
+        self._position, self._name = _Position(), loaded.name
+        self.registry.load(_without(loaded.state, exclude_algorithms), "shared")
+        if isinstance(loaded.user, Mapping):
+            self.registry.load(_without(loaded.user, exclude_algorithms), "rank_zero")
         per_rank = loaded.per_rank
-        rank = state.parallelism.data_parallel[0]
         if per_rank is None:
+            rank = state.parallelism.data_parallel[0]
             reseed(state.seed, step=state.timestamp.counts.batch, rank=rank)
-            said.append(
+            notices.append(
                 "the checkpoint is of another number of ranks, so random generators start anew from the seed "
                 f"({state.seed}), the step and the rank"
             )
+            self._position.is_of_other_ranks = True
         else:
-            restore_generators(per_rank["generators"], state.device)
-        per_rank = per_rank or {}
-        self._loaded_feed = _FeedPosition(
-            loader_state=tree["loader"] if tree["loader"] is not None else per_rank.get("loader"),
-            epoch_generators=per_rank.get("epoch_generators"),
-            is_of_other_ranks=loaded.per_rank is None,
-        )
-        return said
+            restore_rng(per_rank["generators"], state.device)
+            self.registry.load(_without(per_rank, exclude_algorithms), "per_rank")
+            if self._position.loader_state is None:
+                self._position.loader_state = per_rank.get("loader")
+            self._position.epoch_rng = per_rank.get("epoch_generators")
+        self._loaded_position = self._position
+        return notices
 
-    def resume_feed(self) -> list[str]:
-        """Bring `feed` to the loaded position; call it once, when the loader is there.
+    def forget_position(self) -> None:
+        """Start the data anew after a load: the loader continues by itself, or is another one."""
+        self._loaded_position = None
+
+    def resume_loader(self) -> list[str]:
+        """Bring `loader` to the loaded position; call it once, when the loader is there.
 
         Returns:
             Sentences for the user.
         """
-        position, self._loaded_feed = self._loaded_feed, None
-        if position is None or self.feed is None:
+        position, self._loaded_position = self._loaded_position, None
+        if position is None or self.loader is None:
             return []
         num_batches = self._state.timestamp.counts.batch_in_epoch
         # A position in one rank's share, or in all of the data, is none in another share.
         is_elsewhere = position.is_of_other_ranks and not self._is_loader_shared()
         loader_state = None if is_elsewhere else position.loader_state
-        if not self.feed.resume(loader_state, num_batches=num_batches):
+        if not self.loader.resume(loader_state, num_batches=num_batches):
             return []
-        # The shuffle of the epoch is drawn again as it was, then the generators go on from where they were.
-        now = capture_generators(self._state.device)
-        if position.epoch_generators is not None:
-            restore_generators(position.epoch_generators, self._state.device)
-        self.feed.skip()
-        restore_generators(now, self._state.device)
-        why = "has no state in the checkpoint" if self.feed.is_stateful else "keeps no state"
+        # The shuffle of the epoch is drawn again as it was, then the generators continue from where they
+        # were.
+        now = capture_rng(self._state.device)
+        if position.epoch_rng is not None:
+            restore_rng(position.epoch_rng, self._state.device)
+        self.loader.skip()
+        restore_rng(now, self._state.device)
+        why = "has no state in the checkpoint" if self.loader.is_stateful else "keeps no state"
         proviso = ""
         if position.is_of_other_ranks:
-            why += " of another number of ranks" if self.feed.is_stateful else ""
+            why += " of another number of ranks" if self.loader.is_stateful else ""
             proviso = " (the same samples, where the global batch and its order are as before)"
         notice = (
             f"the data loader {why}: the {num_batches} batches of this epoch that were trained on{proviso} "
@@ -154,49 +238,56 @@ class RunState:
         )
         return [notice]
 
+    def _take_model(self, states: Any) -> None:
+        take_model_state(self._state.model, states)
+
+    def _optimizer_states(self) -> list[Any]:
+        return [optimizer_state(optimizer, self._state.model) for optimizer in self._state.optimizers]
+
+    def _take_optimizers(self, states: Any) -> None:
+        optimizers = self._state.optimizers
+        if len(states) != len(optimizers):
+            raise ResumeError(
+                f"the checkpoint `{self._name}` has {len(states)} optimizers and this run "
+                f"{len(optimizers)}; make "
+                "the same ones"
+            )
+        for optimizer, saved in zip(optimizers, states, strict=True):
+            take_optimizer_state(optimizer, self._state.model, saved)
+
+    def _take_loader(self, state: Any) -> None:
+        self._position.loader_state = state
+
+    def _take_precision(self, states: Any) -> None:
+        self._precision.load_state_dict(dict(states))
+
+    def _take_timestamp(self, numbers: Any) -> None:
+        self._state.timestamp = self._state.previous_timestamp = Timestamp.from_state_dict(numbers)
+
+    def _take_run_name(self, name: Any) -> None:
+        if not self._keeps_run_name:
+            self._state.run_name = name
+
     def _loader_state(self) -> Mapping[str, Any] | None:
-        return None if self.feed is None else self.feed.state_dict()
+        return None if self.loader is None else self.loader.state_dict()
 
     def _is_loader_shared(self) -> bool:
         is_alone = self._state.parallelism.data_parallel[1] == 1
-        return is_alone or (self.feed is not None and hasattr(self.feed.loader, "data_parallel"))
+        return is_alone or (self.loader is not None and hasattr(self.loader.loader, "data_parallel"))
 
 
-class _FeedPosition:
-    def __init__(
-        self,
-        *,
-        loader_state: Mapping[str, Any] | None,
-        epoch_generators: Mapping[str, Any] | None,
-        is_of_other_ranks: bool,
-    ) -> None:
-        self.loader_state = loader_state
-        self.epoch_generators = epoch_generators
-        self.is_of_other_ranks = is_of_other_ranks
+def _without(states: Mapping[str, Any], algorithms: Sequence[str]) -> dict[str, Any]:
+    """Return states without those of some algorithms."""
+    if not algorithms or "algorithms" not in states:
+        return dict(states)
+    kept = {name: state for name, state in states["algorithms"].items() if name not in algorithms}
+    return {**states, "algorithms": kept}
 
 
-def _named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Parts by the names of their classes; the second of a class is `Name-1`, and so on."""
-    counts: dict[str, int] = {}
-    for part in parts:
-        name = getattr(part, "__name__", type(part).__name__)
-        number = counts[name] = counts.get(name, -1) + 1
-        yield (f"{name}-{number}" if number else name), part
+@dataclass(slots=True)
+class _Position:
+    """The loader's position in a checkpoint."""
 
-
-def _states_of(parts: Iterable[Any]) -> dict[str, Any]:
-    states = {name: part.state_dict() for name, part in _named(parts) if hasattr(part, "state_dict")}
-    return {name: dict(state) for name, state in states.items() if state}
-
-
-def _has_tensors(node: object) -> bool:
-    if isinstance(node, torch.Tensor):
-        return True
-    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-    return any(map(_has_tensors, children))
-
-
-def _give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
-    for name, part in _named(parts):
-        if states and name in states and hasattr(part, "load_state_dict"):
-            part.load_state_dict(states[name])
+    loader_state: Mapping[str, Any] | None = None
+    epoch_rng: Mapping[str, Any] | None = None
+    is_of_other_ranks: bool = False

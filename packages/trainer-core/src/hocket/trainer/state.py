@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.trainer.batch_access import get_item, set_item
+from hocket.trainer.errors import TimeUnitError
+from hocket.trainer.interval import share_done
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.protocols import Parallelism
-from hocket.trainer.time import Time
-from hocket.trainer.timestamp import Timestamp, count_in
+from hocket.trainer.stop_signal import StopSignal
+from hocket.trainer.time import Time, TimeUnit
+from hocket.trainer.timestamp import Counts, Timestamp, index_of, timestamp_of
+
+if TYPE_CHECKING:
+    from hocket.trainer.step import TrainStep
 
 T = TypeVar("T")
 
@@ -26,7 +34,7 @@ class WatchedList(list[T], Generic[T]):
 
 
 def _nothing() -> None:
-    """What a list calls that nobody watches yet."""
+    """Do nothing: the callback of a list that is not watched."""
 
 
 def _watched(name: str) -> Callable[..., Any]:
@@ -57,17 +65,20 @@ class State:
         model: The user's model.
         module: What the loop calls: the model as the parallelism laid it out (often the same object).
         optimizers: All of them step at the end of each batch.
-        schedulers: Callables `(state, ssr) -> multiplier` of the learning rates.
+        schedulers: Callables `(state, ssr) -> multiplier` of the learning rates, and torch's schedulers.
+        scale_schedule_ratio: The factor by which schedules are stretched.
+        step_schedulers_every_batch: Whether schedules advance with each batch, or with each epoch; None for
+            batches, but epochs for torch's schedulers.
         callbacks: A list; after a change, events are prepared anew.
         algorithms: As `callbacks`.
         dataloader: Where batches come from.
         dataloader_len: Batches an epoch, where known.
         batch: The batch on the device; between `BEFORE_FORWARD` and `AFTER_BACKWARD`, the microbatch.
-        outputs: What the model returned for the microbatch; let go of after `AFTER_BACKWARD`.
+        outputs: What the model returned for the last microbatch; kept until the next forward pass.
         loss: Within a microbatch what `model.loss` returned, with gradients; after it the mean loss of this
             rank's batch, a tensor on the device, so that reading its number waits for the device.
-        timestamp: How much has been trained on; advanced before `BATCH_END`.
-        previous_timestamp: The one before that.
+        counts: How much has been trained on, in plain numbers; advanced before `BATCH_END`.
+        previous_counts: Those before that.
         max_duration: When `fit` ends.
         iteration_length: Epochs or tokens in an iteration; None for one endless iteration.
         run_name: The run's name, the same on every rank.
@@ -75,15 +86,22 @@ class State:
         device: Where this rank computes.
         precision: `"fp32"`, `"amp_bf16"` or `"amp_fp16"`.
         device_train_microbatch_size: Samples a rank takes at once; None for its whole batch.
+        metric_values: The last value of each metric, by its name in the log: `metrics/<label>/<Name>`.
         parallelism: How model and gradients are spread.
+        train_step: Computes the gradients of a batch and updates the model; may be wrapped or replaced from
+            `INIT` on.
+        stop: Says whether training ends before its duration.
+        profiler: Set by a profiler, or None.
     """
+
+    train_step: TrainStep
 
     def __init__(
         self,
         *,
         model: nn.Module,
         optimizers: list[Optimizer],
-        schedulers: list[Scheduler],
+        schedulers: list[Scheduler | LRScheduler],
         callbacks: Iterable[Any],
         algorithms: Iterable[Any],
         parallelism: Parallelism,
@@ -98,6 +116,8 @@ class State:
         self.module: nn.Module = model
         self.optimizers = optimizers
         self.schedulers = schedulers
+        self.scale_schedule_ratio = 1.0
+        self.step_schedulers_every_batch: bool | None = None
         self.callbacks: WatchedList[Any] = WatchedList(callbacks)
         self.algorithms: WatchedList[Any] = WatchedList(algorithms)
         self.parallelism = parallelism
@@ -108,49 +128,105 @@ class State:
         self.iteration_length: Time | None = None
         self.run_name = run_name
         self.seed = seed
+        self.train_dataloader: Any = None
+        self.evaluators: list[Any] = []
+        self.train_metrics: dict[str, Any] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        self.train_metric_values: dict[str, Any] = {}
+        self.eval_metric_values: dict[str, Any] = {}
+        self.metric_values: dict[str, Any] = {}
+        self.eval_timestamp = Timestamp()
+        self.predict_timestamp = Timestamp()
         self.dataloader: Any = None
+        self.dataloader_label: str | None = None
         self.dataloader_len: int | None = None
         self.batch: Any = None
         self.outputs: Any = None
         self.loss: Any = None
-        self.timestamp = Timestamp()
-        self.previous_timestamp = self.timestamp
-        self.is_stop_requested = False
-        self.is_stopped = False
+        self.counts = self.previous_counts = Counts()
+        self.stop = StopSignal()
+        self._known_duration: Time | None = None
+        self._end: tuple[int, float] = (0, 0.0)
+        self.profiler: Any = None
+        self.stops_at_once = True
+        """Whether a stop takes effect although batches are ahead: in one process that saves no checkpoint."""
 
-    def stop_training(self) -> None:
-        """End the training after the present batch, its events and its checkpoint.
+    def stop_training(self, reason: str = "`stop_training` was called") -> None:
+        """End the training after the present batch, its events and its checkpoint, or soon after.
 
-        In a job of several ranks the wish travels with the step's agreement, so that all of them end after
-        the same batch: the next one at the latest.
+        Batches that were fetched ahead are trained on first where checkpoints are saved, because a checkpoint
+        cannot give them back: with the default prefetch that is one batch. On several ranks the request
+        travels with the next batch's exchange, so that all of them end after the same batch.
+
+        Args:
+            reason: For the run's log.
         """
-        self.is_stop_requested = True
+        self.stop.request(reason)
         if self.parallelism.data_parallel[1] == 1:
-            self.end_here()
+            self.stop.agree()
+            if self.stops_at_once:
+                self.stop.finalize()
 
-    def end_here(self) -> None:
-        """Make the present batch the last. Every rank must call it at the same batch."""
-        self.is_stop_requested = False
-        # Not by a shorter `max_duration`: schedules are functions of it, and the last batch has its own rate.
-        self.is_stopped = True
+    def get_elapsed_duration(self) -> Time | None:
+        """Return the share of the training that is done, in `dur`; None without a `max_duration`."""
+        if self.max_duration is None:
+            return None
+        try:
+            return Time(share_done(self, self.counts), TimeUnit.DURATION)
+        except TimeUnitError:  # epochs of unknown length: by whole epochs
+            return self.timestamp.get(self.max_duration.unit) / self.max_duration
 
-    def advance(self, timestamp: Timestamp) -> None:
+    def batch_get_item(self, key: Any) -> Any:
+        """Return an item of `batch`.
+
+        Args:
+            key: An index, a key or attribute name, a list of them, a function of the batch, or a pair
+                (getter, setter).
+        """
+        return get_item(self.batch, key)
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Set an item of `batch`; a tuple is replaced by a new one."""
+        self.batch = set_item(self.batch, key, value)
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """How much has been trained on, with units: made of `counts` when it is read."""
+        return timestamp_of(self.counts)
+
+    @timestamp.setter
+    def timestamp(self, timestamp: Timestamp) -> None:
+        self.counts = timestamp.counts
+
+    @property
+    def previous_timestamp(self) -> Timestamp:
+        """The timestamp before the last batch, epoch or iteration that ended."""
+        return timestamp_of(self.previous_counts)
+
+    @previous_timestamp.setter
+    def previous_timestamp(self, timestamp: Timestamp) -> None:
+        self.previous_counts = timestamp.counts
+
+    def advance(self, counts: Counts) -> None:
         """Set the time, and keep the one before."""
-        self.previous_timestamp, self.timestamp = self.timestamp, timestamp
+        self.previous_counts, self.counts = self.counts, counts
 
-    def is_over(self, timestamp: Timestamp | None = None) -> bool:
-        """Whether training was stopped, or `max_duration` is reached, now or at `timestamp`."""
+    def is_over(self, counts: Counts | None = None) -> bool:
+        """Whether training was stopped, or `max_duration` is reached, now or at `counts`."""
         duration = self.max_duration
-        if duration is None or self.is_stopped:
-            return self.is_stopped
-        counts = (timestamp or self.timestamp).counts
-        return count_in(counts, duration.unit) >= duration.value
+        if duration is None or self.stop.is_final:
+            return self.stop.is_final
+        if duration is not self._known_duration:
+            # Looked up once: this is asked twice a step, and the lookup costs more than the rest.
+            self._known_duration, self._end = duration, (index_of(duration.unit), duration.value)
+        index, value = self._end
+        return (self.counts if counts is None else counts)[index] >= value
 
     def is_iteration_over(self) -> bool:
         """Whether the iteration has as many epochs or tokens as `iteration_length` asks for."""
         length = self.iteration_length
         if length is None:
             return False
-        counts = self.timestamp.counts
+        counts = self.counts
         done = counts.epoch_in_iteration if length.unit.value == "ep" else counts.token_in_iteration
         return done >= length.value

@@ -3,87 +3,164 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.agreement import Agreement
-from hocket.trainer.announce import announce
-from hocket.trainer.arguments import (
-    as_duration,
-    as_list,
-    be_deterministic,
-    check_microbatch_size,
-    check_model,
-    keep_initial_rates,
-    made_up_name,
-    number_to_keep,
-    one_config,
-)
-from hocket.trainer.checkpointing import CheckpointSaver, find_source, load
-from hocket.trainer.data_spec import as_data_spec
-from hocket.trainer.devices import choose_device, world_size
+from hocket.trainer.arguments import as_duration, as_list, scaled_duration
+from hocket.trainer.assembly import assemble, attach_loader
+from hocket.trainer.configs import DataConfig, TrainerConfig
 from hocket.trainer.engine import Engine
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
-from hocket.trainer.event import Event
-from hocket.trainer.feeding import Feed
-from hocket.trainer.generators import capture_generators, seed_generators
+from hocket.trainer.evaluator import as_evaluators
+from hocket.trainer.export import export_for_inference
+from hocket.trainer.garbage import collecting_every
+from hocket.trainer.gradient_clipping import GradientClippingConfig
 from hocket.trainer.interval import IsTime
-from hocket.trainer.loader_checks import check_loader
-from hocket.trainer.logger import Logger, LoggerDestination
-from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.loader_checks import check_ends
+from hocket.trainer.logger import Logger
 from hocket.trainer.loop import Run, train
-from hocket.trainer.optim import Scheduler
-from hocket.trainer.parallelism import SingleProcess
-from hocket.trainer.precision import Precision, default_precision
-from hocket.trainer.protocols import CheckpointStore, Parallelism
-from hocket.trainer.providers import find_provider
-from hocket.trainer.run_state import RunState
+from hocket.trainer.microbatch_search import MicrobatchSearch
+from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
+from hocket.trainer.optim import Scheduler, prepare_schedulers
+from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
+from hocket.trainer.parts import Parts
+from hocket.trainer.prediction import predict
+from hocket.trainer.preemption import SigtermStop
+from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
+from hocket.trainer.registry import Part
+from hocket.trainer.run_summary import print_notices, print_summary
 from hocket.trainer.state import State
-from hocket.trainer.time import TimeInput
+from hocket.trainer.time import Time, TimeInput
 from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.trace import Trace
+from hocket.trainer.train_loader import TrainLoader
+
+if TYPE_CHECKING:
+    from hocket.trainer.profiler import Profiler
 
 
 class Trainer:
-    """Trains a model: over the data, for a duration, saving and going on from checkpoints.
+    """Trains a model for a duration, evaluates it, and saves and continues from checkpoints.
 
     In a job of several ranks every rank makes the same trainer, and calls the same methods. What a rank
     raises leaves its process; the others are ended by the launcher, or by `dist_timeout`.
 
     Args:
-        model: A module with `forward(batch)` and `loss(outputs, batch)`, as `ComposerModel` states them.
+        model: A module with `forward(batch)` and `loss(outputs, batch)`, as `ComposerModel` states them; or
+            any module, with `loss_fn` or with an output that has a `loss`.
+        loss_fn: `(outputs, targets) -> loss`, or `(outputs, batch) -> loss` with that parameter name, for a
+            model without a `loss` of its own.
+        train_step: How a batch becomes an update, instead of the standard step: an object with
+            `compute_gradients(batch)` and `update()`, a class that takes the standard step, or a function
+            `(state, batch) -> loss` that leaves gradients. See `hocket.trainer.step`.
+        steps_to_skip: Steps whose data is fetched and not trained on, to pass bad data when a run is repeated
+            from a checkpoint: numbers of batches as in the log, ranges, or texts such as `"1200-1250"`.
         train_dataloader: Yields this rank's batches; or a `DataSpec`, or a dict of its arguments.
+        train_dataloader_label: The name of the training data in `state.dataloader_label`.
+        train_subset_num_batches: The most batches of an epoch; -1 for all.
+        spin_dataloaders: Whether a loader without a state of its own is brought to its place in a resumed
+            epoch by fetching and discarding batches; False starts the epoch's data anew.
+        prefetch_depth: How many batches are fetched and copied to the device ahead of their step; 0 for none.
+            At most 1 in a run that saves checkpoints.
+        auto_shard: With several ranks, give a plain `DataLoader` with torch's own sampler a
+            `DistributedSampler`, so that each rank has its own samples.
+        global_train_batch_size: Samples of all ranks together in each step, in place of the loader's
+            `batch_size`; a plain `DataLoader` then yields the same global batches on any number of ranks. A
+            `BatchSizeWarmupScheduler` lets them grow.
+        eval_dataloader: Yields this rank's batches to evaluate on; or a `DataSpec`, an `Evaluator`, or a list
+            of `Evaluator`s.
+        eval_interval: How often to evaluate: a number of epochs, a time string such as `"100ba"`, a `Time`,
+            or a callable `(state, event) -> bool`, asked at the end of each batch, epoch and fit, with the
+            same answer on every rank. An evaluation also follows the end of a fit that is not at an interval.
+            0 for no evaluation but by `eval`.
+        eval_subset_num_batches: How many batches of each rank to evaluate; -1 for all.
         max_duration: When training ends: `"2ep"`, `"100ba"`, `"1e9tok"`; a bare number counts epochs.
-        optimizers: One or several, which all step each batch; `AdamW` with a learning rate of 0.001 if None.
+        optimizers: One or several, which all step each batch, or a dict of them by name; `AdamW` with a
+            learning rate of 0.001 if None.
         schedulers: Callables `(state, ssr) -> multiplier` of the learning rates, such as those of
-            `hocket.trainer.optim`.
+            `hocket.trainer.optim`, or torch's `LRScheduler`s. Their multipliers multiply.
+            With a dict of optimizers, a dict of the same names gives each its own.
+        scale_schedule_ratio: A factor by which `max_duration` and the schedules are stretched.
+        step_schedulers_every_batch: Whether schedules advance with each batch, or with each epoch; None for
+            batches, but epochs for torch's schedulers.
         algorithms: Training methods.
+        algorithm_passes: Functions `(algorithms, event) -> algorithms` that change the order in which
+            algorithms run; a pair (function, index) places one among the default passes.
         callbacks: Called at events.
+        profiler: A `hocket.trainer.profiler.Profiler`, which records batches and reads them in words.
         loggers: Where numbers go.
+        log_every: Batches between two logged losses.
         run_name: Made up from the time if None.
         progress_bar: Whether to show one.
+        log_to_console: Whether to print the numbers as lines.
+        console_stream: `"stdout"`, `"stderr"` or an open text file, for these lines.
+        console_log_interval: How often to print a line.
+        log_traces: Whether to report to the loggers which algorithms were applied at which events.
+        auto_log_hparams: Whether to log these arguments as hyperparameters.
+        python_log_level: Level of the Python loggers of `hocket`, such as `"info"`; None leaves them alone.
         device: `"cpu"`, `"gpu"` or a torch device; a GPU if there is one.
-        precision: `"fp32"`, `"amp_bf16"` or `"amp_fp16"`; bf16 on a GPU that has it, else fp32.
+        precision: `"fp32"`, `"amp_bf16"`, `"amp_fp16"`, or `"amp_fp8"` with Transformer Engine; bf16 on a GPU
+            that has it, else fp32.
+        precision_config: Arguments of Transformer Engine's `DelayedScaling`, for `"amp_fp8"`.
         device_train_microbatch_size: Samples that go through the model at once; None for a rank's whole
-            batch. The update does not depend on it.
+            batch. `"auto"` measures before the first step which size fits, and leaves a tenth of the memory
+            free; a `MicrobatchSearch` changes how. The update does not depend on the size.
+        accumulate_train_batch_on_tokens: Whether a sample weighs as many labels as it has that are not
+            ignored, where labels are sequences; False weighs every sample alike.
+        gradient_clipping: The largest norm of all gradients together; or a `GradientClippingConfig`, or a
+            dict of its arguments, to limit each element instead. The norm is logged as `l2_norm/grad/global`.
+        nonfinite_loss: The policy for a NaN or infinite loss: `"raise"` ends the run with the step and rank
+            named, `"skip"` leaves the update out on every rank, `"ignore"` trains on.
+        compile_config: Arguments of `torch.nn.Module.compile` for the model; `{}` for its defaults, None
+            for no compilation. Later recompilations are reported, as by `CompileMonitor`.
         seed: Rank r's random generators start from `seed + r`; drawn from torch's generator if None.
         deterministic_mode: Have torch use deterministic kernels only.
+        gc_interval: Batches between two runs of Python's garbage collector, which then run on all ranks after
+            the same batch, and at no other time of a fit; None leaves the collector alone.
         save_folder: Where checkpoints go: a path or URI, in which `{run_name}` is filled in.
         save_filename: A checkpoint's name in it, with fields such as `{epoch}` and `{batch}`.
+        save_latest_filename: Accepted for Composer's users: a store lists its newest checkpoint by itself.
         save_interval: How often; also at the end of training.
         save_async: Whether training goes on while a checkpoint is written.
+        save_weights_only: Save the model and the time alone.
+        save_ignore_keys: Parts to leave out: globs such as `model/head.*`, or a function that edits the tree.
+        save_metrics: Whether checkpoints list the last values of the metrics, in their `user`, each under its
+            name in the log, such as `metrics/eval/MulticlassAccuracy`.
         save_num_checkpoints_to_keep: How many of the newest checkpoints in `save_folder` stay; older ones go
             once a new one is committed. -1 keeps all.
-        load_path: A checkpoint to start from.
+        save_retention: Policies of `hocket.ckpt.torch` that say which others stay: `KeepBest`, `KeepEvery`,
+            `KeepLast`, or several. `KeepBest` takes a metric's name in the log.
+        save_overwrite: Whether a checkpoint may replace another one of the same name. False refuses, at the
+            start of `fit`, a `save_folder` with checkpoints that are later than the training has come to.
+        load_path: A checkpoint to start from: a path or URI. One that ends in `latest` is the newest in its
+            folder. A checkpoint of another program (safetensors, `torch.save`, a distributed checkpoint of
+            torch) gives its weights.
+        load_weights_only: Load the model alone from `load_path`; the run starts at time 0.
+        load_strict_model_weights: Refuse names that only the model or only the checkpoint has.
+        load_ignore_keys: Parts of the run that are not loaded, as `save_ignore_keys`.
+        load_exclude_algorithms: Class names of algorithms whose state is not loaded.
+        load_object_store: The store that has `load_path`, where that is no whole URI: an object with
+            `get_uri(name)`, `download_object(name, filename)` or `download_file(name, destination)`.
+        load_progress_bar: Whether a line says what is being loaded.
         autoresume: Start from the newest committed checkpoint in `save_folder`, where there is one.
         fsdp_config: How to shard, for `hocket-dist`; a dict or its `FSDPConfig`.
+        deepspeed_config: A DeepSpeed configuration (a dict, or a JSON file's path) in place of `fsdp_config`.
         parallelism_config: The same as `{"fsdp": fsdp_config}`.
+        gradient_sync: When ranks sum gradients while microbatches accumulate: `"every"` (in each microbatch),
+            `"last"` (in the last one, which sends least, and where gradients are sharded holds whole ones
+            until then), or `"replicas_last"` (within the copies of a sharded model in each, between them in
+            the last). None for `"last"` without sharding, and with it what suits its strategy.
         parallelism: An object that spreads the model, instead of the installed package's.
         checkpoint_store: An object that keeps checkpoints, instead of the installed package's.
         dist_timeout: Seconds to wait for another rank before it counts as lost, in saves and loads too.
@@ -104,140 +181,337 @@ class Trainer:
         *,
         model: nn.Module,
         train_dataloader: Any = None,
+        train_dataloader_label: str = "train",
+        train_subset_num_batches: int = -1,
+        spin_dataloaders: bool = True,
+        prefetch_depth: int = 1,
+        auto_shard: bool = True,
+        global_train_batch_size: int | BatchSizeWarmupScheduler | None = None,
+        eval_dataloader: Any = None,
+        eval_interval: TimeInput | IsTime = 1,
+        eval_subset_num_batches: int = -1,
         max_duration: TimeInput | None = None,
-        optimizers: Optimizer | Sequence[Optimizer] | None = None,
-        schedulers: Scheduler | Sequence[Scheduler] | None = None,
+        loss_fn: Any = None,
+        train_step: Any = None,
+        steps_to_skip: Any = None,
+        optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None = None,
+        schedulers: Any = None,
+        scale_schedule_ratio: float = 1.0,
+        step_schedulers_every_batch: bool | None = None,
         algorithms: Any = None,
+        algorithm_passes: Any = None,
         callbacks: Any = None,
+        profiler: Profiler | None = None,
         loggers: Any = None,
+        log_every: int = 1,
         run_name: str | None = None,
         progress_bar: bool = True,
+        log_to_console: bool = False,
+        console_stream: Any = "stderr",
+        console_log_interval: TimeInput | IsTime = "1ba",
+        log_traces: bool = False,
+        auto_log_hparams: bool = False,
+        python_log_level: str | None = None,
         device: str | torch.device | None = None,
         precision: str | None = None,
-        device_train_microbatch_size: int | None = None,
+        precision_config: Mapping[str, Any] | None = None,
+        device_train_microbatch_size: int | str | MicrobatchSearch | None = None,
+        accumulate_train_batch_on_tokens: bool = True,
+        gradient_clipping: float | Mapping[str, Any] | GradientClippingConfig | None = None,
+        nonfinite_loss: str = "raise",
+        compile_config: Mapping[str, Any] | None = None,
         seed: int | None = None,
         deterministic_mode: bool = False,
+        gc_interval: int | None = None,
         save_folder: str | os.PathLike[str] | None = None,
         save_filename: str = "ep{epoch}-ba{batch}",
+        save_latest_filename: str | None = None,
         save_interval: TimeInput | IsTime = "1ep",
         save_async: bool = False,
+        save_weights_only: bool = False,
+        save_ignore_keys: Any = None,
+        save_metrics: bool = False,
         save_num_checkpoints_to_keep: int = -1,
+        save_retention: Any = (),
+        save_overwrite: bool = False,
         load_path: str | os.PathLike[str] | None = None,
+        load_weights_only: bool = False,
+        load_strict_model_weights: bool = True,
+        load_ignore_keys: Any = None,
+        load_exclude_algorithms: Sequence[str] | None = None,
+        load_object_store: Any = None,
+        load_progress_bar: bool = True,
         autoresume: bool = False,
         fsdp_config: Any = None,
+        deepspeed_config: Any = None,
         parallelism_config: Mapping[str, Any] | None = None,
+        gradient_sync: GradientSync | None = None,
         parallelism: Parallelism | None = None,
         checkpoint_store: CheckpointStore | None = None,
         dist_timeout: float = 300.0,
     ) -> None:
-        check_model(model)
-        check_microbatch_size(device_train_microbatch_size)
-        if autoresume and save_folder is None and checkpoint_store is None:
-            raise TrainerConfigError("`autoresume` looks in `save_folder`, which is not set; set it")
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         self._is_closed = False
-        # What is made here is closed here, the last first: by `close`, and when the rest cannot be set up.
+        self._targets: list[str] = []
+        self._num_fits = 0
+        # Everything that is made here is closed here, the last first: by `close`, and if the setup fails.
         with ExitStack() as self._made:
-            chosen = choose_device(getattr(parallelism, "device", None) if device is None else device)
-            if deterministic_mode:
-                be_deterministic(chosen)
-            if parallelism is None:
-                parallelism = self._find_parallelism(
-                    one_config(fsdp_config, parallelism_config), chosen, dist_timeout
-                )
-            self._agreement = Agreement(parallelism)
-            drawn = int(torch.randint(2**31, ())) if seed is None else seed
-            agreed_seed, made_at = self._agreement.from_rank_0(drawn, int(time.time()))
-            seed_generators(agreed_seed + parallelism.data_parallel[0])
-
-            self.state = State(
-                model=model,
-                optimizers=as_list(optimizers) or [AdamW(model.parameters(), lr=1e-3)],
-                schedulers=as_list(schedulers),
-                callbacks=[one for one in as_list(callbacks) if not isinstance(one, LoggerDestination)],
-                algorithms=as_list(algorithms),
-                parallelism=parallelism,
-                device=chosen,
-                precision=precision or default_precision(chosen),
-                device_train_microbatch_size=device_train_microbatch_size,
-                max_duration=None if max_duration is None else as_duration(max_duration),
-                run_name=run_name or made_up_name(made_at),
-                seed=agreed_seed,
-            )
-            self.logger = Logger(self.state, _destinations(loggers, callbacks, progress_bar=progress_bar))
-            self._precision = Precision(self.state.precision, chosen)
-            self._run_state = RunState(self.state, self._precision)
-            self._notices: list[str] = []
-            keep_last = number_to_keep(save_num_checkpoints_to_keep)
-            store = self._find_store(
-                checkpoint_store, save_folder, load_path, timeout_s=dist_timeout, keep_last=keep_last
-            )
-            self._saver: CheckpointSaver | None = None
-            if store is not None and (save_folder is not None or checkpoint_store is not None):
-                self._saver = CheckpointSaver(
-                    store,
-                    self._run_state,
-                    save_interval=save_interval,
-                    save_filename=save_filename,
-                    mode="async" if save_async else "sync",
-                )
-                self._notices += self._saver.notices
-                self.state.callbacks.append(self._saver)
-            self.engine = Engine(self.state, self.logger)
-            self._made.callback(self.engine.close)
-            self.engine.fire(Event.INIT)
-
-            keep_initial_rates(self.state)
-            self.state.module = parallelism.lay_out(model, self.state.optimizers)
-            self._feed, self._data_source = self._make_feed(train_dataloader)
-            self._load(
-                store, autoresume=autoresume, load_path=None if load_path is None else os.fspath(load_path)
-            )
+            self._parts = assemble(TrainerConfig.of(arguments), self._made, self._register_targets)
             self._made = self._made.pop_all()
 
-    def fit(self, duration: TimeInput | None = None) -> None:
+    @property
+    def state(self) -> State:
+        """The state of the run."""
+        return self._parts.state
+
+    @property
+    def logger(self) -> Logger:
+        """Takes values to log."""
+        return self._parts.logger
+
+    @property
+    def engine(self) -> Engine:
+        """Fires events."""
+        return self._parts.engine
+
+    def fit(
+        self,
+        duration: TimeInput | None = None,
+        *,
+        train_dataloader: Any = None,
+        train_dataloader_label: str = "train",
+        train_subset_num_batches: int | None = None,
+        spin_dataloaders: bool | None = None,
+        reset_time: bool = False,
+        schedulers: Scheduler | LRScheduler | Sequence[Scheduler | LRScheduler] | None = None,
+        scale_schedule_ratio: float | None = None,
+        step_schedulers_every_batch: bool | None = None,
+        eval_dataloader: Any = None,
+        eval_subset_num_batches: int = -1,
+        eval_interval: TimeInput | IsTime = 1,
+        device_train_microbatch_size: int | str | MicrobatchSearch | None = None,
+        precision: str | None = None,
+    ) -> None:
         """Train until `max_duration`, or for `duration` from here.
+
+        Under `autoresume` the first call continues the first call of the run that is resumed, and so on: its
+        duration counts from where that call began, and a call that was finished returns at once.
+
+        SIGTERM, sent to any rank, ends the training at the next step boundary on all of them: the trainer
+        saves, is closed, and `SystemExit` with 143 leaves `fit`.
 
         Args:
             duration: How much more; a bare number counts epochs. Sets `state.max_duration`.
+            train_dataloader: The data from here on, in place of the trainer's; a new epoch begins.
+            train_dataloader_label: Its name.
+            train_subset_num_batches: The batches of an epoch from here on; -1 for all.
+            spin_dataloaders: As for the trainer, in place of its setting.
+            reset_time: Start again at time 0; the optimizers keep their state.
+            schedulers: Schedules from here on, in place of those of the trainer.
+            scale_schedule_ratio: A factor by which `duration` (if None, the trainer's `max_duration`) and the
+                schedules are stretched, in place of the trainer's.
+            step_schedulers_every_batch: As for the trainer, in place of its setting.
+            eval_dataloader: As for the trainer, in place of its evaluators.
+            eval_subset_num_batches: For `eval_dataloader`.
+            eval_interval: For `eval_dataloader`.
+            device_train_microbatch_size: Samples that go through the model at once from here on; `"auto"`
+                measures again.
+            precision: The precision from here on; not for a sharded model.
 
         Raises:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.
-            DurationReachedError: If the training is as long as that already.
+            DurationReachedError: If the training is as long as that already, without `autoresume`.
         """
-        state = self.state
-        if self._is_closed:
-            raise TrainerConfigError("this trainer is closed; make a new one, with `load_path` to go on")
-        if self._feed is None:
-            raise TrainerConfigError("there is nothing to train on; pass `train_dataloader`")
-        if duration is not None:
-            length = as_duration(duration)
-            state.max_duration = state.timestamp.get(length.unit) + length
-        if state.max_duration is None:
+        self._check_open()
+        state, parts = self.state, self._parts
+        if train_dataloader is not None or train_subset_num_batches is not None:
+            self._set_data(
+                train_dataloader=train_dataloader,
+                train_dataloader_label=train_dataloader_label,
+                train_subset_num_batches=train_subset_num_batches,
+                spin_dataloaders=spin_dataloaders,
+            )
+        if parts.loader is None:
             raise TrainerConfigError(
-                "it is not said how long to train; pass `max_duration`, or `fit(duration=…)`"
+                "`train_dataloader` is required by `fit`; pass it to `Trainer` or to `fit`"
             )
-        state.is_stopped = False
-        if state.is_over():
-            done = state.timestamp.get(state.max_duration.unit)
-            raise DurationReachedError(
-                f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a "
-                "longer one, or `fit(duration=…)` for how much more"
+        if reset_time:
+            self._reset_time(parts.loader)
+        if eval_dataloader is not None:
+            state.evaluators = as_evaluators(
+                eval_dataloader, subset_num_batches=eval_subset_num_batches, eval_interval=eval_interval
             )
-        run = self._make_run(self._feed)
-        announce(state, data_source=self._data_source, notices=self._notices)
-        self._notices = []
+        if device_train_microbatch_size is not None:
+            parts.set_microbatch_size(device_train_microbatch_size)
+        if precision is not None:
+            parts.set_precision(precision)
+        self._set_schedules(schedulers, scale_schedule_ratio, step_schedulers_every_batch, duration)
+        self._set_duration(duration, scale_schedule_ratio or 1.0)
+        if not self._is_finished():
+            if parts.loader.prefetcher.max_batches is None:
+                check_ends(state.dataloader, state.max_duration)
+            self._train(parts.loader)
+
+    def _train(self, loader: TrainLoader) -> None:
+        state, parts = self.state, self._parts
+        # A search for the size measures what fits by itself.
+        limit = None if parts.auto_step is not None else parts.microbatch_limit
+        if notice := limit_microbatch(state, limit):
+            parts.notices.append(notice)
+        if parts.checkpointer is not None:
+            parts.checkpointer.check_folder(parts.sync)
+        print_summary(
+            state,
+            data_source=parts.data_source,
+            notices=parts.notices,
+            is_searched=parts.auto_step is not None,
+        )
+        parts.notices = []
         state.model.train()
         try:
-            train(run)
-            self.logger.flush()
+            gc_interval = parts.config.numerics.gc_interval
+            with SigtermStop(state.stop) as sigterm, collecting_every(gc_interval):
+                train(self._make_run(loader))
+                self.logger.flush()
+            sigterm.exit_if_received(parts.sync)
         except BaseException as error:
             if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
                 error.add_note(f"raised while training, at {state.timestamp}")
+            if (facts := parts.context.facts) is not None and parts.auto_step is None:
+                record_out_of_memory(error, state, num_samples=facts.samples)
             self._close_after(error)
             raise
 
+    def trace(self, *, live: bool | TextIO = False) -> Trace:
+        """Trace from here on what runs at each event, what it changes, and how long it takes.
+
+        Args:
+            live: Whether to print a line for each change as it happens, on the standard error stream or to
+                an open text file.
+
+        Returns:
+            A record whose text is a table; `stop()` ends it.
+        """
+        stream = None if live is False else sys.stderr if live is True else live
+        return Trace(self.engine, self.state, live=stream)
+
+    def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
+        """Evaluate the model as it is; the results are in `state.eval_metrics` and in the log.
+
+        Collective where there are several ranks. The training goes on afterwards as if nothing had been.
+
+        Args:
+            eval_dataloader: As `Trainer` takes it; None for the evaluators that the trainer has.
+            subset_num_batches: How many batches of each rank; -1 for all, or as each evaluator states.
+
+        Raises:
+            TrainerConfigError: If there is nothing to evaluate on, or the trainer is closed.
+            DataError: If a loader yields nothing.
+        """
+        self._check_open()
+        self._parts.evaluation.run_standalone(eval_dataloader, subset_num_batches)
+        self.logger.flush()
+
+    def predict(
+        self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
+    ) -> list[Any]:
+        """Return the model's outputs over a loader, on the CPU, one item for each batch of this rank.
+
+        Collective where there are several ranks. See `hocket.trainer.prediction.predict`.
+
+        Args:
+            dataloader: Yields this rank's batches, as `model.forward` takes them; or a `DataSpec`.
+            subset_num_batches: How many batches; -1 for all.
+            return_outputs: False keeps nothing: callbacks take `state.outputs` at `PREDICT_BATCH_END`.
+
+        Raises:
+            TrainerConfigError: If the trainer is closed.
+            DataError: If the loader yields nothing.
+        """
+        self._check_open()
+        return predict(
+            self.state,
+            self.engine,
+            self._parts.precision,
+            dataloader,
+            subset_num_batches=subset_num_batches,
+            return_outputs=return_outputs,
+            auto_shard=self._parts.config.data.auto_shard,
+        )
+
+    def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> None:
+        """Save a checkpoint, and wait until it is committed. Collective.
+
+        Args:
+            name: Its path or URI, or its name in `save_folder`, with fields as in `save_filename`.
+            weights_only: Save the model and the time alone.
+
+        Raises:
+            TrainerConfigError: If the trainer is closed, or a batch was fetched ahead, as in a callback
+                during `fit`; `save_checkpoint_to_save_folder` then saves at the next boundary.
+        """
+        self._check_open()
+        self._parts.save_once(name, weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Save a checkpoint in `save_folder`, now or, during `fit`, at the next boundary. Collective.
+
+        Raises:
+            TrainerConfigError: If the trainer is closed, or there is no `save_folder`.
+        """
+        self._check_open()
+        checkpointer = self._parts.checkpointer
+        if checkpointer is None:
+            raise TrainerConfigError(
+                "there is no `save_folder` to save in; set it, or use `save_checkpoint(path)`"
+            )
+        if self._parts.run_state.can_save():
+            checkpointer.save()
+        else:
+            checkpointer.request_save()
+
+    def export_for_inference(
+        self,
+        save_path: str | os.PathLike[str],
+        *,
+        save_format: str = "torch_export",
+        sample_input: Any = None,
+        transforms: Callable[[nn.Module], nn.Module] | None = None,
+        dynamic_batch: bool = True,
+    ) -> Path:
+        """Write the model as a program that runs without its source; see `hocket.trainer.export`.
+
+        Args:
+            save_path: The file, such as `"model.pt2"` or `"model.onnx"`.
+            save_format: `"torch_export"` or `"onnx"`.
+            sample_input: A batch as `forward` takes it; the last batch of training by default.
+            transforms: Changes a copy of the model before it is exported.
+            dynamic_batch: Whether the first dim of every tensor in the batch may vary.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            TrainerConfigError: If the format is unknown, there is no batch, or the model is sharded.
+        """
+        return export_for_inference(
+            self.state.model,
+            save_path,
+            sample_input=self.state.batch if sample_input is None else sample_input,
+            save_format=save_format,
+            transforms=transforms,
+            dynamic_batch=dynamic_batch,
+        )
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The names of the committed checkpoints in `save_folder`, the newest last."""
+        checkpointer = self._parts.checkpointer
+        entries = () if checkpointer is None else checkpointer.store.list()
+        return [entry.name for entry in entries if entry.status == "committed"]
+
     def close(self) -> None:
-        """Close callbacks and loggers, wait for a save on its way, and let go of what was made here.
+        """Close callbacks and loggers, wait for a save in progress, and release what was made here.
 
         A second call does nothing.
         """
@@ -257,113 +531,130 @@ class Trainer:
         else:
             self._close_after(error)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TrainerConfigError("this trainer is closed; make a new one, with `load_path` to go on")
+
     def _close_after(self, error: BaseException) -> None:
-        """Close, with `error` on its way out: what goes wrong here must not hide it."""
+        """Close while `error` propagates; a second error is added to it as a note and does not hide it."""
         try:
             self.close()
-        except Exception as second:  # noqa: BLE001 - it is told with the first
+        except Exception as second:  # noqa: BLE001 - it is reported with the first
             error.add_note(f"and while closing: {type(second).__name__}: {second}")
 
-    def _find_parallelism(self, config: Any, device: torch.device, timeout_s: float) -> Parallelism:
-        num_ranks = world_size()
-        if config is None and num_ranks == 1:
-            return SingleProcess(device)
-        asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
-        provide = find_provider("parallelism", asked_by=asked_by)
-        found: Parallelism = provide(config, device=device, timeout_s=timeout_s)
-        self._own(found)
-        return found
+    def _register_targets(self, parts: Parts) -> None:
+        """Have checkpoints store where each call of `fit` ends."""
 
-    def _find_store(
-        self,
-        given: CheckpointStore | None,
-        save_folder: str | os.PathLike[str] | None,
-        load_path: str | os.PathLike[str] | None,
-        **options: Any,
-    ) -> CheckpointStore | None:
-        if given is not None:
-            return given
-        if save_folder is not None:
-            folder, asked_by = (
-                os.fspath(save_folder).replace("{run_name}", self.state.run_name),
-                "`save_folder`",
+        def load(targets: Any) -> None:
+            self._targets = list(targets)
+
+        parts.run_state.registry.add(
+            Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
+        )
+
+    def _set_data(self, **given: Any) -> None:
+        parts = self._parts
+        named = {name: value for name, value in given.items() if value is not None}
+        data: DataConfig = replace(parts.config.data, **named)
+        if data.train_dataloader is None:
+            return
+        if parts.loader is not None:
+            parts.loader.close()
+        attach_loader(parts, data, self._made)
+        if self.state.counts.batch_in_epoch:
+            self.state.advance(self.state.timestamp.to_next_epoch().counts)
+
+    def _reset_time(self, loader: TrainLoader) -> None:
+        loader.close()
+        loader.epoch_rng = None
+        self.state.timestamp = self.state.previous_timestamp = Timestamp()
+
+    def _set_duration(self, duration: TimeInput | None, ratio: float) -> None:
+        state, index = self.state, self._num_fits
+        is_resumed = self._parts.is_own_checkpoint and index < len(self._targets)
+        if duration is not None:
+            length = scaled_duration(as_duration(duration), ratio)
+            if is_resumed:
+                state.max_duration = Time.from_timestring(self._targets[index])
+            else:
+                state.max_duration = state.timestamp.get(length.unit) + length
+        if state.max_duration is None:
+            raise TrainerConfigError(
+                "no training duration was given; pass `max_duration=` to `Trainer` or `duration=` to `fit`"
             )
-        elif load_path is not None:
-            # The folder that the checkpoint is in.
-            folder, asked_by = os.fspath(load_path).rstrip("/").rpartition("/")[0] or ".", "`load_path`"
+        self._num_fits += 1
+        later = self._targets[index + 1 :] if is_resumed else []
+        self._targets = [*self._targets[:index], str(state.max_duration), *later]
+
+    def _is_finished(self) -> bool:
+        state, parts = self.state, self._parts
+        state.stop.clear()
+        if not state.is_over():
+            return False
+        assert state.max_duration is not None
+        done = state.timestamp.get(state.max_duration.unit)
+        if parts.is_own_checkpoint:
+            notices = [
+                *parts.notices,
+                f"the run has trained for `{done}` of `{state.max_duration}`: it is finished",
+            ]
+            print_notices(state, notices)
+            parts.notices = []
+            return True
+        raise DurationReachedError(
+            f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a "
+            f"longer one, or "
+            "`fit(duration=…)` for how much more"
+        )
+
+    def _set_schedules(
+        self, schedulers: Any, ratio: float | None, every_batch: bool | None, duration: TimeInput | None
+    ) -> None:
+        """Take what `fit` was given about schedules."""
+        state = self.state
+        if every_batch is not None:
+            state.step_schedulers_every_batch = every_batch
+        if schedulers is None and ratio is None:
+            return
+        before = state.scale_schedule_ratio
+        now = before if ratio is None else ratio
+        if schedulers is not None:
+            prepare_schedulers(as_list(schedulers), state.optimizers, ratio=now)
+            state.schedulers = as_list(schedulers)
+        elif any(isinstance(scheduler, LRScheduler) for scheduler in state.schedulers):
+            raise TrainerConfigError(
+                "torch's schedulers cannot be stretched once they run; pass new ones as `fit(schedulers=…)` "
+                "beside `scale_schedule_ratio`"
+            )
         else:
-            return None
-        store: CheckpointStore = find_provider("checkpoints", asked_by=asked_by)(folder, **options)
-        self._own(store)
-        if save_folder is not None:
-            # A folder that cannot be reached is told now, not when the first checkpoint is due.
-            store.list()
-        return store
+            prepare_schedulers(state.schedulers, state.optimizers, ratio=now)
+        state.scale_schedule_ratio = now
+        if duration is None and state.max_duration is not None:
+            state.max_duration = scaled_duration(state.max_duration, now / before)
 
-    def _own(self, part: Any) -> None:
-        if hasattr(part, "close"):
-            self._made.callback(part.close)
-
-    def _make_feed(self, train_dataloader: Any) -> tuple[Feed | None, str]:
-        if train_dataloader is None:
-            return None, ""
-        state, spec = self.state, as_data_spec(train_dataloader)
-        loader: Any = spec.dataloader
-        source = check_loader(loader, state.parallelism.data_parallel)
-        state.dataloader = loader
-        length = len(loader) if hasattr(loader, "__len__") else 0
-        # The shortest of all ranks ends an epoch.
-        state.dataloader_len = int(min(self._agreement.gather(length))) or None
-
-        def capture() -> dict[str, Any]:
-            return capture_generators(state.device)
-
-        feed = Feed(
-            spec,
-            device=state.device,
-            agreement=self._agreement,
-            wants_stop=lambda: state.is_stop_requested,
-            counts=lambda: state.timestamp.counts,
-            capture_generators=None if self._saver is None else capture,
-        )
-        self._run_state.feed = feed
-        self._made.callback(feed.close)
-        return feed, source
-
-    def _load(self, store: CheckpointStore | None, *, autoresume: bool, load_path: str | None) -> None:
-        source = find_source(store, autoresume=autoresume, load_path=load_path, agreement=self._agreement)
-        self.engine.fire(Event.BEFORE_LOAD)
-        if source is not None and store is not None:
-            self._notices += load(store, source, self._run_state, self.state, self._agreement)
-            self._notices += self._run_state.resume_feed()
-            if self._saver is not None:
-                self._saver.loaded_at(self.state.timestamp.counts.batch)
-        self.engine.fire(Event.AFTER_LOAD)
-
-    def _make_run(self, feed: Feed) -> Run:
+    def _make_run(self, loader: TrainLoader) -> Run:
+        parts = self._parts
         is_first = self.state.parallelism.data_parallel[0] == 0
-        (clock_s, num_destinations) = self._agreement.sum_of(
-            time.perf_counter() if is_first else 0.0, len(self.logger.destinations)
+        (clock_s, num_destinations) = parts.sync.sum_of(
+            parts.clock.now() if is_first else 0.0, len(self.logger.destinations)
         )
+        guard = NonFiniteGuard(parts.config.numerics.nonfinite_loss, self.state, parts.sync, loader)
+        if parts.checkpointer is not None:
+            parts.checkpointer.before_save = guard.settle
         return Run(
+            guard=guard,
             state=self.state,
             engine=self.engine,
             logger=self.logger,
-            feed=feed,
-            precision=self._precision,
-            must_not_fetch_ahead=_never if self._saver is None else self._saver.must_data_stand_still,
+            loader=loader,
+            context=parts.context,
+            sync=parts.sync,
+            evaluation=parts.evaluation,
+            checkpointer=parts.checkpointer,
             is_loss_logged=num_destinations > 0,
+            log_every=parts.config.log.log_every,
+            gc_interval=parts.config.numerics.gc_interval,
+            prefetches=parts.config.data.prefetch_depth > 0,
+            clock=parts.clock,
             clock_s=clock_s,
         )
-
-
-def _destinations(loggers: Any, callbacks: Any, *, progress_bar: bool) -> list[LoggerDestination]:
-    """Where numbers go: what was given, under either name, and a progress bar where one is wanted."""
-    given = [*as_list(loggers), *(one for one in as_list(callbacks) if isinstance(one, LoggerDestination))]
-    if progress_bar and not any(isinstance(one, ProgressBarLogger) for one in given):
-        given.append(ProgressBarLogger())
-    return given
-
-
-def _never(state: State, after: Timestamp) -> bool:  # noqa: ARG001 - nothing is ever due
-    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
@@ -22,11 +21,11 @@ class LRMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the rates of the step just made."""
         rates: dict[str, Any] = {}
-        seen: Counter[str] = Counter()
+        seen: dict[str, int] = {}
         for optimizer in state.optimizers:
             name = type(optimizer).__name__
-            suffix = f"-{seen[name]}" if seen[name] else ""
-            seen[name] += 1
+            count = seen[name] = seen.get(name, 0) + 1
+            suffix = f"-{count - 1}" if count > 1 else ""
             for index, group in enumerate(optimizer.param_groups):
                 rates[f"lr-{name}{suffix}/group{index}"] = group["lr"]
         logger.log_metrics(rates)

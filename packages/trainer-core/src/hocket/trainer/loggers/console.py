@@ -1,12 +1,13 @@
-"""A logger that prints lines."""
+"""A logger that prints lines to a console."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hocket.trainer.capture import Number
+from hocket.trainer.deferred_value import Number
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.logger import Logger, LoggerDestination
@@ -17,18 +18,25 @@ if TYPE_CHECKING:
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints the last numbers at intervals, one line each time.
+    """Prints the latest numbers at intervals, one line each time.
 
     Args:
         log_interval: How often, such as `"10ba"` or `"1ep"`; also at the end of training.
         stream: `"stdout"`, `"stderr"` or an open text file.
+        log_traces: Whether to print reports of algorithms.
     """
 
-    def __init__(self, log_interval: TimeInput | IsTime = "1ba", stream: str | TextIO = "stderr") -> None:
+    def __init__(
+        self,
+        log_interval: TimeInput | IsTime = "1ba",
+        stream: str | TextIO = "stderr",
+        log_traces: bool = False,
+    ) -> None:
         if isinstance(stream, str) and stream not in ("stdout", "stderr"):
-            raise ValueError(f"`{stream}` is no stream; expected `stdout`, `stderr` or an open text file")
+            raise ValueError(f"`stream` is `{stream}`; expected `stdout`, `stderr` or an open text file")
         self._is_time = every(log_interval, include_end_of_training=True)
         self._stream = stream
+        self._prints_traces = log_traces
         self._fresh: dict[str, Number] = {}
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
@@ -40,18 +48,32 @@ class ConsoleLogger(LoggerDestination):
         for name, value in parameters.items():
             self._print(f"{name}: {value}")
 
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int = 0
+    ) -> None:
+        """Print the table, one row a line."""
+        self._print(f"{name} (batch {step}): {' | '.join(columns)}")
+        for row in rows:
+            self._print("  " + " | ".join(str(value) for value in row))
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Print the reports, if asked to."""
+        if self._prints_traces:
+            for name, trace in traces.items():
+                self._print(f"{name}: {trace}")
+
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Print if it is time."""
+        """Print, if it is time."""
         if self._is_time(state, Event.BATCH_END):
             self._print_later(state, logger)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print if it is time."""
+        """Print, if it is time."""
         if self._is_time(state, Event.EPOCH_END):
             self._print_later(state, logger)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Print what the evaluation found."""
+        """Print the results of the evaluation."""
         self._print_later(state, logger)
 
     def _print_later(self, state: State, logger: Logger) -> None:
@@ -61,9 +83,9 @@ class ConsoleLogger(LoggerDestination):
     def _print_fresh(self, when: str) -> None:
         if not self._fresh:
             return
-        told = "  ".join(f"{name}: {format_number(number)}" for name, number in self._fresh.items())
+        shown = "  ".join(f"{name}: {format_number(number)}" for name, number in self._fresh.items())
         self._fresh.clear()
-        self._print(f"{when} {told}")
+        self._print(f"{when} {shown}")
 
     def _print(self, line: str) -> None:
         # Looked up each time: a notebook or a test may have replaced the stream.
@@ -72,5 +94,5 @@ class ConsoleLogger(LoggerDestination):
 
 
 def format_number(number: Number) -> str:
-    """A number as a person reads it: four significant digits of a fraction, all of anything else."""
+    """Return a number for people: four significant digits of a fraction, all digits of anything else."""
     return f"{number:.4g}" if isinstance(number, float) else str(number)

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hocket.trainer.capture import Number
+from hocket.trainer.deferred_value import Number
 from hocket.trainer.logger import Logger, LoggerDestination, global_rank
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 
+# `json.dumps` makes an encoder at each call that has options.
+_encode = json.JSONEncoder(default=str).encode
+
+
 class FileLogger(LoggerDestination):
     """Writes one JSON object a line: `{"step": 12, "loss/train/total": 2.31}`.
 
-    Settings are a line `{"hyperparameters": {…}}`. A number that is not finite is written as Python's `json`
-    does: `NaN`, `Infinity`. Lines are handed to the system at once, so what was written survives a killed
-    process. A file that exists is continued: a resumed run adds to the log of the run before, in which steps
-    after the checkpoint then come twice, the later line being the one that counts.
+    Settings are a line `{"hyperparameters": {…}}`, tables `{"step": 12, "table": …}`. A number that is not
+    finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the system at once, so
+    what was written survives a killed process. A file that exists is continued: a resumed run adds to the log
+    of the run before. Steps after the checkpoint then appear twice, and the later line counts.
 
     Args:
-        filename: Where to write; `{run_name}` and `{rank}` are replaced. Without `{rank}`, only rank 0
-            writes.
-        overwrite: Empty a file that exists.
+        filename: The file; `{run_name}` and `{rank}` are replaced. Without `{rank}`, only rank 0 writes.
+        overwrite: Whether to empty a file that exists.
+        remote_file_name: The name to upload the file under to loggers that keep files, when the trainer
+            closes; None for no upload.
+        capture_stdout: Whether to write lines `{"stdout": …}` with what the process prints while training.
+        capture_stderr: The same for standard error.
+        log_traces: Whether to write reports of algorithms.
 
     Example:
         >>> trainer = Trainer(..., loggers=[FileLogger("logs/{run_name}.jsonl")])  # doctest: +SKIP
     """
 
-    def __init__(self, filename: str = "{run_name}/logs-rank{rank}.txt", *, overwrite: bool = False) -> None:
-        self.filename = filename
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] = "{run_name}/logs-rank{rank}.txt",
+        *,
+        overwrite: bool = False,
+        remote_file_name: str | None = None,
+        capture_stdout: bool = False,
+        capture_stderr: bool = False,
+        log_traces: bool = True,
+    ) -> None:
+        self.filename = os.fspath(filename)
         self.overwrite = overwrite
-        self.rank_zero_only = "{rank}" not in filename
+        self.remote_file_name = remote_file_name
+        self.rank_zero_only = "{rank}" not in self.filename
         self.path: Path | None = None
         """The file, from `INIT` on."""
+        self._captures = {"stdout": capture_stdout, "stderr": capture_stderr}
+        self._writes_traces = log_traces
+        self._tees: list[tuple[str, _Tee]] = []
         self._file: IO[str] | None = None
+        # Printed lines come from other threads than the logger's.
+        self._lock = threading.Lock()
 
     def init(self, state: State, logger: Logger) -> None:
         """Open the file."""
@@ -44,10 +73,15 @@ class FileLogger(LoggerDestination):
             return
         self.path = Path(self.filename.format(run_name=state.run_name, rank=global_rank()))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("w" if self.overwrite else "a+", encoding="utf-8", buffering=1)
+        self._file = self.path.open("w" if self.overwrite else "a+", encoding="utf-8")
         if not self.overwrite and not _ends_with_newline(self.path):
             # A killed process may have left half a line behind; what follows must not be joined to it.
             self._file.write("\n")
+        for name, is_captured in self._captures.items():
+            if is_captured:
+                tee = _Tee(getattr(sys, name), partial(self._write_printed, name))
+                self._tees.append((name, tee))
+                setattr(sys, name, tee)
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
         """Write one line."""
@@ -57,16 +91,81 @@ class FileLogger(LoggerDestination):
         """Write one line; a setting that JSON does not know is written as its text."""
         self._write({"hyperparameters": parameters})
 
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._file is None:
-            raise RuntimeError(f"`{self.filename}` is not open; `init` opens it, when a `Trainer` is made")
-        self._file.write(json.dumps(record, default=str) + "\n")
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int = 0
+    ) -> None:
+        """Write one line."""
+        self._write({"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]})
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Write one line, if asked to."""
+        if self._writes_traces:
+            self._write({"traces": dict(traces)})
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Stop capturing, and upload the file if asked to."""
+        for name, tee in self._tees:
+            if getattr(sys, name) is tee:
+                setattr(sys, name, tee.stream)
+            tee.is_open = False
+        self._tees.clear()
+        if self.remote_file_name is not None and self.path is not None:
+            logger.flush(to=self)
+            remote = self.remote_file_name.format(run_name=state.run_name, rank=global_rank())
+            logger.upload_file(remote, self.path, overwrite=True)
 
     def post_close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is None:
+            raise RuntimeError(f"`{self.filename}` is not open; `init` opens it, when a `Trainer` is made")
+        with self._lock:
+            self._file.write(_encode(record) + "\n")
+
+    def after_delivery(self) -> None:
+        """Hand the lines to the operating system, all that came together in one write."""
+        with self._lock:
+            if self._file is not None:
+                self._file.flush()
+
+    def _write_printed(self, name: str, line: str) -> None:
+        if self._file is not None:
+            self._write({name: line})
+            self.after_delivery()
+
+
+class _Tee(io.TextIOBase):
+    """A stream that passes everything on to another, and whole lines to a function as well."""
+
+    def __init__(self, stream: Any, write_line: partial[None]) -> None:
+        self.stream = stream
+        self.is_open = True
+        self._write_line = write_line
+        self._part = ""
+
+    def write(self, text: str) -> int:
+        """Pass the text on, and its complete lines."""
+        self.stream.write(text)
+        if self.is_open:
+            *lines, self._part = (self._part + text).split("\n")
+            for line in lines:
+                self._write_line(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the other stream."""
+        self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        """Return whether the other stream is a terminal."""
+        return bool(self.stream.isatty())
 
 
 def _ends_with_newline(path: Path) -> bool:

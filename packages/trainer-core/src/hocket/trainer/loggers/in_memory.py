@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.trainer.capture import Number
+from hocket.trainer.deferred_value import Number
+from hocket.trainer.logged_images import ImageBatch
 from hocket.trainer.logger import LoggerDestination
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keeps every number, on every rank: for notebooks and tests.
+    """Keeps everything that is logged, on every rank: for notebooks and tests.
 
-    Numbers arrive a little after they are logged; `logger.flush()`, which the end of `fit` calls, waits for
+    Values arrive shortly after they are logged; `logger.flush()`, which the end of `fit` calls, waits for
     them.
 
     Attributes:
-        data: By name, the pairs (step, number) in the order in which they were logged.
-        most_recent_values: By name, the last number.
+        data: By metric name, the pairs (step, number) in the order in which they were logged.
+        most_recent_values: By metric name, the last number.
         hyperparameters: The settings that were logged.
+        tables: By table name, the triples (step, columns, rows).
+        images: By name, the pairs (step, `ImageBatch`).
+        traces: By name, the last report.
     """
 
     rank_zero_only = False
@@ -26,6 +31,9 @@ class InMemoryLogger(LoggerDestination):
         self.data: dict[str, list[tuple[int, Number]]] = {}
         self.most_recent_values: dict[str, Number] = {}
         self.hyperparameters: dict[str, Any] = {}
+        self.tables: dict[str, list[tuple[int, list[str], list[list[Any]]]]] = {}
+        self.images: dict[str, list[tuple[int, ImageBatch]]] = {}
+        self.traces: dict[str, Any] = {}
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
         """Keep the numbers."""
@@ -37,8 +45,22 @@ class InMemoryLogger(LoggerDestination):
         """Keep the settings."""
         self.hyperparameters.update(parameters)
 
+    def log_table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int = 0
+    ) -> None:
+        """Keep the table."""
+        self.tables.setdefault(name, []).append((step, list(columns), [list(row) for row in rows]))
+
+    def log_images(self, images: ImageBatch, name: str = "Images", step: int = 0) -> None:
+        """Keep the images."""
+        self.images.setdefault(name, []).append((step, images))
+
+    def log_traces(self, traces: Mapping[str, Any]) -> None:
+        """Keep the reports."""
+        self.traces.update(traces)
+
     def get_timeseries(self, metric: str) -> dict[str, list[Any]]:
-        """The numbers of one metric over time.
+        """Return the numbers of one metric over time.
 
         Returns:
             Two lists of one length: the steps under `"step"`, the numbers under the metric's name.

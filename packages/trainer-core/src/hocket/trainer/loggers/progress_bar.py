@@ -1,4 +1,4 @@
-"""A logger that shows how far the training is."""
+"""A logger that shows progress, loss, metrics, throughput and time left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from hocket.trainer.capture import Number
+from hocket.trainer.deferred_value import Number
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.logger import Logger, LoggerDestination
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     from hocket.trainer.state import State
 
-_LOSS = "loss/train/"
+_LOSS = "loss/train/total"
+_METRICS = "metrics/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What is shown of the state, taken on the training's thread."""
+    """The part of the state that is shown, copied on the training thread."""
 
     counts: Counts
     share: float | None
@@ -34,14 +35,15 @@ class _Moment:
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Shows progress, loss, throughput and time left on rank 0: a bar on a terminal, else lines.
+    """Shows progress, loss, metrics, throughput and time left on rank 0: a bar on a terminal, else lines.
 
-    Drawing is done on the logger's own thread. The time left and the throughput leave evaluation out.
+    The results of each evaluation get a line of their own. Drawing is done on the logger's thread. The time
+    left and the throughput leave evaluation out.
 
     Args:
-        stream: Where to; the standard error stream by default.
-        line_interval_s: Where the stream is no terminal, the seconds between two lines; the first batch, the
-            end of each epoch and the end of training get a line in any case.
+        stream: The stream to write to; standard error by default.
+        line_interval_s: Seconds between two lines where the stream is not a terminal. The first batch, the
+            end of each epoch and the end of training always get a line.
     """
 
     def __init__(self, stream: TextIO | None = None, *, line_interval_s: float = 10.0) -> None:
@@ -50,26 +52,31 @@ class ProgressBarLogger(LoggerDestination):
         self._interval_s = 0.1
         self._next_s = 0.0
         self._loss: Number | None = None
+        self._train_metrics: dict[str, Number] = {}
+        self._eval_metrics: dict[str, dict[str, Number]] = {}
         self._past: deque[_Moment] = deque(maxlen=32)
         self._first: _Moment | None = None
         self._bar: Progress | None = None
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
-        """Keep the loss."""
+        """Keep the loss and the metrics."""
         for name, number in metrics.items():
-            if name.startswith(_LOSS):
+            if name == _LOSS:
                 self._loss = number
-                return
+            elif name.startswith(_METRICS) and not isinstance(number, list):
+                label, _, metric = name.removeprefix(_METRICS).rpartition("/")
+                kept = self._train_metrics if label == "train" else self._eval_metrics.setdefault(label, {})
+                kept[metric] = number
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Show where the training starts."""
+        """Show the starting point."""
         is_terminal = self._out().isatty()
         self._interval_s = 0.1 if is_terminal else self._line_interval_s
         self._next_s = 0.0
         logger.call(self, partial(self._start, _moment(state), is_terminal=is_terminal))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Show progress, unless it was shown a moment ago."""
+        """Show progress, at most ten times a second on a terminal."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
@@ -79,12 +86,16 @@ class ProgressBarLogger(LoggerDestination):
         """Show progress."""
         logger.call(self, partial(self._show, _moment(state)))
 
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Show the results of an evaluation on a line of their own."""
+        logger.call(self, partial(self._show_eval, state.dataloader_label or "eval", _moment(state)))
+
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Show where the training ended, and leave the line on the screen."""
+        """Show the end point, and leave the line on the screen."""
         logger.call(self, partial(self._finish, _moment(state)))
 
     def post_close(self) -> None:
-        """Give the terminal back, also after an error."""
+        """Release the terminal, also after an error."""
         self._stop()
 
     def _out(self) -> TextIO:
@@ -110,6 +121,16 @@ class ProgressBarLogger(LoggerDestination):
         self._bar.update(task, completed=moment.share or 0.0, told=told)
         self._bar.refresh()
 
+    def _show_eval(self, label: str, moment: _Moment) -> None:
+        found = self._eval_metrics.get(label)
+        if not found:
+            return
+        line = f"[{label}] epoch {moment.counts.epoch} batch {moment.counts.batch}  {_format_all(found)}"
+        if self._bar is None:
+            print(line, file=self._out(), flush=True)
+        else:
+            self._bar.console.print(line, markup=False, highlight=False)
+
     def _finish(self, moment: _Moment) -> None:
         if self._past and self._past[-1].counts != moment.counts:
             self._show(moment)
@@ -125,6 +146,8 @@ class ProgressBarLogger(LoggerDestination):
         parts = [f"epoch {counts.epoch} batch {counts.batch} of {moment.duration}"]
         if self._loss is not None:
             parts.append(f"loss {format_number(self._loss)}")
+        if self._train_metrics:
+            parts.append(_format_all(self._train_metrics))
         old = self._past[0].counts
         seconds = counts.total_wct - old.total_wct
         if seconds > 0:
@@ -151,6 +174,10 @@ def _moment(state: State) -> _Moment:
     except TimeUnitError:  # no duration, or epochs of unknown length: nothing to take a share of
         share = None
     return _Moment(counts, share, str(state.max_duration))
+
+
+def _format_all(numbers: dict[str, Number]) -> str:
+    return "  ".join(f"{name} {format_number(number)}" for name, number in numbers.items())
 
 
 def _clock(seconds: float) -> str:

@@ -1,6 +1,8 @@
-"""The model interface and a ready classifier."""
+"""The model interface and ready models."""
 
+from hocket.trainer.loss import soft_cross_entropy
 from hocket.trainer.models.base import ComposerModel, LossSum
-from hocket.trainer.models.classifier import ComposerClassifier, soft_cross_entropy
+from hocket.trainer.models.classifier import ComposerClassifier
+from hocket.trainer.models.huggingface import HuggingFaceModel
 
-__all__ = ["ComposerClassifier", "ComposerModel", "LossSum", "soft_cross_entropy"]
+__all__ = ["ComposerClassifier", "ComposerModel", "HuggingFaceModel", "LossSum", "soft_cross_entropy"]

@@ -2,90 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from hocket.trainer.loss import soft_cross_entropy
+from hocket.trainer.loss.cross_entropy import is_dense
 from hocket.trainer.models.base import ComposerModel
+from hocket.trainer.models.named_metrics import named_metrics
+from hocket.trainer.models.vision import create_module
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
+    from torchmetrics import Metric, MetricCollection
 
-
-def soft_cross_entropy(
-    outputs: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Tensor:
-    """Cross-entropy with targets that are class indices, or class probabilities as MixUp makes them.
-
-    Args:
-        outputs: Logits, `(N, C)` or `(N, C, ...)`.
-        targets: Indices `(N,)` or `(N, ...)`, integer; or probabilities of the shape of `outputs`, floating
-            point.
-        ignore_index: Positions with this index do not count; has no meaning for probabilities.
-        label_smoothing: The share of the target spread over all classes.
-
-    Returns:
-        The mean over the positions, a scalar.
-
-    Raises:
-        ValueError: If the targets are of neither shape.
-    """
-    if targets.shape == outputs.shape and targets.is_floating_point():
-        return cross_entropy(outputs, targets.to(outputs.dtype), label_smoothing=label_smoothing)
-    if targets.shape == outputs.shape[:1] + outputs.shape[2:] and not targets.is_floating_point():
-        return cross_entropy(
-            outputs, targets.long(), ignore_index=ignore_index, label_smoothing=label_smoothing
-        )
-    raise ValueError(
-        f"`targets` are `{targets.dtype}` of shape {tuple(targets.shape)} for `outputs` of shape "
-        f"{tuple(outputs.shape)}; expected integer class indices without dim 1, or probabilities of its shape"
-    )
+    Metrics = Metric | MetricCollection | Mapping[str, Metric] | Sequence[Metric]
 
 
 class ComposerClassifier(ComposerModel):
     """Wraps a module that maps inputs to logits; a batch is the pair (inputs, targets).
 
     Args:
-        module: Maps inputs to logits `(N, C)`.
-        num_classes: C; for the accuracy in evaluation, which there is none of without it.
+        module: Maps inputs to logits `(N, C)` or `(N, C, ...)`. Or a name: `"timm/resnet18"` or
+            `"torchvision/resnet18"` makes that model, with random weights, for `num_classes`.
+        num_classes: C; taken from the module's `num_classes` if None and it has one.
+        train_metrics: Measured while training; none by default.
+        val_metrics: Measured in evaluation: a metric, several, or a dict by name. By default
+            `CrossEntropy`, and torchmetrics' `MulticlassAccuracy` where the number of classes is known.
         loss_fn: Takes logits and targets, returns the mean loss.
+
+    Raises:
+        MissingExtraError: If `module` is a name of a package that is not installed.
+        TrainerConfigError: If it is a name that the package does not have.
+
+    Example:
+        >>> ComposerClassifier("torchvision/resnet18", num_classes=10)
+        >>> ComposerClassifier(timm.create_model("vit_tiny_patch16_224"), num_classes=1000)
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | str,
         num_classes: int | None = None,
-        *,
+        train_metrics: Metrics | None = None,
+        val_metrics: Metrics | None = None,
         loss_fn: Callable[[Tensor, Tensor], Tensor] = soft_cross_entropy,
     ) -> None:
         super().__init__()
-        self.module = module
+        self.module = create_module(module, num_classes) if isinstance(module, str) else module
+        if num_classes is None and isinstance(found := getattr(self.module, "num_classes", None), int):
+            num_classes = found
         self.num_classes = num_classes
         self._loss_fn = loss_fn
+        self._train_metrics = None if train_metrics is None else named_metrics(train_metrics)
+        self._val_metrics = None if val_metrics is None else named_metrics(val_metrics)
 
     def forward(self, batch: Any) -> Tensor:
-        """The logits of the batch's inputs."""
-        inputs, _ = batch
+        """Return the logits of the batch's inputs; a batch without targets is a tensor of inputs."""
+        inputs = batch if isinstance(batch, Tensor) else batch[0]
         logits: Tensor = self.module(inputs)
         return logits
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-        """The mean loss of logits against the batch's targets."""
+        """Return the mean loss of logits against the batch's targets."""
         _, targets = batch
         return self._loss_fn(outputs, targets)
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """The accuracy, in evaluation and where the number of classes is known."""
-        if is_train or self.num_classes is None:
-            return {}
+        """Return the metrics by name."""
+        if is_train:
+            return self._train_metrics or {}
+        if self._val_metrics is None:
+            self._val_metrics = self._default_metrics()
+        return self._val_metrics
+
+    def _default_metrics(self) -> dict[str, Metric]:
         # Here, not above: torchmetrics takes a second to import, and a training may never need it.
         from torchmetrics.classification import MulticlassAccuracy
 
-        return {"MulticlassAccuracy": MulticlassAccuracy(num_classes=self.num_classes, average="micro")}
+        from hocket.trainer.metrics import CrossEntropy
+
+        metrics: dict[str, Metric] = {"CrossEntropy": CrossEntropy()}
+        if self.num_classes is not None and self.num_classes > 1:
+            # The validation of arguments reads the device.
+            accuracy = MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)
+            metrics["MulticlassAccuracy"] = accuracy
+        return metrics
 
     def update_metric(self, batch: Any, outputs: Tensor, metric: Metric) -> None:
-        """Add the batch's logits and targets to a metric."""
+        """Add the batch's logits and targets to a metric; dense targets count as their largest class.
+
+        `CrossEntropy`, losses and metrics of several labels get dense targets as they are.
+        """
         _, targets = batch
+        if type(metric).__name__.startswith("Multiclass") and is_dense(outputs, targets):
+            targets = targets.argmax(dim=1)
         metric.update(outputs, targets)

@@ -3,59 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.optim.schedulers import ScheduledState, Scheduler
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.optim.schedulers import ForOptimizer, ScheduledState, Scheduler
+from hocket.trainer.optim.torch_schedulers import (
+    check_torch_scheduler,
+    scale_torch_scheduler,
+    set_rate,
+    step_torch_schedulers,
+)
+from hocket.trainer.time import Time
+from hocket.trainer.timestamp import Timestamp
 
 
 class _State(ScheduledState, Protocol):
-    """What is read of the state to set learning rates."""
+    """The part of the trainer's state from which learning rates are computed."""
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizers, each with its parameter groups."""
+        """The optimizers with their parameter groups."""
 
     @property
-    def schedulers(self) -> Sequence[Scheduler]:
+    def schedulers(self) -> Sequence[Scheduler | LRScheduler]:
         """The schedules; their multipliers multiply."""
 
+    @property
+    def scale_schedule_ratio(self) -> float:
+        """The factor by which schedules are stretched."""
 
-def apply_schedulers(state: _State, *, ssr: float = 1.0) -> None:
-    """Set every parameter group's `lr` to its `initial_lr` times the schedules' multipliers at this time.
+    @property
+    def step_schedulers_every_batch(self) -> bool | None:
+        """Whether schedules advance with each batch, or with each epoch; None for each kind's default."""
 
-    Called before a step, it sets that step's learning rate; calling it again at the same time does no harm.
-    A group without `initial_lr` gets its present `lr` as that. It never waits for the device: a learning rate
-    that is a tensor (of a captured or compiled step) is filled in place, in order with the device's work.
+
+def prepare_schedulers(
+    schedulers: Sequence[Scheduler | LRScheduler], optimizers: Sequence[Optimizer], *, ratio: float
+) -> None:
+    """Check schedules, stretch torch's, and store the initial learning rates in the parameter groups.
+
+    Called once for each list of schedules, before the first batch.
+
+    Raises:
+        TrainerConfigError: If a schedule is not callable, needs a metric, or cannot be stretched; or if the
+            ratio is not positive, or given without a schedule.
+    """
+    if ratio <= 0.0:
+        raise TrainerConfigError(f"`scale_schedule_ratio` is {ratio}; expected a positive number")
+    if ratio != 1.0 and not schedulers:
+        raise TrainerConfigError(
+            f"`scale_schedule_ratio` is {ratio}, and there are no `schedulers` to stretch; pass them, or "
+            "change `max_duration` instead"
+        )
+    for scheduler in schedulers:
+        if isinstance(scheduler, LRScheduler):
+            check_torch_scheduler(scheduler)
+            scale_torch_scheduler(scheduler, ratio)
+        elif not callable(scheduler):
+            raise TrainerConfigError(
+                f"`schedulers` has a `{type(scheduler).__name__}`; expected callables `(state, ssr=1.0) -> "
+                "multiplier`, such as those of `hocket.trainer.optim`, or torch's `LRScheduler`s"
+            )
+    if schedulers:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", float(group["lr"]))
+
+
+def apply_schedulers(state: _State, *, ssr: float | None = None) -> None:
+    """Set every parameter group's `lr` for the batch that starts at the current time.
+
+    The rate is `initial_lr` times the multipliers of all schedules that apply to the optimizer; for an
+    optimizer with one of torch's schedulers it is the rate that the last of these gave, times the
+    multipliers. Schedules advance with each batch and torch's schedulers with each epoch, unless
+    `state.step_schedulers_every_batch` decides for both.
+
+    A second call at the same time changes nothing. The device is never read: a rate that is a tensor (of a
+    captured or compiled step) is filled in place, in order with the device's work.
 
     Args:
         state: Holds `optimizers`, `schedulers` and the time.
-        ssr: The scale schedule ratio, which stretches the schedules.
-
-    Raises:
-        TypeError: If a schedule is one of torch's, which keep their own count.
+        ssr: The scale schedule ratio, instead of the state's.
     """
     if not state.schedulers:
         return
+    ratio = state.scale_schedule_ratio if ssr is None else ssr
+    every_batch = state.step_schedulers_every_batch
+    timed: Any = state if every_batch in (None, True) else _EpochStart(state)
     multiplier = 1.0
+    own_multipliers: dict[int, float] = {}
+    torchs: dict[int, list[LRScheduler]] = {}
     for scheduler in state.schedulers:
-        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            raise TypeError(
-                f"`{type(scheduler).__name__}` is one of torch's schedulers, which count their own steps; "
-                "expected a callable `(state, ssr=1.0) -> multiplier`, such as `LinearWithWarmupScheduler`"
-            )
-        multiplier *= scheduler(state, ssr)
+        if isinstance(scheduler, ForOptimizer):
+            key = id(scheduler.optimizer)
+            own_multipliers[key] = own_multipliers.get(key, 1.0) * scheduler(timed, ratio)
+        elif isinstance(scheduler, LRScheduler):
+            torchs.setdefault(id(scheduler.optimizer), []).append(scheduler)
+        else:
+            multiplier *= scheduler(timed, ratio)
+    is_multiplied = sum(map(len, torchs.values())) < len(state.schedulers)
     for optimizer in state.optimizers:
-        for group in optimizer.param_groups:
-            lr = group["lr"]
-            is_tensor = isinstance(lr, torch.Tensor)
-            if "initial_lr" not in group:
-                # A tensor is read once here, at the first batch, and never again.
-                group["initial_lr"] = float(lr)
-            rate = group["initial_lr"] * multiplier
-            if is_tensor:
-                lr.fill_(rate)
-            else:
-                group["lr"] = rate
+        if own := torchs.get(id(optimizer)):
+            step_torch_schedulers(own, state, every_batch=bool(every_batch), is_multiplied=is_multiplied)
+            if is_multiplied:
+                whole = multiplier * own_multipliers.get(id(optimizer), 1.0)
+                for group, rate in zip(optimizer.param_groups, own[-1].get_last_lr(), strict=True):
+                    set_rate(group, rate * whole)
+            continue
+        if is_multiplied:
+            whole = multiplier * own_multipliers.get(id(optimizer), 1.0)
+            for group in optimizer.param_groups:
+                if "initial_lr" not in group:
+                    # A tensor is read once here, at the first batch, and never again.
+                    group["initial_lr"] = float(group["lr"])
+                set_rate(group, group["initial_lr"] * whole)
+
+
+class _EpochStart:
+    """The state as it was at the start of the current epoch, for schedules that advance with each epoch."""
+
+    def __init__(self, state: ScheduledState) -> None:
+        counts = state.timestamp.counts
+        self.max_duration: Time | None = state.max_duration
+        self.dataloader_len = state.dataloader_len
+        self.timestamp = Timestamp(
+            iteration=counts.iteration,
+            epoch=counts.epoch,
+            batch=counts.batch - counts.batch_in_epoch,
+            sample=counts.sample - counts.sample_in_epoch,
+            token=counts.token - counts.token_in_epoch,
+        )

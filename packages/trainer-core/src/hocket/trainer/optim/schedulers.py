@@ -1,7 +1,7 @@
-"""Schedules without warmup: stateless callables from training time to a multiplier of the learning rate.
+"""Learning-rate schedules as pure functions of training time, and the arithmetic that they share.
 
-A schedule reads the time from the state each batch and keeps nothing, so a resumed run has the same learning
-rates as one that never stopped, and a changed `max_duration` takes effect at once.
+A schedule reads the timestamp of each batch and stores nothing. A resumed run therefore has the same learning
+rates as an uninterrupted one, and a changed `max_duration` takes effect at the next batch.
 """
 
 from __future__ import annotations
@@ -9,51 +9,53 @@ from __future__ import annotations
 import math
 from typing import Protocol, runtime_checkable
 
+from torch.optim import Optimizer
+
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time, floor_of_product
 from hocket.trainer.timestamp import Timestamp, count_in
 
 
 class ScheduledState(Protocol):
-    """What a schedule reads of the state."""
+    """The part of the trainer's state that a schedule reads."""
 
     @property
     def timestamp(self) -> Timestamp:
-        """How much has been trained on."""
+        """The training done so far."""
 
     @property
     def max_duration(self) -> Time | None:
-        """When the training ends."""
+        """The end of training."""
 
     @property
     def dataloader_len(self) -> Time | int | None:
-        """Batches in an epoch, where known."""
+        """The number of batches in an epoch; None if unknown."""
 
 
 @runtime_checkable
 class Scheduler(Protocol):
-    """A schedule: `(state, ssr) -> multiplier` of every group's initial learning rate.
+    """A callable `(state, ssr) -> multiplier` of every parameter group's initial learning rate.
 
-    Any callable of this shape is one. Several given to a trainer multiply.
+    Any function with this signature is a schedule. The multipliers of several schedules multiply.
     """
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`; the scale schedule ratio `ssr` stretches the schedule."""
+        """Return the multiplier at `state.timestamp`; `ssr`, the scale schedule ratio, stretches times."""
 
 
 def resolve(time: Time, state: ScheduledState, ssr: float) -> tuple[int, TimeUnit]:
-    """Turn a schedule's time into a number in a unit that advances with every batch.
+    """Convert a schedule's time to a count in a unit that advances with every batch.
 
-    `dur` becomes its share of `max_duration`, epochs become batches where the data loader has a length. `ssr`
-    stretches every unit but `dur`, whose `max_duration` is already stretched.
+    `dur` becomes its share of `max_duration`; epochs become batches. `ssr` stretches every unit except `dur`,
+    because the trainer stretches `max_duration` itself.
 
     Raises:
-        TimeUnitError: If the time cannot be resolved: seconds, or `dur` without a `max_duration`, or epochs
-            with a data loader that has no length.
+        TimeUnitError: If the time cannot be converted: seconds, `dur` without a `max_duration`, or epochs
+            with a data loader of unknown length.
     """
     if time.unit is TimeUnit.SECOND:
         raise TimeUnitError(
-            f"a schedule cannot follow the clock: with `{time}`, learning rates would depend on "
+            f"a schedule cannot use the clock: with `{time}`, learning rates would depend on "
             "the machine's speed; expected `ba`, `ep`, `sp`, `tok` or `dur`"
         )
     if time.unit is TimeUnit.DURATION:
@@ -70,34 +72,45 @@ def _in_batches(time: Time, state: ScheduledState) -> tuple[int, TimeUnit]:
         return int(time.value), time.unit
     if state.dataloader_len is None:
         raise TimeUnitError(
-            f"`{time}` cannot be told in batches, since the data loader has no length; "
-            "state it in `ba`, `sp` or `tok`"
+            f"`{time}` cannot be converted to batches, because the data loader has no length; "
+            "give the time in `ba`, `sp` or `tok`"
         )
     return int(time.value) * int(state.dataloader_len), TimeUnit.BATCH
 
 
-def elapsed(state: ScheduledState, time: Time, ssr: float) -> float:
-    """The share of `time` that has passed, 0 to 1; 1 for a `time` of nothing."""
+def progress(state: ScheduledState, time: Time, ssr: float) -> tuple[int, int]:
+    """Return the training done so far and the length of `time`, both counted in the unit of `time`."""
     length, unit = resolve(time, state, ssr)
-    return min(1.0, count_in(state.timestamp.counts, unit) / length) if length > 0 else 1.0
+    return count_in(state.timestamp.counts, unit), length
+
+
+def elapsed(state: ScheduledState, time: Time, ssr: float) -> float:
+    """Return the elapsed share of `time`, 0 to 1; 1 for a `time` of zero."""
+    done, length = progress(state, time, ssr)
+    return min(1.0, done / length) if length > 0 else 1.0
 
 
 def linear(start: float, end: float, share: float) -> float:
-    """The value `share` of the way from `start` to `end`."""
+    """Return the value at `share` of a line from `start` to `end`."""
     return start + (end - start) * share
 
 
 def cosine(alpha_f: float, share: float) -> float:
-    """The value `share` of the way down half a cosine from 1 to `alpha_f`."""
+    """Return the value at `share` of half a cosine from 1 to `alpha_f`."""
     return alpha_f + (1.0 - alpha_f) * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
+def polynomial(alpha_f: float, power: float, share: float) -> float:
+    """Return the value at `share` of a polynomial decay from 1 to `alpha_f`."""
+    return float(alpha_f + (1.0 - alpha_f) * (1.0 - share) ** power)
+
+
 class ConstantScheduler:
-    """A constant multiplier `alpha` until `t_max`, and 1 from there on.
+    """A constant multiplier `alpha` until `t_max`, and 1 afterwards.
 
     Args:
         alpha: The multiplier.
-        t_max: Until when.
+        t_max: The end of the constant phase.
     """
 
     def __init__(self, alpha: float = 1.0, t_max: TimeInput = "1dur") -> None:
@@ -105,17 +118,17 @@ class ConstantScheduler:
         self.t_max = ensure_time(t_max)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`."""
+        """Return the multiplier at `state.timestamp`."""
         return self.alpha if elapsed(state, self.t_max, ssr) < 1.0 else 1.0
 
 
 class LinearScheduler:
-    """A straight line from `alpha_i` to `alpha_f`, reached at `t_max` and kept.
+    """A line from `alpha_i` to `alpha_f`, which is reached at `t_max` and kept.
 
     Args:
         alpha_i: The multiplier at the start.
         alpha_f: The multiplier from `t_max` on.
-        t_max: Where the line ends.
+        t_max: The end of the line.
     """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, *, t_max: TimeInput = "1dur") -> None:
@@ -124,15 +137,15 @@ class LinearScheduler:
         self.t_max = ensure_time(t_max)
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`."""
+        """Return the multiplier at `state.timestamp`."""
         return linear(self.alpha_i, self.alpha_f, elapsed(state, self.t_max, ssr))
 
 
 class CosineAnnealingScheduler:
-    """Half a cosine from 1 down to `alpha_f`, reached at `t_max` and kept.
+    """Half a cosine from 1 down to `alpha_f`, which is reached at `t_max` and kept.
 
     Args:
-        t_max: Where the cosine ends.
+        t_max: The end of the cosine.
         alpha_f: The multiplier from `t_max` on.
 
     Source: Loshchilov and Hutter, SGDR, 2017, equation 5, one cycle.
@@ -143,5 +156,42 @@ class CosineAnnealingScheduler:
         self.alpha_f = alpha_f
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`."""
+        """Return the multiplier at `state.timestamp`."""
         return cosine(self.alpha_f, elapsed(state, self.t_max, ssr))
+
+
+class PolynomialScheduler:
+    """A decay `alpha_f + (1 - alpha_f) * (1 - t / t_max) ** power`; `alpha_f` is reached at `t_max` and kept.
+
+    Args:
+        power: The exponent.
+        t_max: The end of the decay.
+        alpha_f: The multiplier from `t_max` on.
+    """
+
+    def __init__(self, power: float, t_max: TimeInput = "1dur", *, alpha_f: float = 0.0) -> None:
+        self.power = power
+        self.t_max = ensure_time(t_max)
+        self.alpha_f = alpha_f
+
+    def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
+        """Return the multiplier at `state.timestamp`."""
+        return polynomial(self.alpha_f, self.power, elapsed(state, self.t_max, ssr))
+
+
+class ForOptimizer:
+    """A schedule that applies to one of several optimizers; the others' rates do not depend on it.
+
+    Args:
+        schedule: `(state, ssr) -> multiplier`.
+        optimizer: The one that it applies to.
+    """
+
+    def __init__(self, schedule: Scheduler, optimizer: Optimizer) -> None:
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.__name__ = getattr(schedule, "__name__", type(schedule).__name__)
+
+    def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
+        """Return the schedule's multiplier."""
+        return self.schedule(state, ssr)

@@ -1,43 +1,55 @@
-"""Schedules that begin with a straight line from 0, the warmup, and go on with another schedule after it."""
+"""Schedules that start with a warmup, a line from 0, and continue with another schedule."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
-from hocket.trainer.optim.schedulers import ScheduledState, cosine, linear, resolve
-from hocket.trainer.time import TimeInput, ensure_time
+from hocket.trainer.optim.schedulers import ScheduledState, cosine, elapsed, linear, polynomial, resolve
+from hocket.trainer.optim.step_schedulers import as_times, multi_step
+from hocket.trainer.time import Time, TimeInput, ensure_time
 from hocket.trainer.timestamp import count_in
+
+
+def warmup_time(t_warmup: TimeInput, owner: object, *, stacklevel: int = 3) -> Time:
+    """Check a warmup's length, and warn of a warmup of zero.
+
+    Raises:
+        TimeValueError: If the time is negative.
+    """
+    time = ensure_time(t_warmup)
+    if time.value < 0:
+        raise TimeValueError(f"`t_warmup` is `{time}`; expected a time of zero or more")
+    if time.value == 0:
+        warnings.warn(
+            f"`{type(owner).__name__}` has a warmup of zero and starts at the full learning rate; "
+            "use the schedule of the same name without warmup",
+            stacklevel=stacklevel + 1,
+        )
+    return time
 
 
 class _WithWarmup:
     """The times of a schedule with warmup.
 
-    The warmup rises from 0 to what the schedule after it starts at; that schedule then runs over what is left
-    until `t_max`: its share is (t - t_warmup) / (t_max - t_warmup).
+    The warmup rises from 0 to the first value of the schedule that follows; that schedule runs over the rest
+    of the time until `t_max`: its share is (t - t_warmup) / (t_max - t_warmup).
     """
 
     def __init__(self, t_warmup: TimeInput, t_max: TimeInput, *, scale_warmup: bool) -> None:
-        self.t_warmup = ensure_time(t_warmup)
+        self.t_warmup = warmup_time(t_warmup, self, stacklevel=3)
         self.t_max = ensure_time(t_max)
         self.scale_warmup = scale_warmup
-        if self.t_warmup.value < 0:
-            raise TimeValueError(f"a warmup of `{self.t_warmup}` is none; expected a time of zero or more")
-        if self.t_warmup.value == 0:
-            warnings.warn(
-                f"`{type(self).__name__}` has a warmup of zero and starts at the full learning rate; "
-                "the scheduler of the same name without warmup says so",
-                stacklevel=3,
-            )
 
     def _shares(self, state: ScheduledState, ssr: float) -> tuple[float, float]:
-        """The shares that have passed of the warmup and of what comes after it, each 0 to 1."""
+        """Return the elapsed shares of the warmup and of the schedule after it, each 0 to 1."""
         warmup, unit = resolve(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
         end, end_unit = resolve(self.t_max, state, ssr)
         if unit is not end_unit:
             raise TimeUnitError(
                 f"`t_warmup` (`{self.t_warmup}`) is counted in `{unit.value}` and `t_max` (`{self.t_max}`) "
-                f"in `{end_unit.value}`; state both in one unit, or one of them in `dur`"
+                f"in `{end_unit.value}`; give both in one unit, or one of them in `dur`"
             )
         now = count_in(state.timestamp.counts, unit)
         if now < warmup:
@@ -49,10 +61,10 @@ class LinearWithWarmupScheduler(_WithWarmup):
     """A line from 0 up to `alpha_i` over `t_warmup`, then a line to `alpha_f`, reached at `t_max` and kept.
 
     Args:
-        t_warmup: How long the warmup takes.
+        t_warmup: The length of the warmup.
         alpha_i: The multiplier at the end of the warmup.
         alpha_f: The multiplier from `t_max` on.
-        t_max: Where the second line ends, counted from the start of the training.
+        t_max: The end of the second line, counted from the start of training.
         scale_warmup: Whether the scale schedule ratio stretches the warmup too.
     """
 
@@ -70,7 +82,7 @@ class LinearWithWarmupScheduler(_WithWarmup):
         self.alpha_f = alpha_f
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`."""
+        """Return the multiplier at `state.timestamp`."""
         warmup, share = self._shares(state, ssr)
         return self.alpha_i * warmup if warmup < 1.0 else linear(self.alpha_i, self.alpha_f, share)
 
@@ -79,9 +91,9 @@ class ConstantWithWarmupScheduler(LinearWithWarmupScheduler):
     """A line from 0 up to `alpha` over `t_warmup`, then that constant.
 
     Args:
-        t_warmup: How long the warmup takes.
+        t_warmup: The length of the warmup.
         alpha: The multiplier from the end of the warmup on.
-        t_max: Taken for symmetry with the others; the multiplier does not change there.
+        t_max: Accepted for symmetry with the other schedules; the multiplier does not change there.
         scale_warmup: Whether the scale schedule ratio stretches the warmup too.
     """
 
@@ -100,8 +112,8 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
     """A line from 0 up to 1 over `t_warmup`, then half a cosine to `alpha_f`, reached at `t_max` and kept.
 
     Args:
-        t_warmup: How long the warmup takes.
-        t_max: Where the cosine ends, counted from the start of the training.
+        t_warmup: The length of the warmup.
+        t_max: The end of the cosine, counted from the start of training.
         alpha_f: The multiplier from `t_max` on.
         scale_warmup: Whether the scale schedule ratio stretches the warmup too.
     """
@@ -118,6 +130,65 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         self.alpha_f = alpha_f
 
     def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
-        """The multiplier at `state.timestamp`."""
+        """Return the multiplier at `state.timestamp`."""
         warmup, share = self._shares(state, ssr)
         return warmup if warmup < 1.0 else cosine(self.alpha_f, share)
+
+
+class PolynomialWithWarmupScheduler(_WithWarmup):
+    """A line from 0 up to 1 over `t_warmup`, then a polynomial decay to `alpha_f`, reached at `t_max`.
+
+    Args:
+        t_warmup: The length of the warmup.
+        power: The exponent of the decay.
+        t_max: The end of the decay, counted from the start of training.
+        alpha_f: The multiplier from `t_max` on.
+        scale_warmup: Whether the scale schedule ratio stretches the warmup too.
+    """
+
+    def __init__(
+        self,
+        t_warmup: TimeInput,
+        power: float = 2.0,
+        *,
+        t_max: TimeInput = "1dur",
+        alpha_f: float = 0.0,
+        scale_warmup: bool = False,
+    ) -> None:
+        super().__init__(t_warmup, t_max, scale_warmup=scale_warmup)
+        self.power = power
+        self.alpha_f = alpha_f
+
+    def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
+        """Return the multiplier at `state.timestamp`."""
+        warmup, share = self._shares(state, ssr)
+        return warmup if warmup < 1.0 else polynomial(self.alpha_f, self.power, share)
+
+
+class MultiStepWithWarmupScheduler:
+    """A line from 0 up to 1 over `t_warmup`, then `gamma ** n` for `n` milestones reached.
+
+    Args:
+        t_warmup: The length of the warmup.
+        milestones: Times counted from the start of training.
+        gamma: The factor of each drop.
+        scale_warmup: Whether the scale schedule ratio stretches the warmup too.
+    """
+
+    def __init__(
+        self,
+        t_warmup: TimeInput,
+        milestones: TimeInput | Iterable[TimeInput],
+        *,
+        gamma: float = 0.1,
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = warmup_time(t_warmup, self, stacklevel=2)
+        self.milestones = as_times(milestones)
+        self.gamma = gamma
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: ScheduledState, ssr: float = 1.0) -> float:
+        """Return the multiplier at `state.timestamp`."""
+        warmup = elapsed(state, self.t_warmup, ssr if self.scale_warmup else 1.0)
+        return warmup if warmup < 1.0 else multi_step(self.milestones, self.gamma, state, ssr)

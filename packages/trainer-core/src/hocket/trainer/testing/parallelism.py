@@ -30,10 +30,30 @@ def check_parallelism(make: Callable[[], Parallelism]) -> None:
     parallelism = make()
     rank, size = parallelism.data_parallel
     assert 0 <= rank < size, f"`data_parallel` is {(rank, size)}; expected (rank, size) with 0 <= rank < size"
+    _check_facts(parallelism)
     _check_reductions(parallelism)
     _check_layout(parallelism)
     for accumulate in (False, True):
         _check_gradients(parallelism, accumulate=accumulate)
+
+
+def _check_facts(parallelism: Parallelism) -> None:
+    rank, size = parallelism.data_parallel
+    assert isinstance(parallelism.device, torch.device), "`device` is not a `torch.device`"
+    assert 0 <= parallelism.global_rank < parallelism.world_size, (
+        f"`global_rank` is {parallelism.global_rank} of `world_size` {parallelism.world_size}"
+    )
+    assert parallelism.world_size % size == 0, (
+        f"{size} data-parallel ranks do not divide `world_size` {parallelism.world_size}"
+    )
+    assert size != parallelism.world_size or rank == parallelism.global_rank, (
+        f"every rank takes its own data, and `data_parallel` is {(rank, size)} on rank "
+        f"{parallelism.global_rank}"
+    )
+    said = parallelism.describe()
+    assert isinstance(said, str), f"`describe` returned a `{type(said).__name__}`"
+    assert said, "`describe` returned an empty text"
+    assert "\n" not in said, f"`describe` returned {said!r}; expected one line"
 
 
 def _check_reductions(parallelism: Parallelism) -> None:

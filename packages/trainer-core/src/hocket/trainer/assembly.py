@@ -1,0 +1,308 @@
+"""Makes the parts of a run from the arguments of `Trainer`, each after those that it depends on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+
+from hocket.trainer.arguments import (
+    as_list,
+    as_optimizers,
+    as_schedulers,
+)
+from hocket.trainer.callback import Callback
+from hocket.trainer.checkpoint_setup import find_store, load_checkpoint, make_checkpointers
+from hocket.trainer.configs import (
+    DataConfig,
+    LogConfig,
+    NumericsConfig,
+    ParallelConfig,
+    TrainerConfig,
+)
+from hocket.trainer.data_spec import as_data_spec, with_model_weights
+from hocket.trainer.determinism import deterministic
+from hocket.trainer.devices import choose_device, world_size
+from hocket.trainer.engine import Engine
+from hocket.trainer.evaluation import EvaluationLoop
+from hocket.trainer.evaluator import as_evaluators
+from hocket.trainer.event import Event
+from hocket.trainer.global_batches import GlobalBatchLoader
+from hocket.trainer.gradient_clipping import GradientClipper
+from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.loggers.console import ConsoleLogger
+from hocket.trainer.loggers.progress_bar import ProgressBarLogger
+from hocket.trainer.microbatch_step import AutoMicrobatchStep
+from hocket.trainer.oom_restart import find_microbatch_limit
+from hocket.trainer.optim import prepare_schedulers
+from hocket.trainer.parallelism import SingleProcess
+from hocket.trainer.parts import Parts, own
+from hocket.trainer.precision import Precision, default_precision
+from hocket.trainer.prefetch import BatchPrefetcher
+from hocket.trainer.protocols import Parallelism
+from hocket.trainer.providers import find_provider
+from hocket.trainer.registry import Part
+from hocket.trainer.rng import capture_rng, seed_rng
+from hocket.trainer.run_state import RunState
+from hocket.trainer.sampling import shard
+from hocket.trainer.skipped_steps import SkippingStep, step_ranges
+from hocket.trainer.state import State
+from hocket.trainer.step import StepContext, choose_step
+from hocket.trainer.step_sync import StepSync
+from hocket.trainer.trace import log_algorithms
+from hocket.trainer.train_loader import TrainLoader, loader_length
+from hocket.trainer.train_metrics import TrainMetrics
+
+
+def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts], None]) -> Parts:
+    """Make the parts of a run: fire `INIT`, lay the model out, load the checkpoint if there is one.
+
+    Collective.
+
+    Args:
+        config: The arguments.
+        made: Closes what is made here, the last first.
+        register: Called before a checkpoint is loaded, to add parts to its state.
+    """
+    _set_log_level(config.log.python_log_level)
+    given = config.parallel.parallelism
+    device = choose_device(
+        getattr(given, "device", None) if config.numerics.device is None else config.numerics.device
+    )
+    if config.numerics.deterministic_mode:
+        made.enter_context(deterministic(device))
+    precision_name = config.numerics.precision or default_precision(device)
+    precision = Precision(
+        precision_name, device, config.numerics.precision_config, loss_scale=config.numerics.loss_scale
+    )
+    parallelism = given or _find_parallelism(
+        config.parallel, device, precision_name, as_list(config.events.algorithms), made
+    )
+    sync = StepSync(parallelism)
+    state = _make_state(config, parallelism, sync, device, precision_name)
+    logger = Logger(state, _destinations(config.log, config.events.callbacks))
+    run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)
+    run_state.destinations = logger.destinations
+    store = find_store(config, state.run_name, made)
+    checkpointer = make_checkpointers(config, store, run_state, state, made)
+    engine = Engine(state, logger, algorithm_passes=config.events.algorithm_passes)
+    if (profiler := config.events.profiler) is not None:
+        profiler.attach(state, engine)
+    if config.log.log_traces:
+        log_algorithms(engine)
+    context = StepContext(state=state, engine=engine, precision=precision)
+    state.train_step = choose_step(config.model.train_step, context)
+    auto_step = None
+    if (search := config.numerics.microbatch_search) is not None:
+        state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)
+    made.callback(engine.close)
+    if config.log.auto_log_hparams:
+        logger.log_hyperparameters(config.hyperparameters())
+    if steps := step_ranges(config.model.steps_to_skip):
+        state.train_step = SkippingStep(state.train_step, context, steps)
+    engine.fire(Event.INIT)
+
+    prepare_schedulers(state.schedulers, state.optimizers, ratio=config.model.scale_schedule_ratio)
+    state.module = parallelism.lay_out(state.model, state.optimizers)
+    if config.model.compile_config is not None:
+        state.module.compile(**config.model.compile_config)
+    evaluation = EvaluationLoop(state, engine, logger, precision, auto_shard=config.data.auto_shard)
+    context.train_metrics = TrainMetrics.of(state, logger, precision)
+    if (metrics := context.train_metrics) is not None:
+        name, save, load_metrics = "train_metrics", metrics.state_dict, metrics.load_state_dict
+        run_state.registry.add(Part(name=name, save=save, load=load_metrics, placement="per_rank"))
+    parts = Parts(
+        config=config,
+        sync=sync,
+        state=state,
+        logger=logger,
+        engine=engine,
+        precision=precision,
+        context=context,
+        run_state=run_state,
+        evaluation=evaluation,
+        checkpointer=checkpointer,
+        notices=[*(() if checkpointer is None else checkpointer.notices), *evaluation.notices],
+        store=store,
+        auto_step=auto_step,
+        microbatch_limit=find_microbatch_limit(sync),
+    )
+    parts.keep_found_size()
+    register(parts)
+    if config.data.train_dataloader is not None:
+        attach_loader(parts, config.data, made)
+    load_checkpoint(parts, store, made)
+    return parts
+
+
+def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
+    """Make `parts.loader` of a data loader, and check that it serves this rank. Collective.
+
+    Raises:
+        DataError: If it serves other ranks, or every rank the same samples.
+    """
+    state = parts.state
+    described = with_model_weights(as_data_spec(data.train_dataloader), state.model)
+    if data.global_train_batch_size is not None:
+        described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
+    spec, parts.data_source, notice = shard(
+        described,
+        state.parallelism.data_parallel,
+        seed=state.seed,
+        auto_shard=data.auto_shard,
+        argument="train_dataloader",
+    )
+    parts.notices += [] if notice is None else [notice]
+    loader: Any = spec.dataloader
+    state.dataloader = state.train_dataloader = loader
+    state.dataloader_label = data.train_dataloader_label
+    limits = [number for number in (loader_length(loader), data.max_batches) if number]
+    # The shortest of all ranks ends an epoch; 0 stands for an unknown length.
+    state.dataloader_len = int(min(parts.sync.gather(min(limits, default=0)))) or None
+    if not parts.config.numerics.accumulate_train_batch_on_tokens:
+        spec = spec.weighted_by_samples()
+    parts.context.spec = spec
+    checkpointer = parts.checkpointer
+    depth = data.prefetch_depth
+    if checkpointer is not None and depth > 1:
+        # A save is foreseen one batch ahead. Batches further ahead have moved the random generators before
+        # the steps that a resumed run repeats, so it would not have the same bits.
+        depth = 1
+        parts.notices.append(
+            f"`prefetch_depth` is {data.prefetch_depth}, and 1 is used: a run that saves checkpoints fetches "
+            "one batch ahead, so that it resumes exactly"
+        )
+    parts.loader = parts.run_state.loader = TrainLoader(
+        BatchPrefetcher(
+            spec,
+            device=state.device,
+            depth=depth,
+            max_batches=data.max_batches,
+            timeout_s=parts.config.parallel.dist_timeout,
+        ),
+        sync=parts.sync,
+        stop=state.stop,
+        counts=lambda: state.counts,
+        capture_rng=None if checkpointer is None else lambda: capture_rng(state.device),
+        keeps_resume_points=checkpointer is not None and not checkpointer.is_foreseeable,
+        clock=parts.clock,
+    )
+    if (profiler := parts.config.events.profiler) is not None:
+        parts.loader.prefetcher.next_batch = profiler.time_next
+    made.callback(parts.loader.close)
+
+
+def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchLoader:
+    divided = GlobalBatchLoader(
+        loader,
+        data.global_train_batch_size,
+        state.parallelism.data_parallel,
+        seed=state.seed,
+        max_duration=lambda: state.max_duration,
+    )
+
+    def set_length(num_batches: int) -> None:
+        state.dataloader_len = min(num_batches, data.max_batches or num_batches)
+
+    if not isinstance(data.global_train_batch_size, int):
+        divided.on_epoch = set_length  # epochs differ in length while the batches grow
+    return divided
+
+
+def _make_state(
+    config: TrainerConfig, parallelism: Parallelism, sync: StepSync, device: torch.device, precision: str
+) -> State:
+    seed, made_at = _agree_on_seed(config.numerics, sync)
+    seed_rng(seed + parallelism.data_parallel[0])
+    model, updates = config.model.build_model(), config.model
+    state = State(
+        model=model,
+        optimizers=as_optimizers(updates.optimizers) or [AdamW(model.parameters(), lr=1e-3)],
+        schedulers=as_schedulers(updates.schedulers, updates.optimizers),
+        callbacks=[
+            *([] if config.events.profiler is None else [config.events.profiler]),
+            *(one for one in as_list(config.events.callbacks) if not isinstance(one, LoggerDestination)),
+            *_callbacks_of_settings(config),
+        ],
+        algorithms=as_list(config.events.algorithms),
+        parallelism=parallelism,
+        device=device,
+        precision=precision,
+        device_train_microbatch_size=config.numerics.microbatch_size,
+        max_duration=updates.build_duration(),
+        run_name=config.log.run_name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(made_at)),
+        seed=seed,
+    )
+    state.scale_schedule_ratio = updates.scale_schedule_ratio
+    state.step_schedulers_every_batch = updates.step_schedulers_every_batch
+    state.stops_at_once = not config.save.is_enabled
+    state.evaluators = as_evaluators(
+        config.evaluation.eval_dataloader,
+        subset_num_batches=config.evaluation.eval_subset_num_batches,
+        eval_interval=config.evaluation.eval_interval,
+    )
+    return state
+
+
+def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
+    """Yield the callbacks that carry out single arguments."""
+    if config.model.compile_config is not None:
+        # Imported when needed: the package of callbacks takes as long to import as all of the trainer.
+        from hocket.trainer.callbacks.compile_monitor import CompileMonitor
+
+        if not any(isinstance(one, CompileMonitor) for one in as_list(config.events.callbacks)):
+            yield CompileMonitor()
+    if (clipping := config.numerics.build_clipping()) is not None:
+        # The last, so that other callbacks see the gradients before they are clipped.
+        yield GradientClipper(clipping)
+
+
+def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int]:
+    """Return rank 0's seed and clock, in seconds since 1970. Collective."""
+    drawn = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
+    seed, made_at = sync.from_rank_0(drawn, int(time.time()))
+    return seed, made_at
+
+
+def _find_parallelism(
+    parallel: ParallelConfig, device: torch.device, precision: str, algorithms: list[Any], made: ExitStack
+) -> Parallelism:
+    config, num_ranks = parallel.build_config(), world_size()
+    if config is None and num_ranks == 1:
+        return SingleProcess(device)
+    asked_by = "`fsdp_config`" if config is not None else f"a job of {num_ranks} ranks"
+    provide = find_provider("parallelism", asked_by=asked_by)
+    options: dict[str, Any] = {}
+    if any(getattr(one, "find_unused_parameters", False) for one in algorithms):
+        options["find_unused_parameters"] = True
+    if parallel.gradient_sync is not None:
+        options["gradient_sync"] = parallel.gradient_sync
+    found: Parallelism = provide(
+        config, device=device, timeout_s=parallel.dist_timeout, precision=precision, **options
+    )
+    own(found, made)
+    return found
+
+
+def _destinations(log: LogConfig, callbacks: Any) -> list[LoggerDestination]:
+    """Return where numbers go: the loggers, given under either name, the progress bar and the console."""
+    given = as_list(log.loggers)
+    given += [one for one in as_list(callbacks) if isinstance(one, LoggerDestination)]
+    if log.progress_bar and not any(isinstance(one, ProgressBarLogger) for one in given):
+        given.append(ProgressBarLogger())
+    if log.log_to_console and not any(isinstance(one, ConsoleLogger) for one in given):
+        given.append(ConsoleLogger(log.console_log_interval, log.console_stream, log_traces=log.log_traces))
+    return given
+
+
+def _set_log_level(level: str | None) -> None:
+    if level is None:
+        return
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("hocket").setLevel(level.upper())

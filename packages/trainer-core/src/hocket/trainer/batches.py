@@ -1,0 +1,121 @@
+"""Counting and slicing batches: samples, tokens, loss weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hocket.trainer.errors import DataError
+
+IGNORED_LABEL = -100
+"""The label that torch's losses ignore by default."""
+
+
+def num_samples(batch: Any) -> int:
+    """Count the samples of a batch: the length that all its tensors and lists share.
+
+    Raises:
+        DataError: If there is none, or lengths differ.
+    """
+    kind = type(batch)
+    parts = batch if kind is list or kind is tuple else batch.values() if kind is dict else ()
+    rows = None
+    for part in parts:  # nearly every batch is a few tensors of one length, counted in half a microsecond
+        if type(part) is not torch.Tensor or not (shape := part.shape):
+            break
+        if shape[0] != rows:
+            if rows is not None:
+                break
+            rows = shape[0]
+    else:
+        if rows is not None:
+            return rows
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0]
+    lengths = set(_lengths(batch))
+    if len(lengths) != 1:
+        what = (
+            f"its parts have the lengths {_describe_lengths(batch)}"
+            if lengths
+            else "it holds no tensor and no list"
+        )
+        raise DataError(
+            f"the samples of a batch of type `{type(batch).__name__}` cannot be counted: {what}; pass "
+            "`DataSpec(dataloader=…, get_num_samples_in_batch=…)` as `train_dataloader`"
+        )
+    return lengths.pop()
+
+
+def _describe_lengths(batch: Any) -> str:
+    """Return the lengths within a batch; those of a mapping with their keys."""
+    if not isinstance(batch, Mapping):
+        return str(sorted(set(_lengths(batch))))
+    found = ((name, sorted(set(_lengths(value)))) for name, value in batch.items())
+    return ", ".join(f"`{name}` ({', '.join(map(str, lengths)) or 'no samples'})" for name, lengths in found)
+
+
+def _lengths(part: Any) -> Iterable[int]:
+    if isinstance(part, torch.Tensor):
+        if part.dim() > 0:
+            yield part.shape[0]
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _lengths(value)
+    elif isinstance(part, (tuple, list)):
+        if any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in part):
+            for item in part:
+                yield from _lengths(item)
+        else:
+            yield len(part)
+
+
+def num_tokens(batch: Any) -> int:
+    """Count the tokens of a batch: all positions of its `input_ids`, padding too, or 0 where it has none."""
+    ids = _entry(batch, "input_ids")
+    return 0 if ids is None else ids.numel()
+
+
+def _entry(batch: Any, name: str) -> torch.Tensor | None:
+    # Asking a list whether it is a mapping takes longer than all the rest.
+    if type(batch) is list or type(batch) is tuple or not isinstance(batch, Mapping):
+        return None
+    entry = batch.get(name)
+    return entry if isinstance(entry, torch.Tensor) else None
+
+
+def loss_weights(batch: Any) -> Sequence[float] | torch.Tensor | None:
+    """Count the `labels` of each sample that are not ignored, where they are integers, several per sample.
+
+    Labels that are on a device already are counted there, without reading it.
+
+    Returns:
+        Host numbers; a float tensor `(samples,)` on the labels' device; or None where each sample weighs 1.
+    """
+    labels = _entry(batch, "labels")
+    if labels is None or labels.dim() < 2 or labels.is_floating_point():
+        return None
+    weights = (labels != IGNORED_LABEL).flatten(1).sum(1)
+    if labels.device.type != "cpu":
+        return weights.float()
+    numbers: list[float] = weights.tolist()
+    return numbers
+
+
+def slice_batch(batch: Any, start: int, stop: int) -> Any:
+    """The samples `start` to `stop - 1` of a batch; what is no tensor, list or mapping goes along whole.
+
+    Tensors are views. A list or tuple of tensors (or of mappings and lists) is sliced inside; one of anything
+    else is itself a list with an item for each sample.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[start:stop] if batch.dim() > 0 else batch
+    if isinstance(batch, Mapping):
+        return {name: slice_batch(value, start, stop) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        if not any(isinstance(item, (torch.Tensor, Mapping, tuple, list)) for item in batch):
+            return batch[start:stop]
+        items = (slice_batch(item, start, stop) for item in batch)
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch

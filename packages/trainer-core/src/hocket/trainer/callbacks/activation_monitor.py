@@ -1,0 +1,133 @@
+"""A callback that logs statistics of activations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.logger import Logger
+from hocket.trainer.loggers.wandb import WandBLogger
+from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from hocket.trainer.state import State
+
+_log = logging.getLogger(__name__)
+
+
+class ActivationMonitor(Callback):
+    """Logs norm, mean, kurtosis and maximum of what goes into and comes out of every module.
+
+    Names are `activations/l2_norm/<module>_input.0`, and `average`, `kurtosis` and `max` likewise, with
+    `_output.0` for outputs; kurtosis is that of outputs and inputs of at least 2 elements. Hooks are in place
+    only during the batches that are measured, and only its first microbatch is measured. Everything is
+    computed on the device and nothing is read from it.
+
+    Args:
+        interval: Batches between two measurements, such as `"25ba"`.
+        ignore_module_types: Parts of class names of modules to leave out.
+        only_log_wandb: Send them to `WandBLogger` alone; there are many.
+
+    Raises:
+        TrainerConfigError: If `interval` is not in batches.
+    """
+
+    def __init__(
+        self,
+        interval: TimeInput = "25ba",
+        ignore_module_types: Sequence[str] | None = None,
+        only_log_wandb: bool = True,
+    ) -> None:
+        given = ensure_time(interval, TimeUnit.BATCH)
+        if given.unit is not TimeUnit.BATCH or given.value < 1:
+            raise TrainerConfigError(f"`interval` is `{given}`; expected batches, such as `25ba`")
+        self.interval = int(given.value)
+        self.ignore_module_types = tuple(ignore_module_types or ())
+        self.only_log_wandb = only_log_wandb
+        self._handles: list[RemovableHandle] = []
+        self._found: dict[str, Tensor] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Say if nothing will be logged."""
+        if self.only_log_wandb and logger.destinations and not _wandb(logger):
+            _log.warning(
+                "`ActivationMonitor` logs to `WandBLogger` alone, and there is none; pass "
+                "`only_log_wandb=False` to log them everywhere"
+            )
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Put the hooks in place at the first microbatch, if this batch is measured."""
+        if self._found or (state.timestamp.counts.batch + 1) % self.interval:
+            return
+        if not logger.destinations or (self.only_log_wandb and not _wandb(logger)):
+            return
+        for name, module in state.model.named_modules():
+            if not any(part in type(module).__name__ for part in self.ignore_module_types):
+                self._handles.append(module.register_forward_hook(partial(self._measure, name)))
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Remove the hooks after the first microbatch."""
+        self._remove()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Log what was measured."""
+        if self._found:
+            found, self._found = self._found, {}
+            logger.log_metrics(found, to=_wandb(logger) if self.only_log_wandb else None)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Remove the hooks, also after an error."""
+        self._remove()
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _measure(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        for kind, values in (("input", inputs), ("output", outputs)):
+            for index, value in enumerate(_tensors(values)):
+                for statistic, number in _statistics(value).items():
+                    self._found[f"activations/{statistic}/{name}_{kind}.{index}"] = number
+
+
+def _wandb(logger: Logger) -> list[Any]:
+    return [destination for destination in logger.destinations if isinstance(destination, WandBLogger)]
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _tensors(value)
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+
+
+@torch.no_grad()
+def _statistics(value: Tensor) -> dict[str, Tensor]:
+    to_local: Callable[[], Tensor] | None = getattr(value, "to_local", None)
+    value = (value if to_local is None else to_local()).detach()
+    if value.dtype == torch.bool or value.numel() == 0:
+        return {}
+    found = {"max": value.max() if not value.is_complex() else value.abs().max()}
+    if not value.is_floating_point():
+        return found
+    value = value.float()
+    mean = value.mean()
+    found |= {"l2_norm": torch.linalg.vector_norm(value), "average": mean}
+    if value.numel() > 1:
+        centred = value - mean
+        found["kurtosis"] = centred.pow(4).mean() / centred.square().mean().square().clamp_min(1e-30)
+    return found

@@ -1,0 +1,112 @@
+"""A callback that reports recompilations of a compiled model."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.logger import Logger
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+log = logging.getLogger(__name__)
+
+
+class CompileMonitor(Callback):
+    """Warns when `torch.compile` compiles again in the middle of training, and says what has changed.
+
+    A compilation takes seconds to minutes. It comes again when an algorithm replaces a module, when a batch
+    has a new shape, or when a Python value that the code reads has changed. Logged each time are
+    `compile/count` (compilations so far) and `compile/seconds` (of that batch).
+
+    Attributes:
+        num_compilations: How many compilations there were.
+        messages: The warnings so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_compilations = 0
+        self.messages: list[str] = []
+        self._seen = 0
+        self._seconds = 0.0
+        self._started_s = 0.0
+        self._modules: dict[str, str] = {}
+        self._shapes: list[str] = []
+        self._is_listening = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Listen to the compiler."""
+        if not self._is_listening:
+            handler = _compiler_callbacks()
+            handler.register_start_callback(self._start)
+            handler.register_end_callback(self._end)
+            self._is_listening = True
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Report compilations of this batch, from the second batch with one on."""
+        if self.num_compilations == self._seen:
+            return
+        is_first, self._seen = self._seen == 0, self.num_compilations
+        modules = {name: type(module).__name__ for name, module in state.model.named_modules()}
+        shapes = list(_shapes(state.batch))
+        batch = state.timestamp.counts.batch
+        logger.log_metrics({"compile/count": self._seen, "compile/seconds": self._seconds})
+        if not is_first:
+            message = (
+                f"the model was compiled again in batch {batch}, which took {self._seconds:.1f} s: "
+                f"{self._reason(modules, shapes)}"
+            )
+            self.messages.append(message)
+            log.warning(message)
+        self._modules, self._shapes, self._seconds = modules, shapes, 0.0
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Stop listening."""
+        if self._is_listening:
+            handler = _compiler_callbacks()
+            handler.remove_start_callback(self._start)
+            handler.remove_end_callback(self._end)
+            self._is_listening = False
+
+    def _reason(self, modules: dict[str, str], shapes: list[str]) -> str:
+        changed = [
+            f"`{name}` from `{self._modules.get(name, 'nothing')}` to `{modules.get(name, 'nothing')}`"
+            for name in dict.fromkeys([*modules, *self._modules])
+            if self._modules.get(name) != modules.get(name)
+        ]
+        if changed:
+            return f"modules changed ({', '.join(changed[:5])})"
+        if shapes != self._shapes:
+            return f"the batch has the shapes {', '.join(shapes)} instead of {', '.join(self._shapes)}"
+        return "run with `TORCH_LOGS=recompiles` to see which value has changed"
+
+    def _start(self, *_: Any) -> None:
+        self._started_s = time.perf_counter()
+
+    def _end(self, *_: Any) -> None:
+        self.num_compilations += 1
+        self._seconds += time.perf_counter() - self._started_s
+
+
+def _compiler_callbacks() -> Any:
+    # torch has no other way to hear of compilations; its module exists in every torch from 2.9 on.
+    from torch._dynamo.callback import callback_handler
+
+    return callback_handler
+
+
+def _shapes(part: Any) -> Iterator[str]:
+    if isinstance(part, torch.Tensor):
+        yield str(tuple(part.shape))
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from _shapes(value)
+    elif isinstance(part, (tuple, list)):
+        for value in part:
+            yield from _shapes(value)

@@ -1,0 +1,99 @@
+"""A callback that logs input images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.logger import Logger
+from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+Key = str | int | Callable[[Any], Any]
+
+
+class ImageVisualizer(Callback):
+    """Logs images of a training batch at intervals, and of the first batch of each evaluation.
+
+    They are logged as `Images/Train` and `Images/<evaluator's label>`, as the model sees them: augmented and
+    normalized. With `mode="segmentation"` the targets, and the class of the largest output in each pixel, are
+    logged as masks.
+
+    Args:
+        interval: Batches between two training batches that are shown, such as `"100ba"`; 0 for none.
+        mode: `"input"` or `"segmentation"`.
+        num_images: How many images of a batch.
+        channels_last: Whether the channels are the last dim.
+        input_key: Where a batch has its images: a key, an index, or a function of the batch.
+        target_key: Where it has its `(N, H, W)` class numbers, for `"segmentation"`.
+
+    Raises:
+        TrainerConfigError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        interval: TimeInput = "100ba",
+        mode: str = "input",
+        num_images: int = 8,
+        channels_last: bool = False,
+        input_key: Key = 0,
+        target_key: Key = 1,
+    ) -> None:
+        if mode not in ("input", "segmentation"):
+            raise TrainerConfigError(f"`mode` is `{mode}`; expected `input` or `segmentation`")
+        given = ensure_time(interval, TimeUnit.BATCH)
+        if given.unit is not TimeUnit.BATCH:
+            raise TrainerConfigError(f"`interval` is `{given}`; expected batches, such as `100ba`")
+        self.interval = int(given.value)
+        self.mode = mode
+        self.num_images = num_images
+        self.channels_last = channels_last
+        self.input_key = input_key
+        self.target_key = target_key
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Log the inputs, if it is time."""
+        if self.mode == "input" and self._is_due(state):
+            self._log(state, logger, "Images/Train")
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """Log inputs, targets and outputs, if it is time."""
+        if self.mode == "segmentation" and self._is_due(state):
+            self._log(state, logger, "Images/Train")
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Log the first batch of an evaluation."""
+        if state.eval_timestamp.counts.batch == 0:
+            self._log(state, logger, f"Images/{state.dataloader_label or 'eval'}")
+
+    def _is_due(self, state: State) -> bool:
+        return self.interval > 0 and state.timestamp.counts.batch % self.interval == 0
+
+    def _log(self, state: State, logger: Logger, name: str) -> None:
+        if not logger.destinations:
+            return
+        images = _get(state.batch, self.input_key)[: self.num_images]
+        masks: dict[str, Tensor] | None = None
+        if self.mode == "segmentation":
+            masks = {"ground truth": _get(state.batch, self.target_key)[: self.num_images]}
+            if isinstance(state.outputs, Tensor):
+                masks["prediction"] = state.outputs.detach()[: self.num_images].argmax(1)
+        logger.log_images(
+            images.detach() if isinstance(images, torch.Tensor) else images,
+            name,
+            channels_last=self.channels_last,
+            masks=masks,
+            use_table=masks is not None,
+        )
+
+
+def _get(batch: Any, key: Key) -> Any:
+    return key(batch) if callable(key) else batch[key]

@@ -1,0 +1,112 @@
+"""A callback that loads a further checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import ResumeError, TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.logger import Logger
+from hocket.trainer.optimizer_state import (
+    model_state,
+    optimizer_state,
+    take_model_state,
+    take_optimizer_state,
+)
+from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.providers import find_provider
+from hocket.trainer.tree_filter import without
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+_EVENTS = (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START)
+
+
+class LoadCheckpoint(Callback):
+    """Loads the model, and unless told otherwise the optimizers, of a checkpoint at an event.
+
+    For starting from several checkpoints, such as a backbone and then a head. Time, data position and random
+    generators are not touched; `Trainer(load_path=…)` and `autoresume` restore those. Collective.
+
+    Args:
+        load_path: The checkpoint's path or URI.
+        load_weights_only: Load the model alone.
+        strict: Refuse parameters that only the model or only the checkpoint has.
+        ignore_keys: Names to leave as they are: globs such as `"model/head.*"`, or a function that deletes
+            entries of the tree.
+        event: `BEFORE_LOAD`, after which the trainer's own load may replace what was loaded; `AFTER_LOAD` or
+            `FIT_START`.
+        checkpoint_store: The store to read from; by default that of the installed package.
+
+    Raises:
+        TrainerConfigError: If the event is another one.
+        ResumeError: If the checkpoint has another number of optimizers.
+    """
+
+    def __init__(
+        self,
+        load_path: str | os.PathLike[str],
+        load_weights_only: bool = False,
+        strict: bool = True,
+        ignore_keys: list[str] | Callable[[dict[str, Any]], object] | None = None,
+        event: Event | str = Event.BEFORE_LOAD,
+        checkpoint_store: CheckpointStore | None = None,
+    ) -> None:
+        self.event = Event(str(event).lower())
+        if self.event not in _EVENTS:
+            known = ", ".join(f"`{one.name}`" for one in _EVENTS)
+            raise TrainerConfigError(f"`event` is `{self.event.name}`; expected one of {known}")
+        self.load_path = os.fspath(load_path)
+        self.load_weights_only = load_weights_only
+        self.strict = strict
+        self.ignore_keys = ignore_keys
+        self.checkpoint_store = checkpoint_store
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Load, if this is the event."""
+        self._load_at(Event.BEFORE_LOAD, state)
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Load, if this is the event."""
+        self._load_at(Event.AFTER_LOAD, state)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Load, if this is the event."""
+        self._load_at(Event.FIT_START, state)
+
+    def _load_at(self, event: Event, state: State) -> None:
+        if event is not self.event:
+            return
+        folder, _, name = self.load_path.rstrip("/").rpartition("/")
+        store: Any = self.checkpoint_store
+        if store is not None:
+            self._load(store, name, state)
+            return
+        store = find_provider("checkpoints", asked_by="`LoadCheckpoint`")(folder or ".")
+        try:
+            self._load(store, name, state)
+        finally:
+            if hasattr(store, "close"):
+                store.close()
+
+    def _load(self, store: CheckpointStore, name: str, state: State) -> None:
+        tree: dict[str, Any] = {"model": model_state(state.model)}
+        if not self.load_weights_only:
+            tree["optimizers"] = [optimizer_state(one, state.model) for one in state.optimizers]
+        kept = without(tree, self.ignore_keys)
+        loaded = store.load(name, kept, strict=self.strict and self.ignore_keys is None, include=list(kept))
+        take_model_state(state.model, {**tree["model"], **loaded.state.get("model", {})})
+        saved = loaded.state.get("optimizers")
+        if saved is None:
+            return
+        if len(saved) != len(state.optimizers):
+            raise ResumeError(
+                f"the checkpoint `{self.load_path}` has {len(saved)} optimizers and this run "
+                f"{len(state.optimizers)}; make the same ones, or pass `load_weights_only=True`"
+            )
+        for optimizer, states in zip(state.optimizers, saved, strict=True):
+            take_optimizer_state(optimizer, state.model, states)

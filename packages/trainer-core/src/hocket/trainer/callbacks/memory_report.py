@@ -1,0 +1,96 @@
+"""Accounts for the memory of a run by use, and names the setting to change next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+def memory_by_use(state: State) -> dict[str, int]:
+    """Return the bytes that this rank holds for each use, shared storages counted once."""
+    seen: set[int] = set()
+    parameters = list(state.model.parameters())
+    return {
+        "parameters": _bytes(parameters, seen),
+        "buffers": _bytes(state.model.buffers(), seen),
+        "gradients": _bytes([one.grad for one in parameters if one.grad is not None], seen),
+        "optimizer state": _bytes(
+            [value for one in state.optimizers for slots in one.state.values() for value in slots.values()],
+            seen,
+        ),
+        "batch": _bytes(_leaves(state.batch), seen),
+        "outputs": _bytes(_leaves(state.outputs), seen),
+    }
+
+
+def memory_report(state: State) -> str:
+    """Return a few lines: what uses the memory of this rank, and which setting to change next."""
+    used = memory_by_use(state)
+    lines = [f"memory of this rank on {state.device}, by use:"]
+    lines += [f"  {name:<16} {_giga(number):>10}" for name, number in used.items()]
+    if state.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(state.device)
+        peak = torch.cuda.max_memory_allocated(state.device)
+        known = sum(used.values())
+        lines += [
+            f"  {'the rest':<16} {_giga(max(0, peak - known)):>10}  (activations, workspaces; at the peak)",
+            f"  peak {_giga(peak)}, free {_giga(free)} of {_giga(total)}",
+        ]
+    lines.append("to use less, in this order:")
+    lines += [f"  - {advice}" for advice in _advice(state, used)]
+    return "\n".join(lines)
+
+
+def _advice(state: State, used: Mapping[str, int]) -> list[str]:
+    advice = []
+    size = state.device_train_microbatch_size
+    if size != 1:
+        now = "the whole batch of a rank" if size is None else size
+        advice.append(f"`device_train_microbatch_size` is {now}: halve it; the update stays the same")
+    if state.precision == "fp32":
+        advice.append("`precision='amp_bf16'` halves activations")
+    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in state.model.parameters())
+    if not is_sharded and state.parallelism.data_parallel[1] > 1:
+        advice.append(
+            "`fsdp_config={}` divides parameters, gradients and optimizer state by the number of ranks"
+        )
+    elif is_sharded:
+        advice.append("`fsdp_config={'activation_checkpointing': True}` recomputes activations")
+    static = used["parameters"] + used["gradients"] + used["optimizer state"]
+    if used["optimizer state"] * 2 > static > 0:
+        advice.append("most of what stays is optimizer state: an optimizer with less of it (SGD, Muon) helps")
+    return advice or ["a smaller model, a larger device, or more ranks"]
+
+
+def _bytes(tensors: Iterable[Any], seen: set[int]) -> int:
+    total = 0
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            continue
+        to_local: Any = getattr(tensor, "to_local", None)
+        storage = (tensor if to_local is None else to_local()).untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def _leaves(node: Any) -> Iterable[Tensor]:
+    if isinstance(node, Tensor):
+        yield node
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from _leaves(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _leaves(value)
+
+
+def _giga(number: int) -> str:
+    return f"{number / 1e9:.3f} GB"

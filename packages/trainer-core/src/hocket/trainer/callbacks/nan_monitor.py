@@ -1,0 +1,55 @@
+"""A callback that ends the training when the loss is not finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.callbacks.rank_values import Delayed, RankValues
+from hocket.trainer.errors import DivergedError
+from hocket.trainer.logger import Logger
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+class NaNMonitor(Callback):
+    """Raises on every rank when the loss of any rank is NaN or infinite, and names the rank.
+
+    Nothing waits for the device: the loss of a batch is looked at when the next one has been computed, so
+    the error comes one batch late, after the update. A checkpoint saved at the end of an epoch is saved after
+    the check. On several ranks it adds one small sum for each batch.
+
+    Raises:
+        DivergedError: At the end of the next batch, or of the training.
+    """
+
+    def __init__(self) -> None:
+        self._checks = Delayed(_raise_if_any)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Start the check of this batch, and finish that of the batch before."""
+        if not isinstance(state.loss, torch.Tensor):
+            return
+        is_bad = (~torch.isfinite(state.loss.detach())).any().reshape(1)
+        self._checks.push(RankValues(state, is_bad.double()), state.timestamp.counts.batch)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Finish the last check of the epoch."""
+        self._checks.flush()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Finish the last check."""
+        self._checks.flush()
+
+
+def _raise_if_any(rows: list[list[float]], batch: int) -> None:
+    bad = [rank for rank, (is_bad,) in enumerate(rows) if is_bad]
+    if bad:
+        where = "" if len(rows) == 1 else f" on rank {', '.join(map(str, bad))} of {len(rows)}"
+        raise DivergedError(
+            f"the loss of batch {batch} is not finite{where}; go on from a checkpoint before it with a lower "
+            "learning rate or clipped gradients, or look at that batch's data"
+        )

@@ -1,0 +1,90 @@
+"""A callback that explains an out-of-memory error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from hocket.trainer.callback import Callback
+from hocket.trainer.callbacks.memory_report import memory_report
+from hocket.trainer.callbacks.memory_snapshot import start_recording, stop_recording, write_snapshot
+from hocket.trainer.logger import Logger, global_rank
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+_log = logging.getLogger(__name__)
+
+
+class OOMObserver(Callback):
+    """Adds to an out-of-memory error what used the memory and which setting to change, and writes a snapshot.
+
+    The report becomes a note of the error and the file `<filename>.txt`. On CUDA the allocator's history up
+    to the error is written as well, as a pickle for https://pytorch.org/memory_viz and an HTML page;
+    recording it costs a few percent of speed.
+
+    Args:
+        max_entries: Allocations and frees to keep.
+        folder: The folder; `{run_name}` is replaced.
+        filename: The files' name without an ending; `{rank}` is replaced.
+        remote_file_name: The name to upload the files under to loggers that keep files; None for no upload.
+        overwrite: Whether to replace files that exist.
+    """
+
+    def __init__(
+        self,
+        max_entries: int = 100_000,
+        folder: str = "{run_name}/torch_traces",
+        filename: str = "rank{rank}_oom",
+        remote_file_name: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.max_entries = max_entries
+        self.folder = folder
+        self.filename = filename
+        self.remote_file_name = remote_file_name
+        self.overwrite = overwrite
+        self._is_recording = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Start recording, on CUDA."""
+        if state.device.type == "cuda" and not self._is_recording:
+            start_recording(self.max_entries)
+            self._is_recording = True
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Report, if the training ends with an out-of-memory error."""
+        error = sys.exception()
+        try:
+            if isinstance(error, torch.OutOfMemoryError):
+                self._report(error, state, logger)
+        finally:
+            if self._is_recording:
+                self._is_recording = False
+                stop_recording()
+
+    def _report(self, error: BaseException, state: State, logger: Logger) -> None:
+        report = memory_report(state)
+        error.add_note(report)
+        names = {"run_name": state.run_name, "rank": global_rank()}
+        path = Path(self.folder.format(**names), self.filename.format(**names) + ".txt")
+        try:
+            if path.exists() and not self.overwrite:
+                raise FileExistsError(f"`{path}` exists; pass `overwrite=True` to replace it")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{error}\n\n{report}\n")
+            written = [path]
+            if self._is_recording:
+                written += write_snapshot(path.with_suffix(".pickle"), overwrite=self.overwrite)
+            if self.remote_file_name is not None:
+                for file in written:
+                    remote = self.remote_file_name.format(**names) + file.suffix
+                    logger.upload_file(remote, file, overwrite=self.overwrite)
+            error.add_note(f"written to `{path}`")
+        except OSError as failure:
+            # The error that ends the training must not be hidden by one of reporting it.
+            _log.warning("`OOMObserver` could not write its report: %s", failure)

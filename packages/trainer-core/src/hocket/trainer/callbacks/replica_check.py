@@ -1,0 +1,138 @@
+"""A callback that checks that replicas of the model are equal."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from hocket.trainer.accumulation import local_part
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import DivergedError, TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.interval import every
+from hocket.trainer.logger import Logger, global_rank, num_ranks
+from hocket.trainer.time import TimeInput, TimeUnit, ensure_time
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+_CHUNK_ELEMENTS = 2**20
+_MAX_NAMES = 5
+
+
+class ReplicaCheck(Callback):
+    """Compares parameters, bit by bit, over the ranks that hold the same ones.
+
+    Replicas start equal and get equal gradients, so they stay equal. A faulty device, a parameter outside of
+    the gradients' reduction, or random numbers that differ between ranks make them drift apart without a
+    sign in the loss. The check sends a digest of 8 bytes for each parameter, not the parameters. Of a
+    sharded model it compares the shards that several ranks hold.
+
+    Args:
+        interval: How often; a bare number counts batches.
+        action: `"raise"` or `"warn"` when replicas differ; the same on every rank.
+        include_optimizer: Also compare the optimizers' state.
+
+    Raises:
+        DivergedError: At the end of a batch, on every rank, if replicas differ; names parameters and ranks.
+    """
+
+    def __init__(
+        self,
+        interval: TimeInput = "100ba",
+        *,
+        action: Literal["raise", "warn"] = "raise",
+        include_optimizer: bool = False,
+    ) -> None:
+        if action not in ("raise", "warn"):
+            raise TrainerConfigError(f"`action` is `{action}`; expected `raise` or `warn`")
+        self.action = action
+        self.include_optimizer = include_optimizer
+        self._is_due = every(ensure_time(interval, TimeUnit.BATCH))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Compare if it is time. Collective, and blocking, when it is."""
+        if self._is_due(state, Event.BATCH_END):
+            self.check(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Compare if it is time, for an interval in epochs."""
+        if self._is_due(state, Event.EPOCH_END):
+            self.check(state)
+
+    def check(self, state: State) -> None:
+        """Compare now. Collective and blocking."""
+        if num_ranks() == 1:
+            return
+        own = {key: digest(tensor) for key, tensor in self._tensors(state)}
+        gathered: list[Any] = [None] * num_ranks()
+        torch.distributed.all_gather_object(gathered, own)
+        if not (message := describe_differences(gathered)):
+            return
+        message += f" (batch {state.timestamp.counts.batch})"
+        if self.action == "raise":
+            raise DivergedError(message)
+        if global_rank() == 0:
+            warnings.warn(message, stacklevel=2)
+
+    def _tensors(self, state: State) -> Iterator[tuple[tuple[str, Any], Tensor]]:
+        for name, parameter in state.module.named_parameters():
+            yield (name, _shard_of(parameter)), local_part(parameter.detach())
+            if not self.include_optimizer:
+                continue
+            for optimizer in state.optimizers:
+                for slot, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        yield (f"{name} ({slot})", _shard_of(value)), local_part(value)
+
+
+def digest(tensor: Tensor) -> int:
+    """Return a number that differs, but for chance, when any bit or the order of the elements does."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    width = 4 if len(raw) % 4 == 0 else 1
+    words = raw.view(torch.int32) if width == 4 else raw
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    factors = torch.arange(1, 2 * _CHUNK_ELEMENTS, 2, dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(words), _CHUNK_ELEMENTS):
+        part = words[start : start + _CHUNK_ELEMENTS].to(torch.int64)
+        # Sums wrap around; odd factors lose no bit.
+        total = total * 1_000_003 + (part * factors[: len(part)]).sum()
+    return int(total)
+
+
+def describe_differences(gathered: list[dict[Any, int]]) -> str:
+    """Name the tensors whose digests differ and the ranks that are in the minority; empty if none do."""
+    different: dict[str, set[int]] = {}
+    for key in dict.fromkeys(key for digests in gathered for key in digests):
+        held = {rank: digests[key] for rank, digests in enumerate(gathered) if key in digests}
+        counts = Counter(held.values())
+        if len(counts) > 1:
+            usual = counts.most_common(1)[0][0]
+            different.setdefault(key[0], set()).update(rank for rank, one in held.items() if one != usual)
+    if not different:
+        return ""
+    names = [f"`{name}`" for name in different]
+    listed = ", ".join(names[:_MAX_NAMES])
+    if len(names) > _MAX_NAMES:
+        listed += f" and {len(names) - _MAX_NAMES} more"
+    ranks = sorted(set().union(*different.values()))
+    return (
+        f"replicas differ in {listed} on ranks {ranks}; look for parameters outside of the synchronised "
+        "model, random numbers that differ between ranks, or a faulty device, and resume from "
+        "an earlier checkpoint"
+    )
+
+
+def _shard_of(tensor: Any) -> Any:
+    """Return which shard of a tensor this rank holds; None for a whole tensor."""
+    if not hasattr(tensor, "placements"):
+        return None
+    coordinate = tensor.device_mesh.get_coordinate()
+    return tuple(
+        place for place, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_shard()
+    )

@@ -1,0 +1,43 @@
+"""A bounded record of a metric over time."""
+
+from __future__ import annotations
+
+
+class Series:
+    """The points of one metric, thinned evenly so that they stay few.
+
+    When the limit is reached every other point goes, and from then on every second one of those that arrive
+    is left out, and so on. The last point is always there.
+
+    Args:
+        max_points: How many points to hold; at least 4.
+        points: Points to start with.
+    """
+
+    def __init__(self, max_points: int = 1000, points: list[tuple[int, float]] | None = None) -> None:
+        self.max_points = max(4, max_points)
+        self._points: list[tuple[int, float]] = []
+        self._stride = 1
+        self._num_since = 0
+        self._last: tuple[int, float] | None = None
+        for step, value in points or ():
+            self.add(step, value)
+
+    def add(self, step: int, value: float) -> None:
+        """Add a point; a step before the last one drops what is held from there on, to be repeated."""
+        if self._last is not None and step < self._last[0]:
+            self._points = [point for point in self._points if point[0] < step]
+        self._last = (step, value)
+        self._num_since += 1
+        if self._num_since >= self._stride:
+            self._num_since = 0
+            self._points.append(self._last)
+            if len(self._points) >= self.max_points:
+                self._points = self._points[::2]
+                self._stride *= 2
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return the points that are held, the last one included."""
+        if self._last is None or (self._points and self._points[-1] == self._last):
+            return list(self._points)
+        return [*self._points, self._last]

@@ -1,0 +1,75 @@
+"""2-norms of parameters, gradients and optimizer states, whole or sharded, without a read from the device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+
+def tensor_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the 2-norm of each tensor as a float32 scalar on its device.
+
+    Collective where tensors are sharded `DTensor`s: one sum for each dim of each mesh. Every rank must pass
+    the same names in the same order. Does not wait for the device.
+
+    Args:
+        tensors: By name; dense, floating point.
+
+    Returns:
+        By name, scalars `()`; for sharded tensors the norm of the whole.
+    """
+    return {name: square.sqrt() for name, square in _squares(tensors).items()}
+
+
+def global_norm(norms: Mapping[str, Tensor]) -> Tensor:
+    """Return the 2-norm of all the tensors together, `()` float32; zero where there are none."""
+    if not norms:
+        return torch.zeros(())
+    first = next(iter(norms.values()))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first.device) for norm in norms.values()]))
+    return total
+
+
+def dot_products(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return the scalar product of each pair of equally laid out tensors. Collective as `tensor_norms`."""
+    local = {name: (_local(one).float() * _local(two).float()).sum() for name, (one, two) in pairs.items()}
+    return _sum_over_shards(local, {name: one for name, (one, _) in pairs.items()})
+
+
+def _squares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    local: dict[str, Tensor] = {}
+    by_kind: dict[Any, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        part = _local(tensor)
+        by_kind[part.device, part.dtype].append(name)
+    for names in by_kind.values():
+        parts = [_local(tensors[name]) for name in names]
+        norms = torch._foreach_norm(parts, 2, dtype=torch.float32)
+        local |= {name: norm.square() for name, norm in zip(names, norms, strict=True)}
+    return _sum_over_shards({name: local[name] for name in tensors}, tensors)
+
+
+def _sum_over_shards(local: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add up the parts of each tensor over the mesh dims along which it is sharded."""
+    by_group: dict[Any, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        mesh: Any = getattr(tensor, "device_mesh", None)
+        for dim, placement in enumerate(getattr(tensor, "placements", ())):
+            if not placement.is_replicate():
+                by_group[mesh.get_group(dim)].append(name)
+    for group, names in by_group.items():
+        vector = torch.stack([local[name] for name in names])
+        torch.distributed.all_reduce(vector, group=group)
+        local |= dict(zip(names, vector.unbind(), strict=True))
+    return local
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    to_local: Any = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

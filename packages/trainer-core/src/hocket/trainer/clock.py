@@ -1,0 +1,22 @@
+"""`TrainingClock`: the time that counts as training."""
+
+from __future__ import annotations
+
+import time
+
+
+class TrainingClock:
+    """A clock that stands still during evaluation, so that throughput and time limits leave it out."""
+
+    __slots__ = ("_excluded_s",)
+
+    def __init__(self) -> None:
+        self._excluded_s = 0.0
+
+    def now(self) -> float:
+        """Return seconds since an arbitrary start."""
+        return time.perf_counter() - self._excluded_s
+
+    def exclude(self, seconds: float) -> None:
+        """Leave time out that has just passed."""
+        self._excluded_s += seconds

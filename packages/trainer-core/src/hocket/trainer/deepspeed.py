@@ -1,0 +1,48 @@
+"""`deepspeed_config`: translated by the installed package into the trainer's own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.trainer.devices import world_size
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.providers import find_provider
+
+_EXCLUDED = ("fsdp_config", "parallelism_config", "parallelism")
+
+
+def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the trainer's arguments with those that a `deepspeed_config` stands for.
+
+    The configuration's ZeRO stage becomes `fsdp_config`; its precision, microbatch size and gradient clipping
+    become the arguments of the trainer where these are not set. `loss_scale`, the options of
+    `torch.amp.GradScaler`, is no argument of the trainer's: only a `deepspeed_config` sets it.
+
+    Raises:
+        TrainerConfigError: Another argument states the layout as well.
+        MissingProviderError: No installed package translates the configuration.
+        ConfigError: Of that package: a key is unknown, or contradicts an argument; both values are named.
+    """
+    config = arguments["deepspeed_config"]
+    if config is None:
+        return {**arguments, "loss_scale": None}
+    for name in _EXCLUDED:
+        if arguments[name] is not None:
+            raise TrainerConfigError(f"`deepspeed_config` and `{name}` are both set; state one of them")
+    microbatch_size = arguments["device_train_microbatch_size"]
+    settings = find_provider("deepspeed", asked_by="`deepspeed_config`")(
+        config,
+        world_size=world_size(),
+        precision=arguments["precision"],
+        device_train_microbatch_size=microbatch_size,
+    )
+    clipping = arguments["gradient_clipping"]
+    return {
+        **arguments,
+        "fsdp_config": settings.fsdp,
+        "precision": arguments["precision"] or settings.precision,
+        "device_train_microbatch_size": microbatch_size or settings.device_train_microbatch_size,
+        "gradient_clipping": settings.max_grad_norm if clipping is None else clipping,
+        "loss_scale": settings.loss_scale,
+    }

@@ -1,0 +1,295 @@
+"""Evaluation: within a fit when it is due, or by `Trainer.eval`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.trainer.data_spec import DataSpec, as_data_spec, with_model_weights
+from hocket.trainer.engine import Engine
+from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.evaluator import Evaluator, as_evaluators, as_interval, check_subset, select_metrics
+from hocket.trainer.event import Event
+from hocket.trainer.forward_only import forward_only
+from hocket.trainer.interval import IsTime
+from hocket.trainer.logger import Logger
+from hocket.trainer.losses import ModuleWithLoss, total_of
+from hocket.trainer.metric_sync import compute_metrics, copy_metric
+from hocket.trainer.models.base import ComposerModel, LossSum
+from hocket.trainer.precision import Precision
+from hocket.trainer.protocols import Stateful
+from hocket.trainer.rank_batches import RankBatches
+from hocket.trainer.sampling import shard
+from hocket.trainer.state import State
+from hocket.trainer.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+# ruff: noqa: E701 - an event is one line, as in the training loop
+# fmt: off
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """An evaluator, ready to run."""
+
+    evaluator: Evaluator
+    spec: DataSpec
+    metrics: dict[str, Metric]
+    is_due: IsTime | None
+    evaluated_at: int = -1
+    """Batches trained on when it last ran."""
+
+
+class EvaluationLoop:
+    """Evaluates the model on `state.evaluators`.
+
+    Results are in `state.eval_metrics[label]` as metrics, in `state.eval_metric_values` as tensors on the
+    device, and in the log as `metrics/<label>/<Name>`. Metrics are updated on the device; nothing is read
+    from it while batches run. On several ranks every sample counts once, however it is divided.
+
+    Args:
+        state: Of the run.
+        engine: Fires the events.
+        logger: Gets the results.
+        precision: Of the forward passes.
+        auto_shard: Whether plain loaders are divided over the ranks (see `hocket.trainer.sampling`).
+    """
+
+    def __init__(
+        self, state: State, engine: Engine, logger: Logger, precision: Precision, *, auto_shard: bool = True
+    ) -> None:
+        self.notices: list[str] = []
+        """Sentences for the user about the loaders."""
+        self._auto_shard = auto_shard
+        self._state = state
+        self._engine = engine
+        self._logger = logger
+        self._precision = precision
+        self._prepared: dict[int, _Prepared] = {}
+        for evaluator in state.evaluators:
+            self.prepare(evaluator)
+
+    def prepare(self, evaluator: Evaluator) -> None:
+        """Check an evaluator and make its metrics, unless that was done.
+
+        Raises:
+            TrainerConfigError: If the model lacks a metric that it asks for.
+            DataError: If its loader serves other ranks.
+        """
+        if (known := self._prepared.get(id(evaluator))) is not None and known.evaluator is evaluator:
+            return
+        state = self._state
+        spec, _, notice = shard(
+            with_model_weights(as_data_spec(evaluator.dataloader), state.model),
+            state.parallelism.data_parallel,
+            seed=state.seed,
+            auto_shard=self._auto_shard,
+            argument=f"the loader of the evaluator `{evaluator.label}`",
+        )
+        if notice is not None:
+            self.notices.append(notice)
+        available = _metrics_of(state.model)
+        names = select_metrics(available, evaluator.metric_names, label=evaluator.label)
+        metrics = {name: copy_metric(available[name], state.device, state.parallelism) for name in names}
+        interval = None if evaluator.eval_interval is None else as_interval(evaluator.eval_interval)
+        self._prepared[id(evaluator)] = _Prepared(evaluator, spec, metrics, interval)
+        state.eval_metrics[evaluator.label] = metrics
+
+    def run_if_due(self, event: Event) -> float:
+        """Run the evaluators whose interval has come; return how long that took, in seconds.
+
+        At `FIT_END` those run that have an interval and did not just run. Collective when any runs.
+        """
+        state = self._state
+        if not state.evaluators:
+            return 0.0
+        due = [evaluator for evaluator in state.evaluators if self._is_due(evaluator, event)]
+        return self.run(due) if due else 0.0
+
+    def _is_due(self, evaluator: Evaluator, event: Event) -> bool:
+        self.prepare(evaluator)
+        prepared = self._prepared[id(evaluator)]
+        if prepared.is_due is None:
+            return False
+        is_due = prepared.is_due(self._state, event)
+        if event is Event.FIT_END and not callable(evaluator.eval_interval):
+            is_due = True
+        return is_due and prepared.evaluated_at != self._state.timestamp.counts.batch
+
+    def run(self, evaluators: Sequence[Evaluator]) -> float:
+        """Run evaluators one after the other; return how long that took, in seconds. Collective."""
+        start = time.perf_counter()
+        on, fire = self._engine.on, self._engine.fire
+        if on.eval_before_all: fire(Event.EVAL_BEFORE_ALL)
+        for evaluator in evaluators:
+            self.prepare(evaluator)
+            prepared = self._prepared[id(evaluator)]
+            _check_apart(prepared.spec.dataloader, self._state, evaluator.label)
+            self._state.eval_metrics[evaluator.label] = prepared.metrics
+            try:
+                with forward_only(self._state, prepared.spec.dataloader):
+                    self._run_one(prepared)
+            except BaseException as error:
+                error.add_note(f"raised while evaluating `{evaluator.label}`, at {self._state.timestamp}")
+                raise
+        if on.eval_after_all: fire(Event.EVAL_AFTER_ALL)
+        return time.perf_counter() - start
+
+    def run_standalone(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
+        """Evaluate outside of a fit, between the `EVAL_STANDALONE_*` events. Collective.
+
+        Args:
+            eval_dataloader: What `as_evaluators` takes; None for `state.evaluators`.
+            subset_num_batches: How many batches of each rank; -1 for what each evaluator states.
+
+        Raises:
+            TrainerConfigError: If there is nothing to evaluate on.
+        """
+        own = self._state.evaluators
+        evaluators = own if eval_dataloader is None else as_evaluators(eval_dataloader)
+        if subset_num_batches != -1:
+            check_subset(subset_num_batches)
+            evaluators = [replace(one, subset_num_batches=subset_num_batches) for one in evaluators]
+        if not evaluators:
+            raise TrainerConfigError(
+                "there is nothing to evaluate on; pass `eval_dataloader=` to `eval` or to `Trainer`"
+            )
+        prepared, self._prepared = self._prepared, dict(self._prepared)
+        self._state.evaluators = evaluators
+        try:
+            self._engine.fire(Event.EVAL_STANDALONE_START)
+            self.run(evaluators)
+            self._engine.fire(Event.EVAL_STANDALONE_END)
+        finally:
+            self._state.evaluators, self._prepared = own, prepared
+
+    def _run_one(self, prepared: _Prepared) -> None:
+        state, on, fire = self._state, self._engine.on, self._engine.fire
+        evaluator, metrics = prepared.evaluator, prepared.metrics
+        size = self._microbatch_size(evaluator)
+        self._start(prepared)
+        if on.eval_start: fire(Event.EVAL_START)
+        for batch in self._batches(prepared):
+            state.batch = batch.batch
+            if on.eval_batch_start: fire(Event.EVAL_BATCH_START)
+            for state.batch, is_counted in batch.microbatches(prepared.spec, size):
+                self._forward(metrics if is_counted else {}, prepared.spec)
+            state.batch = batch.batch
+            state.eval_timestamp = state.eval_timestamp.to_next_batch(
+                samples=batch.global_samples, tokens=batch.global_tokens
+            )
+            if on.eval_batch_end: fire(Event.EVAL_BATCH_END)
+        if not state.eval_timestamp.counts.batch:
+            raise DataError(
+                f"the data loader of the evaluator `{evaluator.label}` yielded no batch; expected at least 1"
+            )
+        self._finish(prepared)
+        if on.eval_end: fire(Event.EVAL_END)
+
+    def _forward(self, metrics: dict[str, Metric], spec: DataSpec) -> None:
+        """Run `state.batch` through the model, and add it to `metrics`."""
+        state, on, fire = self._state, self._engine.on, self._engine.fire
+        model: Any = state.model
+        with self._precision.forward():
+            if on.eval_before_forward: fire(Event.EVAL_BEFORE_FORWARD)
+            eval_forward = getattr(model, "eval_forward", model)
+            state.outputs = eval_forward(state.batch)
+            if on.eval_after_forward: fire(Event.EVAL_AFTER_FORWARD)
+            for name, metric in metrics.items():
+                if name == "Loss" and hasattr(metric, "add_sum"):
+                    self._add_loss(metric, spec)
+                else:
+                    model.update_metric(state.batch, state.outputs, metric)
+
+    def _start(self, prepared: _Prepared) -> None:
+        state, loader, label = self._state, prepared.spec.dataloader, prepared.evaluator.label
+        state.dataloader, state.dataloader_label = loader, label
+        limit, length = prepared.evaluator.subset_num_batches, _length(loader)
+        limits = [number for number in (limit, length) if number not in (None, -1)]
+        state.dataloader_len = min(limits, default=None)
+        state.eval_timestamp = Timestamp()
+        for metric in prepared.metrics.values():
+            metric.reset()
+        for sampler in (getattr(loader, name, None) for name in ("sampler", "batch_sampler")):
+            if set_epoch := getattr(sampler, "set_epoch", None):
+                set_epoch(state.timestamp.counts.batch)
+
+    def _finish(self, prepared: _Prepared) -> None:
+        state, label = self._state, prepared.evaluator.label
+        prepared.evaluated_at = state.timestamp.counts.batch
+        values = compute_metrics(prepared.metrics)
+        state.eval_metric_values.update(values)
+        named = {f"metrics/{label}/{name}": value for name, value in values.items()}
+        state.metric_values.update(named)
+        self._logger.log_metrics(named, keep=True)
+
+    def _batches(self, prepared: _Prepared) -> RankBatches:
+        limit = prepared.evaluator.subset_num_batches
+        return RankBatches(
+            prepared.spec,
+            device=self._state.device,
+            parallelism=self._state.parallelism,
+            max_batches=-1 if limit is None else limit,
+        )
+
+    def _microbatch_size(self, evaluator: Evaluator) -> int | None:
+        size = evaluator.device_eval_microbatch_size
+        if size != "auto":
+            return size
+        of_training: Any = self._state.device_train_microbatch_size
+        return of_training if isinstance(of_training, int) else None
+
+    def _add_loss(self, metric: Any, spec: DataSpec) -> None:
+        """Add the loss of `state.batch`, for a model without metrics."""
+        state = self._state
+        model: Any = state.model
+        loss = total_of(model.loss(state.outputs, state.batch))
+        if isinstance(loss, LossSum):
+            metric.add_sum(loss.total, loss.weight)
+            return
+        weights = spec.loss_weights(state.batch)
+        if weights is None:
+            metric.update(loss, float(spec.count_samples(state.batch)))
+        else:
+            metric.update(loss, weights.sum() if isinstance(weights, torch.Tensor) else float(sum(weights)))
+
+
+def _metrics_of(model: Any) -> dict[str, Metric]:
+    """Return the model's metrics; its loss where it states none and has no `eval_forward` of its own."""
+    get_metrics = getattr(model, "get_metrics", None)
+    metrics = {} if get_metrics is None else dict(get_metrics(is_train=False))
+    # A plain module stands inside a model that the trainer made.
+    owner = model.module if isinstance(model, ModuleWithLoss) else model
+    if metrics or getattr(type(owner), "eval_forward", None) not in (None, ComposerModel.eval_forward):
+        return metrics
+    # Here, not above: torchmetrics takes a second to import.
+    from hocket.trainer.metrics.model_loss import Loss
+
+    return {"Loss": Loss()}
+
+
+def _check_apart(loader: Any, state: State, label: str) -> None:
+    """Refuse a loader whose epoch is being trained on, and which has one position for both.
+
+    Raises:
+        TrainerConfigError: If it is one.
+    """
+    has_one_position = isinstance(loader, Stateful) or getattr(loader, "persistent_workers", False)
+    if has_one_position and loader is state.train_dataloader and state.timestamp.counts.batch_in_epoch:
+        raise TrainerConfigError(
+            f"the evaluator `{label}` has the loader that is trained on, and its evaluation would start the "
+            "training's epoch anew, since that loader keeps one position; make a second loader"
+        )
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # it has no length, or its data set has none
+        return None

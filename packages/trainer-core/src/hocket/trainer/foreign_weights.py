@@ -1,0 +1,110 @@
+"""Loading weights from checkpoints of other programs, through the package that reads their formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hocket.trainer.errors import ResumeError
+from hocket.trainer.optimizer_state import plain_name
+from hocket.trainer.protocols import CheckpointStore, ReadsForeign
+
+_PREFIXES = ("", "state.model.", "model.", "state_dict.", "model_state_dict.", "module.")
+"""Where other programs keep the model: alone (safetensors, `torch.save(model.state_dict())`), Composer,
+Lightning (`state_dict.`), torch's tutorials (`model_state_dict.`)."""
+
+
+def match_names(wanted: Mapping[str, Any], there: list[str]) -> dict[str, str]:
+    """Return which tensor of a checkpoint each of the model's is, by the prefixes that find the most.
+
+    `module.` of `DistributedDataParallel` and what compiling puts into names are left out.
+
+    Args:
+        wanted: The model's names.
+        there: The checkpoint's.
+    """
+    best: dict[str, str] = {}
+    for outer in _PREFIXES:
+        for inner in ("", "module.", "model."):
+            prefix = outer + inner
+            found = {plain_name(name.removeprefix(prefix)): name for name in there if name.startswith(prefix)}
+            matched = {name: found[name] for name in wanted if name in found}
+            if len(matched) > len(best):
+                best = matched
+    return best
+
+
+def check_names(source: str, wanted: Mapping[str, Any], matched: Mapping[str, str], there: list[str]) -> None:
+    """Refuse a checkpoint that lacks a tensor of the model, or has others beside them.
+
+    Raises:
+        ResumeError: If it does.
+    """
+    missing = sorted(set(wanted) - set(matched))
+    prefix = _common_prefix(matched)
+    used = set(matched.values())
+    extra = sorted(name for name in there if name.startswith(prefix) and name not in used)
+    if not missing and not extra:
+        return
+    parts = [f"lacks {_some(missing)} of the model"] if missing else []
+    parts += [f"has {_some(extra)}, which the model has not"] if extra else []
+    raise ResumeError(
+        f"the checkpoint `{source}` {' and '.join(parts)}; use the model that it was saved from, or "
+        "`load_strict_model_weights=False` for what both have"
+    )
+
+
+def _common_prefix(matched: Mapping[str, str]) -> str:
+    for name, stored in matched.items():
+        return stored[: len(stored) - len(name)] if stored.endswith(name) else ""
+    return ""
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def load_foreign(
+    store: CheckpointStore, source: str, model: Mapping[str, Any], *, strict: bool
+) -> str | None:
+    """Fill a model's tensors from a checkpoint of another program.
+
+    Args:
+        store: Opens it, where it can.
+        source: Its path or URI.
+        model: The model's state by name; filled in place.
+        strict: Refuse names that only one side has.
+
+    Returns:
+        A sentence for the user; None if `source` is no checkpoint of another program.
+
+    Raises:
+        ResumeError: If names or shapes differ.
+    """
+    opened = store.foreign_weights(source) if isinstance(store, ReadsForeign) else None
+    if opened is None:
+        return None
+    wanted = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    there = list(opened)
+    matched = match_names(wanted, there)
+    if not matched:
+        raise ResumeError(
+            f"the checkpoint `{source}` has no tensor of the model: it has {_some(there)}, and the model "
+            f"{_some(list(wanted))}"
+        )
+    if strict:
+        check_names(source, wanted, matched, there)
+    for name, stored in matched.items():
+        shape = tuple(opened.record(stored).shape)
+        if shape != tuple(wanted[name].shape):
+            raise ResumeError(
+                f"`{stored}` of the checkpoint `{source}` has the shape {shape}, and `{name}` of the model "
+                f"{tuple(wanted[name].shape)}"
+            )
+    opened.fill({stored: wanted[name] for name, stored in matched.items()})
+    others = len(wanted) - len(matched)
+    rest = f"; {others} tensors of the model are not in it and stay as they were" if others else ""
+    return f"weights of {len(matched)} tensors from `{source}` ({opened.format}); the run starts at 0{rest}"

@@ -1,0 +1,58 @@
+"""The mode in which evaluation and prediction run the model, which leaves the training as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.trainer.rank_zero_buffers import rank_zero_buffers
+from hocket.trainer.rng import capture_rng, restore_rng
+from hocket.trainer.state import State
+
+
+@contextlib.contextmanager
+def forward_only(state: State, loader: Any) -> Iterator[None]:
+    """Run the model in evaluation mode on `loader`, then put back what that changes of the training.
+
+    Put back are: each module's own training mode, the random generators of this process and those of the
+    loader, and the attributes of `state` that say what is being computed on. A training that is evaluated in
+    between so has the bits of one that is not.
+
+    Args:
+        state: Of the run; its model changes mode.
+        loader: Evaluated on.
+    """
+    modes = [(module, module.training) for module in state.model.modules()]
+    generators = capture_rng(state.device)
+    own = [(generator, generator.get_state()) for generator in _generators(loader)]
+    names = ("batch", "outputs", "loss", "dataloader", "dataloader_label", "dataloader_len")
+    before = {name: getattr(state, name) for name in names}
+    state.model.eval()
+    try:
+        with torch.no_grad(), rank_zero_buffers(state.model, state.parallelism):
+            yield
+    finally:
+        _restore_modes(modes)
+        restore_rng(generators, state.device)
+        for generator, position in own:
+            generator.set_state(position)
+        for name, value in before.items():
+            setattr(state, name, value)
+
+
+def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    # Not `model.train()`: a module that the user keeps in evaluation mode, such as a frozen batch norm, stays
+    # there.
+    for module, mode in modes:
+        module.training = mode
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators that a loader's order is drawn from, if it has its own."""
+    owners = (loader, getattr(loader, "sampler", None))
+    found = {id(one): one for one in (getattr(owner, "generator", None) for owner in owners)}
+    return [one for one in found.values() if isinstance(one, torch.Generator)]

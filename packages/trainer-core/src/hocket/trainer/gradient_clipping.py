@@ -1,0 +1,88 @@
+"""Gradient clipping as a setting of the trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hocket.trainer.accumulation import local_part
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.logger import Logger
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientClippingConfig:
+    """How gradients are clipped.
+
+    Attributes:
+        clipping_type: `"norm"` scales all gradients so that their global L2 norm is at most the threshold;
+            `"value"` limits each element to plus or minus the threshold.
+        clipping_threshold: The threshold.
+    """
+
+    clipping_type: Literal["norm", "value"] = "norm"
+    clipping_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.clipping_type not in ("norm", "value"):
+            raise TrainerConfigError(
+                f"`clipping_type` is `{self.clipping_type}`; expected `norm` or `value` (`adaptive` clipping "
+                "is the algorithm `hocket.algos.GradientClipping`)"
+            )
+        threshold = self.clipping_threshold
+        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if not is_number or not 0.0 < threshold < math.inf:
+            raise TrainerConfigError(f"`clipping_threshold` is {threshold!r}; expected a positive number")
+
+    @classmethod
+    def of(cls, given: Any) -> GradientClippingConfig:
+        """Return a config of a config, a mapping of its fields, or a number, the largest norm.
+
+        Raises:
+            TrainerConfigError: If it is none of these, or has an unknown key.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, Mapping):
+            known = {field.name for field in fields(cls)}
+            if unknown := sorted(map(str, set(given) - known)):
+                raise TrainerConfigError(
+                    f"`gradient_clipping` has the unknown keys {unknown}; expected some of {sorted(known)}"
+                )
+            return cls(**given)
+        return cls(clipping_threshold=given)
+
+
+class GradientClipper(Callback):
+    """Clips gradients at `AFTER_TRAIN_BATCH`, when those of fp16 are unscaled and all are summed over ranks.
+
+    Clipping by norm logs the norm before it as `l2_norm/grad/global`, without a read of the device.
+
+    Args:
+        config: The kind and the threshold.
+    """
+
+    def __init__(self, config: GradientClippingConfig) -> None:
+        self.config = config
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Clip. By norm it is collective where parameters are sharded."""
+        parameters = [parameter for parameter in state.module.parameters() if parameter.grad is not None]
+        if not parameters:
+            return
+        threshold = self.config.clipping_threshold
+        if self.config.clipping_type == "norm":
+            norm = state.parallelism.clip_grad_norm_(parameters, threshold)
+            logger.log_metrics({"l2_norm/grad/global": norm}, step=state.timestamp.counts.batch + 1)
+            return
+        gradients = [local_part(parameter.grad) for parameter in parameters]
+        torch._foreach_clamp_min_(gradients, -threshold)
+        torch._foreach_clamp_max_(gradients, threshold)

@@ -1,0 +1,293 @@
+"""The queue between the training loop and one logger destination.
+
+The loop puts captured values in and goes on; a thread reads them, which may mean to wait for a device, and
+hands the numbers to the destination with the step they belong to, in the order in which they were put.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hocket.trainer.deferred_value import Captured, Number, read
+from hocket.trainer.errors import LoggerError
+
+_log = logging.getLogger(__name__)
+
+# How long the thread lets points gather before it takes them: each wake-up makes the loop's thread give way.
+_GATHER_S = 0.02
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Points of one step, or with `call` something else to do in turn."""
+
+    step: int
+    values: Mapping[str, Captured]
+    call: Callable[[], None] | None = None
+    keep: bool = False
+
+
+class LogQueue:
+    """A bounded queue with a thread of its own, started at the first point.
+
+    A full queue makes room by dropping the oldest points that were put without `keep`, except the last one of
+    each name; the points dropped are counted and said at `close`. What is to be kept is kept beyond the
+    bound. `put` never waits. A destination that raises is given the next points all the same; its first
+    error is said at once as a warning in the log, and raised by `close`.
+
+    A put appends to an inbox, without a lock. The thread moves the inbox into the queue when it wakes, and a
+    put does when the inbox is as long as the queue may be.
+
+    Safe to inherit through a fork: the child begins with an empty queue and no thread. Any thread may call
+    it.
+
+    Args:
+        deliver: Called on the thread with the numbers by name and their step.
+        name: The destination's name, for messages.
+        capacity: Steps' worth of points to hold; a call of `put` counts as one.
+        after_delivery: Called on the thread when it has handed over all that it took, such as to write out
+            what the destination buffers.
+    """
+
+    def __init__(
+        self,
+        deliver: Callable[[dict[str, Number], int], None],
+        name: str,
+        *,
+        capacity: int = 4096,
+        after_delivery: Callable[[], None] | None = None,
+    ) -> None:
+        self._deliver = deliver
+        self._after_delivery = after_delivery
+        self.name = name
+        self.capacity = capacity
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._inbox: deque[_Entry] = deque()
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._droppable: OrderedDict[int, None] = OrderedDict()
+        self._newest: dict[str, int] = {}  # name → its last entry
+        # Entries that stay although they may be dropped, because they hold the last point of a name.
+        self._pinned: set[int] = set()
+        self._next_entry = 0
+        self._taken: deque[_Entry] = deque()
+        self._is_busy = False
+        self._is_idle = True
+        self._is_urgent = False
+        self._is_closing = False
+        self._error: Exception | None = None
+        self._num_dropped = 0
+
+    @property
+    def num_dropped(self) -> int:
+        """Points dropped so far, a point being one name at one step."""
+        with self._changed:
+            self._settle()
+            return self._num_dropped
+
+    def put(self, values: Mapping[str, Captured], step: int, *, keep: bool = False) -> None:
+        """Queue points of `step`, captured by `hocket.trainer.deferred_value.capture`. Does not wait.
+
+        Args:
+            values: The points by name; not changed afterwards.
+            step: The step they belong to.
+            keep: Never drop them; for points of an epoch or an evaluation, not of every step.
+        """
+        self._add(_Entry(step, values, None, keep))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Queue a call that the thread makes in its turn. Does not wait, and is never dropped."""
+        self._add(_Entry(0, {}, function, True))
+
+    def _add(self, entry: _Entry) -> None:
+        if self._pid != os.getpid():
+            self._reset()
+        if self._is_closing:
+            raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
+        self._inbox.append(entry)
+        # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
+        if self._is_idle or 2 * len(self._inbox) >= self.capacity:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
+                )
+                self._thread.start()
+            self._settle()
+            if 2 * len(self._entries) >= self.capacity:
+                self._is_urgent = True
+            self._is_idle = False
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """Move what is in the inbox into the queue, and make room for it. The caller holds the lock."""
+        for _ in range(len(self._inbox)):
+            entry = self._inbox.popleft()
+            number = self._next_entry
+            self._next_entry += 1
+            for name in entry.values:
+                self._unpin(self._newest.get(name))
+                self._newest[name] = number
+            if len(self._entries) >= self.capacity:
+                self._make_room()
+            self._entries[number] = entry
+            if not entry.keep:
+                self._droppable[number] = None
+
+    def _unpin(self, number: int | None) -> None:
+        """Let an entry go that no longer holds the last point of a name: the oldest, so the first to go."""
+        if number is not None and number in self._pinned:
+            self._pinned.remove(number)
+            self._droppable[number] = None
+            self._droppable.move_to_end(number, last=False)
+
+    def _make_room(self) -> None:
+        while len(self._entries) >= self.capacity and self._droppable:
+            number, _ = self._droppable.popitem(last=False)
+            entry = self._entries[number]
+            last = {name: value for name, value in entry.values.items() if self._newest[name] == number}
+            self._num_dropped += len(entry.values) - len(last)
+            if last:
+                entry.values = last
+                self._pinned.add(number)
+            else:
+                del self._entries[number]
+
+    def _run(self) -> None:
+        # Bound once: a forked child replaces the attribute, and this thread does not exist there.
+        changed = self._changed
+        while True:
+            with changed:
+                if not self._has_work():
+                    self._is_idle = True
+                    changed.wait_for(lambda: self._has_work() or self._is_closing)
+                    self._is_idle = False
+                if not self._has_work():
+                    return
+                changed.wait_for(lambda: self._is_urgent or self._is_closing, timeout=_GATHER_S)
+                self._is_urgent = False
+                self._take()
+            try:
+                self._deliver_taken()
+            finally:
+                with changed:
+                    self._is_busy = False
+                    if not self._has_work():
+                        changed.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._entries or self._inbox)
+
+    def _take(self) -> None:
+        """Take all that is queued. The caller holds the lock."""
+        self._settle()
+        self._taken.extend(self._entries.values())
+        self._entries.clear()
+        self._droppable.clear()
+        self._pinned.clear()
+        self._is_busy = True
+
+    def _deliver_taken(self) -> None:
+        taken = self._taken
+        while taken:
+            self._handle(taken[0])
+            with contextlib.suppress(IndexError):  # `close` gave up on the destination meanwhile
+                taken.popleft()
+        if self._after_delivery is not None:
+            try:
+                self._after_delivery()
+            except Exception as error:  # noqa: BLE001 - it is said, and raised by `close`
+                self._note(error, f"`{self.name}` failed to write out what it was given")
+
+    def _handle(self, entry: _Entry) -> None:
+        numbers: dict[str, Number] = {}
+        for name, captured in entry.values.items():
+            if not callable(captured):
+                numbers[name] = captured
+                continue
+            try:
+                numbers[name] = read(captured)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and raised by `close`
+                self._note(error, f"reading `{name}` of step {entry.step} for `{self.name}` failed")
+        try:
+            if entry.call is not None:
+                entry.call()
+            elif numbers:
+                self._deliver(numbers, entry.step)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note(error, f"`{self.name}` failed at step {entry.step}")
+
+    def _note(self, error: Exception, what: str) -> None:
+        if self._error is None:
+            error.add_note(what)
+            self._error = error
+            _log.warning("%s, and training goes on: %s: %s", what, type(error).__name__, error)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything put so far has been handed over; false when `timeout_s` was not enough."""
+        if self._pid != os.getpid():
+            return True
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
+            return self._changed.wait_for(
+                lambda: not self._has_work() and not self._is_busy, timeout=timeout_s
+            )
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Hand over what is queued, and end the thread. Says in the log what was dropped or is left undone.
+
+        Args:
+            timeout_s: For all of it; a destination that takes longer is left behind, with its points.
+
+        Raises:
+            LoggerError: If the destination raised at any time; its first error is the cause.
+        """
+        if self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self._abandon(timeout_s)
+        if num_dropped := self.num_dropped:
+            _log.warning(
+                "`%s` was too slow: %d points of single steps were dropped (never the last of a name, "
+                "nor those of an epoch or evaluation); log less often to it",
+                self.name,
+                num_dropped,
+            )
+            self._num_dropped = 0
+        error, self._error = self._error, None
+        if error is not None:
+            raise LoggerError(f"`{self.name}` raised `{type(error).__name__}`: {error}") from error
+
+    def _abandon(self, timeout_s: float) -> None:
+        with self._changed:
+            self._settle()
+            left = sum(len(entry.values) for entry in (*self._taken, *self._entries.values()))
+            self._taken.clear()
+            self._entries.clear()
+            self._droppable.clear()
+            self._pinned.clear()
+        _log.warning(
+            "`%s` did not take its last %d points within %g s; they are lost", self.name, left, timeout_s
+        )

@@ -1,0 +1,110 @@
+"""Cross-entropies that take class indices or dense targets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def soft_cross_entropy(
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross-entropy with targets that are class indices or class probabilities.
+
+    Args:
+        outputs: Logits, `(N, C)` or `(N, C, ...)`.
+        targets: Indices `(N,)` or `(N, ...)`, integer; or probabilities of the shape of `outputs`, floating
+            point, as MixUp makes them.
+        weight: The weight of each class, `(C,)`.
+        ignore_index: Positions with this index do not count; has no meaning for probabilities.
+        reduction: `"mean"` over the positions (weighted, for indices), `"sum"` or `"none"`.
+        label_smoothing: The share of the target spread over all classes.
+
+    Returns:
+        A scalar; with `"none"`, the shape of `outputs` without dim 1.
+
+    Raises:
+        ValueError: If the targets have neither shape.
+    """
+    if is_dense(outputs, targets):
+        return cross_entropy(
+            outputs, targets.to(outputs.dtype), weight, reduction=reduction, label_smoothing=label_smoothing
+        )
+    check_indices(outputs, targets)
+    return cross_entropy(
+        outputs,
+        targets.long(),
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+
+
+def binary_cross_entropy_with_logits(
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: Reduction = "sum",
+    scale_by_batch_size: bool = True,
+) -> Tensor:
+    """Return the sum over classes of independent binary cross-entropies, averaged over the samples.
+
+    Args:
+        outputs: Logits, `(N, C)` or `(N, C, ...)`.
+        targets: Indices `(N,)` or `(N, ...)`, integer; or values from 0 to 1 of the shape of `outputs`.
+        weight: As `torch.nn.functional.binary_cross_entropy_with_logits` has it.
+        pos_weight: The weight of positive targets, as torch has it.
+        reduction: `"sum"`, `"mean"` over every output, or `"none"`.
+        scale_by_batch_size: Divide the sum by N.
+
+    Returns:
+        A scalar; with `"none"`, the shape of `outputs`.
+
+    Raises:
+        ValueError: If the targets have neither shape.
+    """
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        outputs, as_dense(outputs, targets), weight, reduction=reduction, pos_weight=pos_weight
+    )
+    return loss / outputs.shape[0] if scale_by_batch_size and reduction == "sum" else loss
+
+
+def is_dense(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets have a value for each class."""
+    return targets.shape == outputs.shape and targets.is_floating_point()
+
+
+def check_indices(outputs: Tensor, targets: Tensor) -> None:
+    """Refuse targets that are not one class index for each position.
+
+    Raises:
+        ValueError: If they are not.
+    """
+    if targets.is_floating_point() or targets.shape != outputs.shape[:1] + outputs.shape[2:]:
+        raise ValueError(
+            f"`targets` are `{targets.dtype}` of shape {tuple(targets.shape)} for `outputs` of shape "
+            f"{tuple(outputs.shape)}; expected integer class indices without dim 1, or floating-point "
+            "values of the outputs' shape"
+        )
+
+
+def as_dense(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return targets with a value for each class, in the shape and dtype of `outputs`."""
+    if is_dense(outputs, targets):
+        return targets.to(outputs.dtype)
+    check_indices(outputs, targets)
+    dense: Tensor = nn.functional.one_hot(targets.long(), outputs.shape[1]).movedim(-1, 1)
+    return dense.to(outputs.dtype)

@@ -1,0 +1,202 @@
+"""The forms in which a model may give its loss, and the one that the loop works with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.models.base import ComposerModel, LossSum
+
+Loss: TypeAlias = torch.Tensor | LossSum
+
+_TARGET_NAMES = ("labels", "label", "targets", "target")
+
+
+def total_of(loss: Any) -> Loss:
+    """Return the total of a loss with parts: the `total` of a dict, else the sum of its parts.
+
+    Raises:
+        TrainerConfigError: If it is no scalar tensor, `LossSum`, dict or sequence of them.
+    """
+    if isinstance(loss, LossSum):
+        return loss
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() == 1:
+            return loss
+        raise TrainerConfigError(
+            f"the loss has the shape {list(loss.shape)}; expected a scalar: return its mean, or a `LossSum`"
+        )
+    if isinstance(loss, Mapping) and loss:
+        return total_of(loss["total"] if "total" in loss else list(loss.values()))
+    if isinstance(loss, Sequence) and loss:
+        return torch.stack([part.reshape(()) for part in map(_tensor, loss)]).sum()
+    raise TrainerConfigError(
+        f"the loss is a `{type(loss).__name__}`; expected a scalar tensor, a `LossSum`, or a dict or list of "
+        "tensors"
+    )
+
+
+def _tensor(part: Any) -> torch.Tensor:
+    total = total_of(part)
+    if isinstance(total, torch.Tensor):
+        return total
+    raise TrainerConfigError(
+        "a `LossSum` is one part of several; return one `LossSum` with the sum of all parts"
+    )
+
+
+class ModuleWithLoss(ComposerModel):
+    """A plain module as a model of the trainer: it feeds the module from a batch and computes the loss.
+
+    A pair (inputs, targets) calls `module(inputs)`; a mapping calls `module(**entries)` with the entries that
+    its `forward` names; anything else is handed over whole.
+
+    Args:
+        module: The user's module; its `state_dict` names get the prefix `module.`.
+        loss_fn: `(outputs, targets) -> loss`; or `(outputs, batch) -> loss` if its second parameter is named
+            `batch`; None for the `loss` of the module's own, or of its outputs.
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self._loss_fn = loss_fn
+        self._takes_batch = loss_fn is not None and _parameters(loss_fn)[1:2] == ["batch"]
+        self._own_loss = getattr(module, "loss", None)
+        self._names = _parameters(module)
+        self._takes_any_name = _takes_any_name(module)
+
+    def forward(self, batch: Any) -> Any:
+        """Return the module's outputs."""
+        if callable(self._own_loss):
+            return self.module(batch)
+        if isinstance(batch, Mapping):
+            if self._names[:1] == ["batch"]:
+                return self.module(batch)
+            names = batch if self._takes_any_name else [name for name in self._names if name in batch]
+            return self.module(**{name: batch[name] for name in names})
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            return self.module(batch[0])
+        return self.module(batch)
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """Return the loss: by `loss_fn`, by the module's own method, or as the outputs have it."""
+        if self._loss_fn is not None:
+            return self._loss_fn(outputs, batch if self._takes_batch else targets_of(batch))
+        if callable(self._own_loss):
+            return self._own_loss(batch, outputs)
+        found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if found is None:
+            raise TrainerConfigError(
+                f"the model has no `loss(outputs, batch)`, and its output, a `{type(outputs).__name__}`, "
+                f"has no `loss`; define the method, pass `loss_fn=`, or {_labels_advice(self.module, batch)}"
+            )
+        return found
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Return what metrics are updated with: by the module's own method if it has one."""
+        own = getattr(self.module, "eval_forward", None)
+        return super().eval_forward(batch, outputs) if own is None else own(batch, outputs)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
+        """Return the metrics of the module, if it states any."""
+        own = getattr(self.module, "get_metrics", None)
+        return {} if own is None else own(is_train=is_train)
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric, as the module does it, else by outputs and targets."""
+        own = getattr(self.module, "update_metric", None)
+        if own is None:
+            metric.update(outputs, targets_of(batch))
+        else:
+            own(batch, outputs, metric)
+
+
+def as_model(model: Any, loss_fn: Any = None) -> nn.Module:
+    """Return a model with `forward(batch)` and `loss(outputs, batch)`: itself if it has them, else wrapped.
+
+    Raises:
+        TrainerConfigError: If it is no module, or nothing says what its loss is.
+    """
+    if not isinstance(model, nn.Module):
+        raise TrainerConfigError(
+            f"`model` is a `{type(model).__name__}`; expected a `torch.nn.Module` with `forward(batch)` and "
+            "`loss(outputs, batch)`, such as a `hocket.trainer.models.ComposerModel`, or any module and "
+            "`loss_fn=`"
+        )
+    if loss_fn is not None:
+        if not callable(loss_fn):
+            raise TrainerConfigError(
+                f"`loss_fn` is a `{type(loss_fn).__name__}`; expected a function or a module"
+            )
+        return ModuleWithLoss(model, loss_fn)
+    own = getattr(model, "loss", None)
+    if callable(own):
+        return ModuleWithLoss(model) if _parameters(own)[:2] == ["batch", "outputs"] else model
+    takes_labels = {*_TARGET_NAMES, "batch"} & set(_parameters(model))
+    if not (takes_labels or _takes_any_name(model)):
+        raise TrainerConfigError(
+            f"`model`, a `{type(model).__name__}`, has no `loss(outputs, batch)`, and its `forward` takes "
+            f"no labels "
+            "to compute one from; pass `loss_fn=`, such as `torch.nn.functional.cross_entropy`, or a "
+            "`hocket.trainer.models.ComposerModel`"
+        )
+    return ModuleWithLoss(model)
+
+
+def _labels_advice(module: nn.Module, batch: Any) -> str:
+    """Say how to put labels into a batch: by another name, where the batch has them by a wrong one."""
+    if isinstance(batch, Mapping):
+        wanted = [name for name in _TARGET_NAMES if name in _parameters(module) and name not in batch]
+        there = [name for name in (*_TARGET_NAMES, "label_ids") if name in batch]
+        if wanted and there:
+            return (
+                f"rename `{there[0]}` to `{wanted[0]}`, which `forward` takes: in the loader's `collate_fn`, "
+                "or with `DataSpec(dataloader=…, batch_transforms=…)`"
+            )
+    return "put labels into the batch"
+
+
+def _signature(function: Any) -> Mapping[str, inspect.Parameter]:
+    target = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(_signature(function))
+
+
+def _takes_any_name(module: nn.Module) -> bool:
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _signature(module).values())
+
+
+def targets_of(batch: Any) -> Any:
+    """Return the targets of a batch: the second item, or the entry `labels`, `label`, `target(s)`.
+
+    Raises:
+        TrainerConfigError: If it has none of them.
+    """
+    if isinstance(batch, Mapping):
+        for name in _TARGET_NAMES:
+            if name in batch:
+                return batch[name]
+        raise TrainerConfigError(
+            f"`loss_fn` takes targets, and the batch has the keys {sorted(map(str, batch))}; expected "
+            f"`labels`, or "
+            "a `loss_fn(outputs, batch)`"
+        )
+    if isinstance(batch, Sequence) and len(batch) > 1:
+        return batch[1]
+    raise TrainerConfigError(
+        f"`loss_fn` takes targets, and a batch is a `{type(batch).__name__}`; expected a pair (inputs, "
+        f"targets), "
+        "or a `loss_fn(outputs, batch)`"
+    )

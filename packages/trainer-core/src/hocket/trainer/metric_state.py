@@ -1,0 +1,55 @@
+"""The state of metrics as plain values, which a checkpoint stores for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+def metric_states(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return what metrics have gathered, as dicts, lists, bytes and numbers. Waits for the device."""
+    return {
+        name: [{key: _packed(getattr(part, key)) for key in part._defaults} for part in _parts(metric)]
+        for name, metric in metrics.items()
+    }
+
+
+def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any]) -> None:
+    """Give metrics what `metric_states` returned; a metric with no fitting state there starts empty."""
+    for name, metric in metrics.items():
+        parts = _parts(metric)
+        saved = states.get(name, [])
+        metric.reset()
+        if [sorted(part._defaults) for part in parts] != [sorted(one) for one in saved]:
+            continue
+        for part, one in zip(parts, saved, strict=True):
+            for key, packed in one.items():
+                setattr(part, key, _unpacked(packed, part.device))
+
+
+def _parts(metric: Metric) -> list[Any]:
+    """Return a metric and those inside it, such as the base of a wrapper."""
+    return [part for part in metric.modules() if hasattr(part, "_defaults")]
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_packed(one) for one in value]
+    host = value.detach().cpu().contiguous()
+    data = host.reshape(-1).view(torch.uint8).numpy().tobytes() if host.numel() else b""
+    return {"dtype": str(host.dtype).removeprefix("torch."), "shape": list(host.shape), "data": data}
+
+
+def _unpacked(packed: Any, device: torch.device) -> Any:
+    if isinstance(packed, list):
+        return [_unpacked(one, device) for one in packed]
+    dtype, shape = getattr(torch, packed["dtype"]), list(packed["shape"])
+    if not packed["data"]:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    flat = torch.frombuffer(bytearray(packed["data"]), dtype=torch.uint8).view(dtype)
+    return flat.reshape(shape).to(device)

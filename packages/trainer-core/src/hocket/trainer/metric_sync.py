@@ -1,0 +1,160 @@
+"""Gathers the states of torchmetrics' metrics over the data-parallel ranks, exactly and however uneven.
+
+torchmetrics' own gathering uses torch's default process group, which counts a sample several times where
+several ranks share it (tensor parallelism), and fails where a rank without samples has a state of another
+shape. This one needs nothing but the sum that `Parallelism.reduce_async` gives: every rank adds its tensor to
+zeros in its own row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.trainer.protocols import Parallelism
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+_MAX_DIMS = 8
+# Some backends sum neither booleans nor small floats.
+_SUMMED_AS = {
+    torch.bool: torch.uint8,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.int16: torch.int32,
+    torch.int8: torch.int32,
+}
+
+
+def sync_by(metric: Metric, parallelism: Parallelism) -> None:
+    """Have `metric.compute()` gather its state over the ranks of `parallelism`; collective from then on.
+
+    A metric that was made with a `dist_sync_fn` or `process_group` of its own keeps it.
+    """
+    size = parallelism.data_parallel[1]
+    switch = _Switch()
+
+    def gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:  # noqa: ARG001 - torchmetrics'
+        return gather_tensor(tensor, parallelism)
+
+    def is_distributed() -> bool:
+        return size > 1 and switch.is_on
+
+    parts: list[Any] = list(metric.modules())
+    for part in parts:
+        if hasattr(part, "dist_sync_fn") and part.dist_sync_fn is None and part.process_group is None:
+            part.dist_sync_fn, part.distributed_available_fn = gather, is_distributed
+            part.sync_switch = switch
+
+
+class _Switch:
+    """Whether a metric gathers its state over the ranks when it is computed."""
+
+    is_on = True
+
+
+@contextlib.contextmanager
+def without_sync(metrics: Mapping[str, Metric]) -> Iterator[None]:
+    """Have metrics compute from this rank's samples alone; then no rank waits for another."""
+    parts = [part for metric in metrics.values() for part in metric.modules()]
+    switches = [switch for part in parts if (switch := getattr(part, "sync_switch", None)) is not None]
+    for switch in switches:
+        switch.is_on = False
+    try:
+        yield
+    finally:
+        for switch in switches:
+            switch.is_on = True
+
+
+def forget_value(metric: Metric) -> None:
+    """Have a metric compute its value again, over other ranks than before."""
+    parts: list[Any] = list(metric.modules())
+    for part in parts:
+        if hasattr(part, "_computed"):
+            part._computed = None
+
+
+def gather_tensor(tensor: torch.Tensor, parallelism: Parallelism) -> list[torch.Tensor]:
+    """Return the tensors of all data-parallel ranks, in their order. Collective; waits.
+
+    Shapes may differ. A rank whose tensor is empty may have any dtype and number of dimensions: it comes out
+    with those of the others.
+
+    Args:
+        tensor: This rank's, of at most 8 dimensions.
+        parallelism: Of the ranks.
+    """
+    rank, size = parallelism.data_parallel
+    if size == 1:
+        return [tensor]
+    # Every rank's dtype, number of dimensions and shape; ints are exact in float64.
+    facts = torch.zeros(size, 2 + _MAX_DIMS, dtype=torch.float64)
+    facts[rank, 0], facts[rank, 1] = _DTYPES.index(tensor.dtype), tensor.dim()
+    facts[rank, 2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.float64)
+    rows = parallelism.reduce_async(facts.flatten()).wait().reshape(size, -1).to(torch.int64).tolist()
+    shapes = [tuple(row[2 : 2 + row[1]]) for row in rows]
+    lengths = [math.prod(shape) for shape in shapes]
+    full = next((index for index, length in enumerate(lengths) if length), None)
+    if full is None:
+        return [tensor] * size
+    dtype = _DTYPES[rows[full][0]]
+    summed_as = _SUMMED_AS.get(dtype, dtype)
+    starts = [sum(lengths[:index]) for index in range(size)]
+    flat = torch.zeros(sum(lengths), dtype=summed_as, device=tensor.device)
+    if lengths[rank]:
+        flat[starts[rank] : starts[rank] + lengths[rank]] = tensor.detach().reshape(-1).to(summed_as)
+    flat = parallelism.reduce_async(flat).wait().to(dtype)
+    empty = (0, *shapes[full][1:])
+    return [
+        flat[start : start + length].reshape(shape if length else empty)
+        for start, length, shape in zip(starts, lengths, shapes, strict=True)
+    ]
+
+
+def compute_metrics(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Compute metrics over all ranks, as tensors on the device. Collective where there are several.
+
+    A metric whose result is a dict gives an entry for each of its keys, `<Name>/<key>`.
+    """
+    values: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        # A rank without samples computes from those of the others.
+        warnings.filterwarnings("ignore", message="The ``compute`` method of metric", category=UserWarning)
+        for name, metric in metrics.items():
+            value = metric.compute()
+            if isinstance(value, Mapping):
+                values.update({f"{name}/{key}": part for key, part in value.items()})
+            else:
+                values[name] = value
+    return values
+
+
+def copy_metric(metric: Metric, device: torch.device, parallelism: Parallelism) -> Metric:
+    """Copy a metric, empty, to `device`, to be computed over the ranks of `parallelism`."""
+    own: Metric = copy.deepcopy(metric)
+    if device.type == "mps":  # it has no float64
+        own.set_dtype(torch.float32)
+    own = own.to(device)
+    own.reset()
+    sync_by(own, parallelism)
+    return own

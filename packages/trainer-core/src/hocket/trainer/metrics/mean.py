@@ -1,0 +1,38 @@
+"""A mean as torchmetrics' states: a sum and the number of its terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class SumMean(Metric):
+    """A sum divided by the number of its terms, so that any split of the data gives the same mean.
+
+    Subclasses add to `total` and `count` in `update`.
+
+    Args:
+        options: Of `torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # In float64, since the counts of a large data set are not exact in float32.
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, *args: Any) -> None:
+        """Add a batch to `total` and `count`."""
+        raise NotImplementedError
+
+    def compute(self) -> Tensor:
+        """Return the mean, a scalar."""
+        return (self.total / self.count).float()

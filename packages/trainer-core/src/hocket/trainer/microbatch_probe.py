@@ -1,0 +1,138 @@
+"""`MemoryProbe`: steps that measure memory and leave no trace in the run."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.optim import Optimizer
+
+from hocket.trainer.accumulation import local_part
+from hocket.trainer.event import Event
+from hocket.trainer.microbatch_search import MemoryMeter
+from hocket.trainer.prefetch import DeviceBatch
+from hocket.trainer.rng import capture_rng, restore_rng
+from hocket.trainer.step import StepContext, TrainStep
+from hocket.trainer.step_sync import GlobalStep
+
+
+class MemoryProbe:
+    """Computes the gradients of microbatches of a size and returns the memory that it took.
+
+    Use it as a context manager. On entry the state of the optimizers is allocated where there is none, since
+    it will be there during training. Events fire for nobody meanwhile. On exit parameters, buffers,
+    optimizers, generators and the state's attributes are bit for bit as they were.
+
+    Collective: every rank enters, measures the same sizes, and leaves.
+
+    Args:
+        step: Computes the gradients.
+        context: The parts of the run.
+        batch: On the device; its first rows are used.
+        meter: Measures.
+    """
+
+    def __init__(self, step: TrainStep, context: StepContext, batch: Any, meter: MemoryMeter) -> None:
+        self._step = step
+        self._context = context
+        self._batch = batch
+        self._meter = meter
+        self._slots: list[Optimizer] = []
+
+    def __enter__(self) -> Self:
+        context, state = self._context, self._context.state
+        self._rng = capture_rng(state.device)
+        tensors = [*state.model.parameters(), *state.model.buffers()]
+        # On the host, so that the copies do not take the memory that is measured.
+        self._values = [(tensor, local_part(tensor.detach()).cpu().clone()) for tensor in tensors]
+        self._facts = context.facts, context.step, context.mean, context.train_metrics
+        self._attributes = {name: getattr(state, name) for name in ("batch", "outputs", "loss")}
+        self._size = state.device_train_microbatch_size
+        context.train_metrics = None
+        for event in Event:
+            setattr(context.engine.on, event.value, ())
+        self._slots = [_with_slots(one) for one in state.optimizers if not one.state]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        context, state = self._context, self._context.state
+        self._slots.clear()
+        self._clear_gradients()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                local_part(tensor.detach()).copy_(value)
+        self._values.clear()
+        context.facts, context.step, context.mean, context.train_metrics = self._facts
+        for name, value in self._attributes.items():
+            setattr(state, name, value)
+        state.device_train_microbatch_size = self._size
+        context.engine.prepare()
+        restore_rng(self._rng, state.device)
+
+    def peak_bytes(self, size: int) -> int:
+        """Return the peak over two microbatches of `size` samples, or fewer where the batch has fewer.
+
+        The second microbatch adds to gradients that are there, as most microbatches do.
+        """
+        context, spec = self._context, self._context.spec
+        num_rows = spec.count_samples(self._batch)
+        rows = min(2 * size, num_rows)
+        batch = self._batch if rows == num_rows else spec.split(self._batch, 0, rows)
+        num_ranks = context.state.parallelism.data_parallel[1]
+        context.facts = DeviceBatch(batch, rows, rows, 0, None, float(rows))
+        context.step = GlobalStep(
+            False, False, rows * num_ranks, 0, float(rows * num_ranks), min(2 * size, self._most_rows()), None
+        )
+        context.state.device_train_microbatch_size = size
+        self._clear_gradients()
+        self._meter.start()
+        try:
+            self._step.compute_gradients(batch)
+            return self._meter.peak_bytes()
+        finally:
+            context.state.outputs = context.state.loss = None
+            self._clear_gradients()
+
+    def _most_rows(self) -> int:
+        """Return the rows of the largest batch of a rank, so that every rank makes as many microbatches."""
+        step = self._facts[1]
+        assert step is not None
+        return step.most_samples
+
+    def _clear_gradients(self) -> None:
+        standard = self._context.standard
+        if standard is not None:
+            standard.clear_gradients()
+        for parameter in self._context.state.model.parameters():
+            parameter.grad = None
+
+
+def _with_slots(optimizer: Optimizer) -> Optimizer:
+    """Return a twin of an optimizer that has made a step with gradients of zero, and so has its state.
+
+    The step may change parameters (weight decay); the caller restores them. An optimizer whose step needs a
+    closure or more than its groups gets two tensors as large as each parameter in place of its state.
+    """
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    twin = copy.copy(optimizer)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [dict(group) for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        type(optimizer).step(twin)
+    except (TypeError, AttributeError, KeyError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        twin.state = defaultdict(
+            dict, {one: {"slots": [torch.zeros_like(one), torch.zeros_like(one)]} for one in parameters}
+        )
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    return twin

@@ -1,0 +1,335 @@
+"""`HuggingFaceModel`: trains a model of the `transformers` library."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.extras import import_extra
+from hocket.trainer.models.base import ComposerModel
+from hocket.trainer.models.huggingface_saving import adapter_names, save_folder
+from hocket.trainer.models.huggingface_task import Task, metrics_of, task_of
+from hocket.trainer.models.named_metrics import named_metrics
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+_IGNORED = -100
+
+
+class HuggingFaceModel(ComposerModel):
+    """Wraps a model of `transformers`; a batch is a mapping, such as a tokenizer with labels makes it.
+
+    Entries of the batch that the model's `forward` does not take are left out of the call; the batch itself
+    is never changed. The loss is the model's own.
+
+    Args:
+        model: A model of `transformers`, or one that `peft` has put adapters into.
+        tokenizer: Saved beside the model, and decodes what `generate` makes.
+        use_logits: Compute no loss in evaluation, and give every metric the logits instead of all outputs.
+        metrics: Measured while training, and in evaluation unless `eval_metrics` are given.
+        eval_metrics: Measured in evaluation. If neither is given, those of the model's task: cross-entropy
+            and perplexity or accuracy.
+        shift_labels: Whether the model predicts the next token, so that metrics compare its logits with the
+            labels one place later. None: for causal language models.
+        allow_embedding_resizing: Grow an embedding that is smaller than the tokenizer's vocabulary.
+        peft_config: A configuration of `peft`, or a dict of one: its adapters are put into the model, and
+            only they are trained.
+        should_save_peft_only: Keep only the adapters in checkpoints and in saved folders, not the base model.
+
+    Raises:
+        MissingExtraError: If `transformers`, or for `peft_config` `peft`, is not installed.
+        TrainerConfigError: If the tokenizer has more tokens than the model, or an argument has a wrong type.
+
+    Example:
+        >>> model = HuggingFaceModel(AutoModelForCausalLM.from_config(config), tokenizer)
+        >>> Trainer(model=model, train_dataloader=loader, max_duration="1ep").fit()
+        >>> model.save_pretrained("out")  # AutoModelForCausalLM.from_pretrained("out")
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        use_logits: bool = False,
+        metrics: Any = None,
+        eval_metrics: Any = None,
+        shift_labels: bool | None = None,
+        allow_embedding_resizing: bool = False,
+        peft_config: Any = None,
+        should_save_peft_only: bool = True,
+    ) -> None:
+        super().__init__()
+        import_extra("transformers", "transformers", needed_by="HuggingFaceModel")
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            raise TrainerConfigError(
+                f"`model` is a `{type(model).__name__}`; expected a model of `transformers`, such as "
+                "`AutoModelForCausalLM.from_config(config)`"
+            )
+        if tokenizer is not None:
+            _fit_embedding(model, tokenizer, may_resize=allow_embedding_resizing)
+        self.model = model if peft_config is None else _with_adapters(model, peft_config)
+        self.tokenizer = tokenizer
+        self.use_logits = use_logits
+        self.is_peft = hasattr(self.model, "peft_config") and hasattr(self.model, "get_base_model")
+        self.should_save_peft_only = should_save_peft_only
+        base = self._base_model()
+        self.config: Any = base.config
+        self.task = task_of(base)
+        self.shift_labels = self.task is Task.CAUSAL_LM if shift_labels is None else shift_labels
+        if self.task is Task.CAUSAL_LM and not self.shift_labels:
+            warnings.warn(
+                f"`shift_labels=False` for `{type(base).__name__}`, which predicts the next token: metrics "
+                "compare its logits with labels that must be shifted already",
+                stacklevel=2,
+            )
+        self._forward_names = _parameters_of(base.forward)
+        self._train_metrics = {} if metrics is None else named_metrics(metrics)
+        given = eval_metrics if eval_metrics is not None else metrics
+        self._eval_metrics = None if given is None else named_metrics(given)
+
+    def _base_model(self) -> Any:
+        model: Any = self.model
+        return model.get_base_model() if self.is_peft else model
+
+    def forward(self, batch: Any) -> Any:
+        """Return the model's outputs, a mapping with `loss` and `logits`.
+
+        Raises:
+            DataError: If the batch is no mapping, or has nothing that the model takes.
+        """
+        return self.model(**self._arguments(batch))
+
+    def _arguments(self, batch: Any) -> dict[str, Any]:
+        """Return the entries of a batch that the model's `forward` takes."""
+        if not isinstance(batch, Mapping):
+            raise DataError(
+                f"the batch is a `{type(batch).__name__}`; `HuggingFaceModel` expects a mapping with the "
+                f"names that `{type(self._base_model()).__name__}.forward` takes. Make one in the loader's "
+                "`collate_fn`, or with `DataSpec(dataloader=…, batch_transforms=function)`"
+            )
+        arguments = {name: value for name, value in batch.items() if name in self._forward_names}
+        if not arguments:
+            raise DataError(
+                f"the batch has the keys {_listed(batch)}, and `{type(self._base_model()).__name__}.forward` "
+                f"takes none of them; it takes {_listed(self._forward_names)}"
+            )
+        return arguments
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """Return the loss that the model computed.
+
+        Raises:
+            DataError: If it computed none, since the batch has no labels.
+        """
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if loss is None:
+            raise DataError(
+                f"`{type(self._base_model()).__name__}` computed no loss, because the batch has no `labels`; "
+                f"its keys are {_listed(batch)}; {_advice(batch)}"
+            )
+        tensor: Tensor = loss
+        return tensor
+
+    def loss_weights(self, batch: Any) -> Sequence[float] | Tensor | None:
+        """Return how many labels of each sample the loss is a mean over; None where each sample weighs 1.
+
+        Labels on a device are counted there: the weights are a tensor `(B,)` then.
+
+        Args:
+            batch: As `forward` takes it.
+        """
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
+            return None
+        predicted = labels[:, 1:] if self.shift_labels else labels
+        weights = (predicted != _IGNORED).flatten(1).sum(1)
+        if labels.device.type != "cpu":
+            return weights.float()
+        numbers: list[float] = weights.tolist()
+        return numbers
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Return the outputs that metrics are updated with.
+
+        With `use_logits` that are the logits, computed without the labels. A batch with `"mode": "generate"`
+        gives the texts that the model generates.
+
+        Args:
+            batch: As `forward` takes it.
+            outputs: Of `forward` for this batch, if it ran.
+        """
+        if isinstance(batch, Mapping) and batch.get("mode") == "generate":
+            return self._generate_texts(batch)
+        if outputs is None:
+            arguments = self._arguments(batch)
+            if self.use_logits:
+                labels = arguments.pop("labels", None)
+                make_inputs = getattr(self._base_model(), "prepare_decoder_input_ids_from_labels", None)
+                if labels is not None and "decoder_input_ids" not in arguments and make_inputs is not None:
+                    arguments["decoder_input_ids"] = make_inputs(labels)
+            outputs = self.model(**arguments)
+        return outputs["logits"] if self.use_logits and isinstance(outputs, Mapping) else outputs
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
+        """Return the metrics by name."""
+        if is_train:
+            return self._train_metrics
+        if self._eval_metrics is None:
+            self._eval_metrics = metrics_of(self.task, self.config)
+        return self._eval_metrics
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Add a batch to a metric.
+
+        Metrics of torchmetrics and of `hocket.trainer.metrics` get logits and labels, shifted where the model
+        predicts the next token. Without `use_logits`, a metric of the user's own gets all outputs.
+
+        Raises:
+            DataError: If the batch has no labels.
+        """
+        if "labels" not in batch:
+            raise DataError(
+                f"`{type(metric).__name__}` needs `labels`, and the batch has the keys {_listed(batch)}"
+            )
+        labels = batch["labels"]
+        is_known = type(metric).__module__.startswith(("torchmetrics", "hocket.trainer"))
+        logits = outputs.get("logits") if isinstance(outputs, Mapping) and is_known else outputs
+        if self.shift_labels and isinstance(labels, Tensor):
+            # One place later, with nothing to compare the last place with: the logits keep their shape.
+            labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)), dim=1)
+        if isinstance(logits, Tensor) and logits.shape[-1:] == (1,) and labels.dim() == logits.dim() - 1:
+            logits = logits.squeeze(-1)
+        metric.update(logits, labels)
+
+    def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Generate tokens by the model's own `generate`.
+
+        Collective where the model is sharded; every rank then makes as many steps as the slowest.
+
+        Args:
+            input_ids: `(B, L)`.
+            attention_mask: `(B, L)`; by default 0 where `input_ids` are the tokenizer's padding.
+            options: Of `transformers`' `generate`, such as `max_new_tokens`.
+
+        Returns:
+            The token ids, the prompt included in decoder-only models, `(B, L')`.
+        """
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        options.setdefault("pad_token_id", pad if pad is not None else self.config.eos_token_id)
+        if attention_mask is None and pad is not None:
+            attention_mask = (input_ids != pad).long()
+        if attention_mask is not None:
+            options["attention_mask"] = attention_mask
+        # `generate` calls inner modules, so what FSDP2 does around this module's `forward` is done here.
+        unshard, reshard = getattr(self, "unshard", None), getattr(self, "reshard", None)
+        if callable(unshard) and callable(reshard):
+            options.setdefault("synced_gpus", True)
+            unshard()
+        try:
+            model: Any = self.model
+            with torch.no_grad():
+                tokens: Tensor = model.generate(input_ids=input_ids, **options)
+        finally:
+            if callable(unshard) and callable(reshard):
+                reshard()
+        return tokens
+
+    def _generate_texts(self, batch: Mapping[str, Any]) -> Any:
+        options = dict(batch.get("generation_kwargs") or {})
+        if (length := batch.get("generation_length")) is not None:
+            options.setdefault("max_new_tokens", int(length))
+        tokens = self.generate(batch["input_ids"], batch.get("attention_mask"), **options)
+        if not getattr(self.config, "is_encoder_decoder", False):
+            tokens = tokens[:, batch["input_ids"].shape[1] :]
+        if self.tokenizer is None:
+            return tokens
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]  # overloads
+        """Return the tensors by name; with `should_save_peft_only`, those of the adapters alone."""
+        state: dict[str, Any] = super().state_dict(*args, **options)
+        if not (self.is_peft and self.should_save_peft_only):
+            return state
+        prefix = options.get("prefix", args[1] if len(args) > 1 else "") + "model."
+        kept = adapter_names(self.model, state, prefix=prefix)
+        return {name: value for name, value in state.items() if name in kept}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` returned; the base model may be missing where only adapters are saved."""
+        if not (self.is_peft and self.should_save_peft_only and strict):
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        found = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = sorted(set(self.state_dict()) & set(found.missing_keys))
+        if missing or found.unexpected_keys:
+            raise RuntimeError(
+                f"the adapters' state does not fit: missing {missing}, unexpected {found.unexpected_keys}"
+            )
+        return found
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write a Hugging Face folder: safetensors, configuration and tokenizer, for `from_pretrained`.
+
+        With adapters, the folder has those alone (`PeftModel.from_pretrained(base, folder)`); without
+        `should_save_peft_only`, its subfolder `base` has the base model, too.
+        Collective where the model is sharded: every rank calls it, and rank 0 writes.
+
+        Args:
+            folder: Made if it is not there.
+        """
+        save_folder(self, folder)
+
+
+def _parameters_of(forward: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters) - {"args", "kwargs"}
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(map(str, names))) or "none"
+
+
+def _advice(batch: Mapping[str, Any]) -> str:
+    for name in ("label", "label_ids", "targets", "target"):
+        if name in batch:
+            return (
+                f"rename `{name}` to `labels`, in the loader's `collate_fn` or with `DataSpec(dataloader=…, "
+                f"batch_transforms=lambda batch: {{**batch, 'labels': batch['{name}']}})`"
+            )
+    return "add `labels` to the batch"
+
+
+def _fit_embedding(model: Any, tokenizer: Any, *, may_resize: bool) -> None:
+    embedding = model.get_input_embeddings()
+    size, num_tokens = embedding.weight.shape[0], len(tokenizer)
+    if size >= num_tokens:
+        return
+    if not may_resize:
+        raise TrainerConfigError(
+            f"the tokenizer has {num_tokens} tokens and the model's embedding {size} rows; use the tokenizer "
+            "that belongs to the model, or set `allow_embedding_resizing=True`"
+        )
+    model.resize_token_embeddings(num_tokens)
+
+
+def _with_adapters(model: Any, peft_config: Any) -> nn.Module:
+    peft = import_extra("peft", "peft", needed_by="peft_config")
+    if isinstance(peft_config, Mapping):
+        peft_config = peft.get_peft_config(dict(peft_config))
+    if not isinstance(peft_config, peft.PeftConfig):
+        raise TrainerConfigError(
+            f"`peft_config` is a `{type(peft_config).__name__}`; expected a configuration of `peft`, such as "
+            "`LoraConfig(r=8)`, or a dict such as `{'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 8}`"
+        )
+    if hasattr(model, "peft_config"):
+        raise TrainerConfigError("the model has adapters already; leave `peft_config` out")
+    adapted: nn.Module = peft.get_peft_model(model, peft_config)
+    return adapted

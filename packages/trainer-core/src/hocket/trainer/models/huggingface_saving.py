@@ -1,0 +1,76 @@
+"""Writing a model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.trainer.extras import import_extra
+
+if TYPE_CHECKING:
+    from hocket.trainer.models.huggingface import HuggingFaceModel
+
+
+def save_folder(model: HuggingFaceModel, folder: str | os.PathLike[str]) -> None:
+    """Write weights, configuration and tokenizer. Collective where the model is sharded; rank 0 writes.
+
+    Args:
+        model: Wraps what is saved.
+        folder: Made if it is not there.
+    """
+    inner: Any = model.model
+    state = {name: _whole(value) for name, value in inner.state_dict().items()}
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not is_distributed or torch.distributed.get_rank() == 0:
+        _write(model, state, Path(folder))
+    if is_distributed:
+        # No rank opens the folder before it is whole.
+        torch.distributed.barrier()
+
+
+def _write(model: HuggingFaceModel, state: dict[str, Any], path: Path) -> None:
+    inner: Any = model.model
+    path.mkdir(parents=True, exist_ok=True)
+    inner.save_pretrained(path, state_dict=state)
+    if model.is_peft and not model.should_save_peft_only:
+        adapters = adapter_names(inner, state, prefix="")
+        inner.get_base_model().save_pretrained(path / "base", state_dict=base_state(state, adapters))
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(path)
+
+
+def base_state(state: Mapping[str, Any], adapters: set[str]) -> dict[str, Any]:
+    """Return the base model's tensors by its own names, from the state of a model with adapters around it."""
+    own = {}
+    for name, value in state.items():
+        if name not in adapters:
+            plain = name.removeprefix("base_model.model.")
+            own[plain.replace(".base_layer.", ".").replace(".original_module.", ".")] = value
+    return own
+
+
+def _whole(value: Any) -> Any:
+    """Return a tensor with all of its shards, on the CPU."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    full = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full.detach().cpu()
+
+
+def adapter_names(model: Any, state: Mapping[str, Any], *, prefix: str) -> set[str]:
+    """Return the names in `state` that belong to adapters, as `peft` decides.
+
+    Args:
+        model: Of `peft`.
+        state: Tensors by name, those of `model` under `prefix`.
+        prefix: Of the model's names.
+    """
+    peft = import_extra("peft", "peft", needed_by="should_save_peft_only")
+    own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    # `peft` renames what it keeps; the tensors are the same objects.
+    kept = {id(value) for value in peft.get_peft_model_state_dict(model, state_dict=own).values()}
+    return {prefix + name for name, value in own.items() if id(value) in kept}

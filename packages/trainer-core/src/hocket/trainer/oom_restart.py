@@ -1,0 +1,60 @@
+"""Smaller microbatches after a restart that an out-of-memory error caused.
+
+A launcher with `--max-restarts` starts all ranks again after a failure. The rank that ran out of memory
+leaves half its microbatch as a note, and the next attempt trains with it on all ranks. Gradients do not
+change, since microbatches are weighted by what they add to the loss of the global batch. For
+`device_train_microbatch_size="auto"`, `AutoMicrobatchStep` does this by itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from hocket.trainer.microbatch_note import read_note, write_note
+from hocket.trainer.state import State
+from hocket.trainer.step_sync import StepSync
+
+_CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
+
+
+def record_out_of_memory(error: BaseException, state: State, *, num_samples: int) -> None:
+    """Leave half the microbatch for the next attempt if memory ran out; do nothing for other errors.
+
+    Args:
+        error: The error that ended the training.
+        state: Has the size of a microbatch.
+        num_samples: Samples in this rank's batch, which count where batches are not split.
+    """
+    is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_MESSAGE in str(error)
+    size = min(state.device_train_microbatch_size or num_samples, num_samples)
+    if is_out_of_memory and size > 1 and write_note(size // 2):
+        error.add_note(
+            f"the next attempt of this job, if the launcher makes one, trains with "
+            f"`device_train_microbatch_size` {size // 2} (it was {size})"
+        )
+
+
+def find_microbatch_limit(sync: StepSync) -> int | None:
+    """Return the most samples that a microbatch may have after earlier attempts; None for no limit.
+
+    Collective under a launcher: the note is seen only on the machine of the rank that left it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    # 0 stands for no limit.
+    return min((int(size) for size in sync.gather(read_note() or 0) if size), default=None)
+
+
+def limit_microbatch(state: State, limit: int | None) -> str | None:
+    """Make microbatches no larger than `limit`; return a sentence for the user if that changes them."""
+    size = state.device_train_microbatch_size
+    if limit is None or (size is not None and size <= limit):
+        return None
+    state.device_train_microbatch_size = limit
+    before = "the whole batch" if size is None else size
+    return (
+        f"`device_train_microbatch_size` is {limit} in place of {before}: an earlier attempt of this job ran "
+        "out of memory"
+    )

@@ -1,0 +1,136 @@
+"""`Parts`: the parts of a run, wired together, and the changes that `fit` makes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.trainer.arguments import check_microbatch_size
+from hocket.trainer.checkpointing import Checkpointer
+from hocket.trainer.clock import TrainingClock
+from hocket.trainer.configs import TrainerConfig
+from hocket.trainer.engine import Engine
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.evaluation import EvaluationLoop
+from hocket.trainer.logger import Logger
+from hocket.trainer.microbatch_search import MicrobatchSearch
+from hocket.trainer.microbatch_step import AutoMicrobatchStep
+from hocket.trainer.precision import Precision
+from hocket.trainer.protocols import CheckpointStore
+from hocket.trainer.providers import find_provider
+from hocket.trainer.registry import Part
+from hocket.trainer.run_state import RunState
+from hocket.trainer.state import State
+from hocket.trainer.step import StepContext
+from hocket.trainer.step_sync import StepSync
+from hocket.trainer.train_loader import TrainLoader
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """The parts of a run, wired together."""
+
+    config: TrainerConfig
+    sync: StepSync
+    state: State
+    logger: Logger
+    engine: Engine
+    precision: Precision
+    context: StepContext
+    run_state: RunState
+    evaluation: EvaluationLoop
+    checkpointer: Checkpointer | None
+    clock: TrainingClock = field(default_factory=TrainingClock)
+    loader: TrainLoader | None = None
+    data_source: str = ""
+    """Where the data's rank and world size came from."""
+    notices: list[str] = field(default_factory=list)
+    """Sentences for the user, printed when `fit` starts."""
+    is_own_checkpoint: bool = False
+    """Whether the run continues from a checkpoint that `autoresume` found."""
+    store: CheckpointStore | None = None
+    """The checkpoints of `save_folder`, or beside `load_path`."""
+    auto_step: AutoMicrobatchStep | None = None
+    """Finds the microbatch size; None where it is stated."""
+    microbatch_limit: int | None = None
+    """The most samples in a microbatch, after an attempt that ran out of memory."""
+
+    def set_precision(self, name: str) -> None:
+        """Compute in another precision from here on.
+
+        Raises:
+            TrainerConfigError: If it is none, or the model is sharded, whose layout fixes the precision.
+        """
+        state = self.state
+        if name == state.precision:
+            return
+        if any(hasattr(parameter, "device_mesh") for parameter in state.model.parameters()):
+            raise TrainerConfigError(
+                f"the model was sharded for `{state.precision}`, which fixes the precision of what ranks "
+                f"exchange; pass `precision='{name}'` to `Trainer`"
+            )
+        self.precision.change(name)
+        state.precision = name
+
+    def set_microbatch_size(self, given: Any) -> None:
+        """Take a microbatch size, or search for one before the next step.
+
+        Raises:
+            TrainerConfigError: If it is neither.
+        """
+        check_microbatch_size(given)
+        search = MicrobatchSearch.of(given)
+        self.state.device_train_microbatch_size = None if search is not None else given
+        if self.auto_step is not None:
+            self.auto_step.start(search)
+        elif search is not None:
+            self.state.train_step = self.auto_step = AutoMicrobatchStep(
+                self.state.train_step, self.context, search, self.sync, self.logger
+            )
+
+    def keep_found_size(self) -> None:
+        """Have checkpoints store the size that was found; a run on as many ranks takes it over."""
+        num_ranks = self.sync.num_ranks
+
+        def save() -> dict[str, int]:
+            size = None if self.auto_step is None else self.auto_step.found
+            return {} if size is None else {"size": size, "num_ranks": num_ranks}
+
+        def load(found: Mapping[str, int]) -> None:
+            if self.auto_step is not None and found.get("num_ranks") == num_ranks:
+                self.auto_step.remembered = found["size"]
+
+        self.run_state.registry.add(
+            Part(name="microbatch_search", save=save, load=load, placement="rank_zero")
+        )
+
+    def save_once(self, name: str, *, weights_only: bool) -> None:
+        """Save one checkpoint at a path, or by a name in the store, and wait for it. Collective.
+
+        Raises:
+            TrainerConfigError: If a batch was fetched ahead that the checkpoint could not give back.
+        """
+        if not weights_only and not self.run_state.can_save():
+            raise TrainerConfigError(
+                "a batch was fetched ahead, which a checkpoint could not give back; save after `fit`, use "
+                "`save_checkpoint_to_save_folder`, or `weights_only=True`"
+            )
+        folder, _, stem = name.rpartition("/")
+        with ExitStack() as made:
+            store = self.store
+            if folder or store is None:
+                provide = find_provider("checkpoints", asked_by="`save_checkpoint`")
+                store = provide(folder or ".", timeout_s=self.config.parallel.dist_timeout)
+                own(store, made)
+            once = Checkpointer(
+                store, self.run_state, self.state, save_filename=stem, weights_only=weights_only
+            )
+            once.save()
+
+
+def own(part: Any, made: ExitStack) -> None:
+    """Have `made` close a part that can be closed."""
+    if hasattr(part, "close"):
+        made.callback(part.close)

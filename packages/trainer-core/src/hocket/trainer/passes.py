@@ -1,0 +1,100 @@
+"""Passes: functions that decide the order in which algorithms run at an event.
+
+Three passes run by default, in this order:
+
+1. `sort_by_order` sorts algorithms by their `order`, so that the result does not depend on the list that the
+   user wrote: SelectiveBackprop (low) sees the data before other methods change it, low-precision norms
+   (high) come last.
+2. the passes of `Trainer(algorithm_passes=…)`.
+3. `nest` reverses the algorithms at events that end what a `BEFORE_*` event began, so that the first to
+   change something is the last to restore it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.event import Event
+
+if TYPE_CHECKING:
+    from hocket.trainer.algorithm import Algorithm
+
+AlgorithmPass = Callable[[Sequence[Any], Event], Sequence[Any]]
+"""`(algorithms, event) -> algorithms`: the same algorithms, or fewer, in the order in which they run."""
+
+# Events that end what a `BEFORE_*` event began. AFTER_DATALOADER and AFTER_LOAD are not among them: no
+# algorithm changes anything at the `BEFORE_*` events of the data loader and the checkpoint.
+NESTED_EVENTS = frozenset(
+    {
+        Event.AFTER_FORWARD,
+        Event.AFTER_LOSS,
+        Event.AFTER_BACKWARD,
+        Event.AFTER_TRAIN_BATCH,
+        Event.EVAL_AFTER_FORWARD,
+        Event.EVAL_AFTER_ALL,
+        Event.PREDICT_AFTER_FORWARD,
+    }
+)
+
+
+def sort_by_order(
+    algorithms: Sequence[Algorithm],
+    event: Event,  # noqa: ARG001 - as every pass takes it
+) -> Sequence[Algorithm]:
+    """Sort algorithms by their `order`, lowest first; equal ones stay as given."""
+    return sorted(algorithms, key=lambda algorithm: getattr(algorithm, "order", 0))
+
+
+def nest(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """Reverse algorithms at the events that end what a `BEFORE_*` event began."""
+    return algorithms[::-1] if event in NESTED_EVENTS else algorithms
+
+
+def make_passes(given: Any = None) -> list[AlgorithmPass]:
+    """Merge the user's passes with the default ones.
+
+    Args:
+        given: None, a pass, a pair (pass, index), or a sequence of these. A pass without an index runs
+            after sorting and before nesting; an index is a place among the passes, as for `list.insert`.
+
+    Raises:
+        TrainerConfigError: If one of them is not callable.
+    """
+    passes: list[AlgorithmPass] = [sort_by_order, nest]
+    for one in [] if given is None else [given] if callable(given) or _is_indexed(given) else given:
+        algorithm_pass, index = one if _is_indexed(one) else (one, len(passes) - 1)
+        if not callable(algorithm_pass):
+            raise TrainerConfigError(
+                f"`algorithm_passes` has {algorithm_pass!r}; expected a function (algorithms, event) -> "
+                "algorithms, or a pair of one and an index"
+            )
+        passes.insert(index, algorithm_pass)
+    return passes
+
+
+def run_passes(algorithms: Iterable[Any], event: Event, passes: Iterable[AlgorithmPass]) -> Sequence[Any]:
+    """Return the algorithms in the order in which they run at `event`."""
+    ordered: Sequence[Any] = list(algorithms)
+    for algorithm_pass in passes:
+        ordered = algorithm_pass(ordered, event)
+    return ordered
+
+
+def check_pairs(algorithms: Sequence[Any]) -> None:
+    """Refuse algorithms that cannot be used together.
+
+    Raises:
+        TrainerConfigError: An algorithm's `conflict_with` gave a reason against another one.
+    """
+    for one, other in permutations(algorithms, 2):
+        conflict_with = getattr(one, "conflict_with", None)
+        if conflict_with is not None and (reason := conflict_with(other)):
+            names = f"`{type(one).__name__}` and `{type(other).__name__}`"
+            raise TrainerConfigError(f"{names} cannot be used together: {reason}")
+
+
+def _is_indexed(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int)

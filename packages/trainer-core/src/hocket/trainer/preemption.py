@@ -1,0 +1,74 @@
+"""SIGTERM during `fit`: training ends at the next step boundary, saves, and the process exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+from hocket.trainer.step_sync import StepSync
+from hocket.trainer.stop_signal import StopSignal
+
+
+class SigtermStop:
+    """A context in which SIGTERM requests a stop instead of ending the process at once.
+
+    Schedulers and the launcher send SIGTERM before they take a machine away. The request travels with the
+    step's agreement, so all ranks end after the same batch and save. A second SIGTERM ends the process at
+    once. Nothing is changed outside of the main thread, or where SIGTERM has a handler of the user's own. A
+    handler with a true attribute `ends_process`, such as the one of a checkpoint store that finishes its
+    saves first, is set aside during the context and handles the second SIGTERM.
+
+    Args:
+        stop: Receives the request.
+
+    Attributes:
+        is_received: Whether this process received SIGTERM.
+    """
+
+    EXIT_CODE = 128 + signal.SIGTERM
+
+    def __init__(self, stop: StopSignal) -> None:
+        self.is_received = False
+        self._stop = stop
+        self._is_installed = False
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        previous = signal.getsignal(signal.SIGTERM)
+        if is_main and (previous is signal.SIG_DFL or getattr(previous, "ends_process", False)):
+            self._previous, self._pid = previous, os.getpid()
+            signal.signal(signal.SIGTERM, self._handle)
+            self._is_installed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def exit_if_received(self, sync: StepSync) -> None:
+        """Raise `SystemExit` if this process, or with several ranks any rank, received SIGTERM.
+
+        Collective where a stop has ended the training, which is so on every rank or on none.
+
+        Raises:
+            SystemExit: With 143, the code of a process that SIGTERM ended.
+        """
+        is_received = self.is_received
+        if sync.num_ranks > 1 and (self._stop.is_agreed or self._stop.is_final):
+            is_received = any(sync.gather(float(is_received)))
+        if is_received:
+            raise SystemExit(self.EXIT_CODE)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_received or os.getpid() != self._pid:
+            # The second one, or one in a forked worker: what SIGTERM did before.
+            signal.signal(number, self._previous)
+            os.kill(os.getpid(), number)
+            return
+        self.is_received = True
+        self._stop.request("SIGTERM")

@@ -1,0 +1,240 @@
+"""Fetches batches from a data loader, counts them and copies them to the device ahead of their use.
+
+Training, evaluation and prediction share this; it knows nothing of ranks, steps or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.trainer.batches import num_samples
+from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.errors import DataError
+from hocket.trainer.worker_deadline import explain, iterate
+
+_END = object()
+_EMPTY = "the data loader yielded a batch without samples; expected at least 1 in each batch"
+
+
+@dataclass(slots=True)
+class DeviceBatch:
+    """A batch on the device, with its counts."""
+
+    batch: Any
+    samples: int
+    """Rows of this rank's batch."""
+    counted: int
+    """Rows with a share in the global batch; the others are padding of a short last batch."""
+    tokens: int
+    weights: Sequence[float] | torch.Tensor | None
+    """The loss weight of each row: host numbers, or a device tensor `(samples,)` where labels are on a
+    device; None where each row weighs 1."""
+    weight: float
+    """The summed loss weight; the number of counted rows where `weights` is a device tensor."""
+    arrival: torch.cuda.Event | None = None
+    """Recorded when the copy to the device is done; None where there is no copy to wait for."""
+
+
+class BatchPrefetcher:
+    """Fetches batches ahead of their use, at most `depth` of them.
+
+    Copies to a CUDA device run on a stream of their own and do not block the host where the batch is pinned.
+
+    Args:
+        spec: The data loader, and how to count its batches.
+        device: The device to copy to.
+        depth: How many batches `fetch` keeps ahead.
+        max_batches: Ends an epoch after that many batches; None for all of them.
+        timeout_s: Seconds that a loader's workers may take for a batch; None for no deadline.
+    """
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        *,
+        device: torch.device,
+        depth: int = 1,
+        max_batches: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.spec = spec
+        self.loader: Any = spec.dataloader
+        self.depth = max(depth, 1)
+        self.max_batches = max_batches
+        self._timeout_s = timeout_s
+        self.next_batch: Callable[[Iterator[Any], Any], Any] = next
+        """Fetches from the loader; a profiler puts a timed one here."""
+        self._device = device
+        self._share = getattr(self.loader, "batch_share", None)
+        # Nearly every batch then needs no more than its rows.
+        self._counts_rows = self._share is None and spec.counts_plainly()
+        self._copies = device.type != "cpu"
+        self.is_started = False
+        """Whether an epoch is in progress."""
+        self._iterator: Iterator[Any] | None = None
+        self._num_fetched = 0
+        self._ahead: deque[DeviceBatch | None] = deque()
+        self._stream = (
+            torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        )
+
+    @property
+    def num_ahead(self) -> int:
+        """Fetched batches that `next` has not returned; the end of an epoch counts as one."""
+        return len(self._ahead)
+
+    def start(self, epoch: int = 0, *, skip: int = 0) -> None:
+        """Begin an epoch: tell samplers and the data set its number, and fetch and discard `skip` batches.
+
+        Raises:
+            DataError: If the loader has fewer than `skip` batches.
+        """
+        # A loader that plans for the whole job sets the epoch of its data set by itself.
+        parts = () if hasattr(self.loader, "data_parallel") else ("sampler", "batch_sampler", "dataset")
+        for part in parts:
+            if callable(set_epoch := getattr(getattr(self.loader, part, None), "set_epoch", None)):
+                set_epoch(epoch)
+        self._ahead.clear()
+        self._iterator = iterate(self.loader, self._timeout_s)
+        self.is_started = True
+        self._num_fetched = skip
+        for index in range(skip):
+            if next(self._iterator, _END) is _END:
+                raise DataError(
+                    f"the data loader ended after {index} batches of an epoch of which {skip} were trained "
+                    "on before; resume with the same data and batch size"
+                )
+
+    def continue_at(self, num_batches: int) -> None:
+        """Note that the loader goes on behind `num_batches` batches of the epoch, by its own state."""
+        self._num_fetched = num_batches
+
+    def fetch(self) -> None:
+        """Fetch one batch more, unless `depth` batches are ahead or the epoch has ended."""
+        if len(self._ahead) < self.depth and not (self._ahead and self._ahead[-1] is None):
+            self._ahead.append(self._fetch())
+
+    def next(self) -> DeviceBatch | None:
+        """Return the next batch, ready on the present stream; None at the end of the epoch."""
+        batch = self._ahead.popleft() if self._ahead else self._fetch()
+        if batch is not None and batch.arrival is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(batch.arrival)
+            _record_stream(batch.batch, stream)
+        return batch
+
+    def discard(self, limit: int) -> None:
+        """Fetch and drop the rest of the epoch, at most `limit` batches."""
+        self._ahead.clear()
+        for _ in range(limit if self._iterator is not None else 0):
+            assert self._iterator is not None
+            if next(self._iterator, _END) is _END:
+                return
+
+    def stop(self) -> None:
+        """Release the loader's iterator, and so its workers, and drop batches that are ahead."""
+        self._ahead.clear()
+        self._iterator = None
+        self.is_started = False
+
+    def _fetch(self) -> DeviceBatch | None:
+        assert self._iterator is not None, "`start` was not called"
+        if self._num_fetched == self.max_batches:
+            return None
+        try:
+            batch = self.next_batch(self._iterator, _END)
+        except RuntimeError as error:
+            if (explained := explain(error, self._iterator)) is error:
+                raise
+            raise explained from error
+        if batch is _END:
+            return None
+        self._num_fetched += 1
+        if self.spec.batch_transforms is not None:
+            batch = self.spec.batch_transforms(batch)
+        if self._counts_rows and (type(batch) is list or type(batch) is tuple):
+            samples = num_samples(batch)
+            if samples < 1:
+                raise DataError(_EMPTY)
+            record = DeviceBatch(batch, samples, samples, 0, None, float(samples))
+        else:
+            record = count(self.spec, batch, None if self._share is None else self._share()[0])
+        if self._copies:
+            self._copy(record)
+        return record
+
+    def _copy(self, record: DeviceBatch) -> None:
+        """Put the batch on the device."""
+        if self._stream is None:
+            record.batch = to_device(record.batch, self._device)
+            return
+        with torch.cuda.stream(self._stream):
+            record.batch = to_device(record.batch, self._device)
+            record.arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            record.arrival.record(self._stream)
+
+
+def count(spec: DataSpec, batch: Any, share: int | None = None) -> DeviceBatch:
+    """Count a batch: its samples, tokens and loss weights. Reads no device.
+
+    Args:
+        spec: How to count.
+        batch: As the loader or an algorithm made it.
+        share: Rows with a share in the global batch, the first ones; None for all.
+
+    Raises:
+        DataError: If the batch has no samples, or they cannot be counted.
+    """
+    samples = spec.count_samples(batch)
+    if samples < 1:
+        raise DataError(_EMPTY)
+    tokens = spec.count_tokens(batch)
+    weights = spec.loss_weights(batch)
+    if share is None or share >= samples:
+        if weights is None or isinstance(weights, torch.Tensor):
+            return DeviceBatch(batch, samples, samples, tokens, weights, float(samples))
+        return DeviceBatch(batch, samples, samples, tokens, weights, float(sum(weights)))
+    # The rows beyond this rank's share only keep it in step with the others; they weigh nothing.
+    tokens = tokens * share // samples
+    if isinstance(weights, torch.Tensor):
+        weights = weights.clone()
+        weights[share:] = 0
+        return DeviceBatch(batch, samples, share, tokens, weights, float(share))
+    weights = [*(weights[:share] if weights else [1.0] * share), *[0.0] * (samples - share)]
+    return DeviceBatch(batch, samples, share, tokens, weights, float(sum(weights)))
+
+
+def to_device(part: Any, device: torch.device) -> Any:
+    """Copy the tensors of a batch to `device`, without blocking where they are pinned; the rest stays."""
+    if isinstance(part, torch.Tensor):
+        return part.to(device, non_blocking=True)
+    if isinstance(part, Mapping):
+        moved = {name: to_device(value, device) for name, value in part.items()}
+        if type(part) is dict:
+            return moved
+        try:  # a BatchEncoding or TensorDict keeps its class, and so its attribute access
+            return type(part)(moved)  # type: ignore[call-arg]
+        except TypeError:
+            return moved
+    if isinstance(part, (tuple, list)):
+        items = (to_device(item, device) for item in part)
+        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
+    return part
+
+
+def _record_stream(part: Any, stream: torch.cuda.Stream) -> None:
+    """Tell the allocator that a batch's memory is used on `stream`, too."""
+    if isinstance(part, torch.Tensor):
+        if part.is_cuda:
+            part.record_stream(stream)
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            _record_stream(value, stream)
+    elif isinstance(part, (tuple, list)):
+        for item in part:
+            _record_stream(item, stream)

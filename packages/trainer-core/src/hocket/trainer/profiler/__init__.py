@@ -1,0 +1,20 @@
+"""Recording what a training does: traces, memory, counters of the host, and their reading in words."""
+
+from hocket.trainer.profiler.json_trace import JSONTraceHandler, Trace, TraceHandler, merge_traces
+from hocket.trainer.profiler.profiler import Profiler
+from hocket.trainer.profiler.recorder import Marker
+from hocket.trainer.profiler.report import Finding, ProfileReport
+from hocket.trainer.profiler.schedule import ProfilerAction, cyclic_schedule
+
+__all__ = [
+    "Finding",
+    "JSONTraceHandler",
+    "Marker",
+    "ProfileReport",
+    "Profiler",
+    "ProfilerAction",
+    "Trace",
+    "TraceHandler",
+    "cyclic_schedule",
+    "merge_traces",
+]

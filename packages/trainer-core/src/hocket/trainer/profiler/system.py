@@ -1,0 +1,85 @@
+"""Counters of the host, sampled on a thread of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from types import ModuleType
+
+from hocket.trainer.extras import import_extra
+from hocket.trainer.profiler.recorder import Recorder
+
+
+def has_psutil() -> bool:
+    """Whether psutil is installed."""
+    return importlib.util.find_spec("psutil") is not None
+
+
+class SystemSampler:
+    """Records the use of processors, memory, disks and network at a fixed interval while a profile is active.
+
+    Disks and network are rates since the sample before, in bytes a second.
+
+    Args:
+        recorder: Receives the counters.
+        cpu: Sample the host's and this process's use of processors, in percent.
+        memory: Sample the host's memory and this process's resident set, in bytes.
+        disk: Sample reads and writes of all disks.
+        net: Sample the bytes sent and received.
+        interval_s: Seconds between two samples.
+
+    Raises:
+        MissingExtraError: If psutil is not installed.
+    """
+
+    def __init__(
+        self, recorder: Recorder, *, cpu: bool, memory: bool, disk: bool, net: bool, interval_s: float
+    ) -> None:
+        self._psutil: ModuleType = import_extra("psutil", "system", needed_by="Profiler(sys_prof_*)")
+        self._recorder = recorder
+        self._cpu, self._memory, self._disk, self._net = cpu, memory, disk, net
+        self._interval_s = interval_s
+        self._process = self._psutil.Process()
+        self._last: dict[str, dict[str, float]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hocket-profiler-system", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and wait for its end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sample(self) -> None:
+        """Record one sample of everything asked for."""
+        psutil, counter = self._psutil, self._recorder.counter
+        if self._cpu:
+            counter(
+                "cpu", {"host_percent": psutil.cpu_percent(), "process_percent": self._process.cpu_percent()}
+            )
+        if self._memory:
+            memory = psutil.virtual_memory()
+            resident = self._process.memory_info().rss
+            counter("memory", {"host_used_bytes": memory.total - memory.available, "process_bytes": resident})
+        if self._disk and (disk := psutil.disk_io_counters()) is not None:
+            self._rates("disk", {"read_bytes": disk.read_bytes, "write_bytes": disk.write_bytes})
+        if self._net:
+            net = psutil.net_io_counters()
+            self._rates("network", {"sent_bytes": net.bytes_sent, "received_bytes": net.bytes_recv})
+
+    def _rates(self, name: str, totals: dict[str, float]) -> None:
+        now = self._recorder.now_ns() / 1e9
+        before, self._last[name] = self._last.get(name), {**totals, "at": now}
+        if before is not None and now > before["at"]:
+            seconds = now - before["at"]
+            rates = {f"{key}_per_s": (total - before[key]) / seconds for key, total in totals.items()}
+            self._recorder.counter(name, rates)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            if self._recorder.is_active:
+                self.sample()

@@ -1,0 +1,49 @@
+"""Evaluation with one model on all ranks: buffers such as a batch norm's statistics differ between ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from hocket.trainer.protocols import Parallelism
+
+
+@contextlib.contextmanager
+def rank_zero_buffers(model: nn.Module, parallelism: Parallelism) -> Iterator[None]:
+    """Give every rank the buffers of rank 0, which a checkpoint has, and put its own back afterwards.
+
+    A training step updates the statistics of a batch norm from each rank's own samples. Collective where
+    there are several ranks.
+
+    Args:
+        model: Its floating-point buffers that are saved and not sharded take part.
+        parallelism: Sums; the others add zeros.
+    """
+    buffers = _buffers(model) if parallelism.data_parallel[1] > 1 else []
+    own = [buffer.clone() for buffer in buffers]
+    if buffers:
+        # Exact, and what the seam asks for on a CPU.
+        is_wide = buffers[0].device.type == "cpu" or any(one.dtype is torch.float64 for one in buffers)
+        flat = torch.cat([one.flatten().to(torch.float64 if is_wide else torch.float32) for one in buffers])
+        mine = flat if parallelism.data_parallel[0] == 0 else torch.zeros_like(flat)
+        summed = parallelism.reduce_async(mine).wait()
+        parts = torch.split(summed, [one.numel() for one in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.reshape(buffer.shape))
+    try:
+        yield
+    finally:
+        for buffer, before in zip(buffers, own, strict=True):
+            buffer.copy_(before)
+
+
+def _buffers(model: nn.Module) -> list[torch.Tensor]:
+    saved = model.state_dict()
+    return [
+        buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point() and buffer.numel() and not hasattr(buffer, "to_local")
+    ]

@@ -1,0 +1,109 @@
+"""The parts of a run that a checkpoint stores, and whether ranks share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from hocket.trainer.optim import load_torch_scheduler_state, torch_scheduler_state
+
+Placement = Literal["shared", "per_rank", "rank_zero"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One entry of a checkpoint."""
+
+    name: str
+    save: Callable[[], Any]
+    """Returns the part's state."""
+    load: Callable[[Any], object]
+    """Takes the state that `save` returned; called only where a checkpoint has the part."""
+    placement: Placement = "shared"
+    """`"shared"`: equal on all ranks, or sharded tensors, and loaded on any number of ranks. `"per_rank"`:
+    this rank's own, loaded on as many ranks only. `"rank_zero"`: rank 0's, given to every rank."""
+    may_change: bool = False
+    """Whether the entries may differ from those of the checkpoint, as those of callbacks may."""
+    to_fill: Callable[[], Any] | None = None
+    """Returns the tree to load into, where that is not the one to save."""
+
+
+class StateRegistry:
+    """The parts that a checkpoint stores, in the order in which they are loaded."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, Placement], Part] = {}
+
+    def add(self, part: Part) -> None:
+        """Register a part; its name is unique among the parts of its placement."""
+        key = part.name, part.placement
+        assert key not in self._parts, key
+        self._parts[key] = part
+
+    def collect(self, placement: Placement) -> dict[str, Any]:
+        """Return the states of all parts of a placement by name."""
+        return {part.name: part.save() for part in self._of(placement)}
+
+    def to_fill(self) -> dict[str, Any]:
+        """Return the shared states to load into: a part without tensors takes whatever a checkpoint has."""
+        tree = {part.name: (part.to_fill or part.save)() for part in self._of("shared")}
+        for part in self._of("shared"):
+            if part.may_change and not has_tensors(tree[part.name]):
+                tree[part.name] = {}
+        return tree
+
+    def load(self, states: Mapping[str, Any], placement: Placement) -> None:
+        """Give every part of a placement its state, where there is one."""
+        for part in self._of(placement):
+            if part.name in states:
+                part.load(states[part.name])
+
+    def _of(self, placement: Placement) -> list[Part]:
+        return [part for part in self._parts.values() if part.placement == placement]
+
+
+def named(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield parts with the names of their classes; the second of a class is `Name-1`, and so on."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        name = getattr(part, "__name__", type(part).__name__)
+        number = counts[name] = counts.get(name, -1) + 1
+        yield (f"{name}-{number}" if number else name), part
+
+
+def states_of(parts: Iterable[Any], *, of_rank_zero: bool | None = None) -> dict[str, Any]:
+    """Return the states of schedulers, callbacks or algorithms by name; those without state are left out.
+
+    Args:
+        parts: The schedulers, callbacks, algorithms or loggers.
+        of_rank_zero: True for those alone that keep rank 0's state, False for the others; None for all.
+    """
+    states = {
+        name: torch_scheduler_state(part) if isinstance(part, LRScheduler) else part.state_dict()
+        for name, part in named(parts)
+        if hasattr(part, "state_dict")
+        and of_rank_zero in (None, getattr(part, "saves_rank_zero_state", False))
+    }
+    return {name: dict(state) for name, state in states.items() if state}
+
+
+def give_states(parts: Iterable[Any], states: Mapping[str, Any]) -> None:
+    """Give schedulers, callbacks or algorithms the states that `states_of` returned."""
+    for name, part in named(parts):
+        if states and name in states and hasattr(part, "load_state_dict"):
+            if isinstance(part, LRScheduler):
+                load_torch_scheduler_state(part, states[name])
+            else:
+                part.load_state_dict(states[name])
+
+
+def has_tensors(node: object) -> bool:
+    """Whether a tree of dicts and lists has tensors among its leaves."""
+    if isinstance(node, torch.Tensor):
+        return True
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return any(map(has_tensors, children))

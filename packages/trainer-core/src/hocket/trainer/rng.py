@@ -1,0 +1,76 @@
+"""The random generators of this process: seeding, and keeping their states in a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def seed_rng(seed: int) -> None:
+    """Seed Python's generator, torch's on every device, and NumPy's where it is loaded."""
+    # It draws from Python's generator as it is imported: a process's first run would have other numbers than
+    # its second.
+    import rich.style  # noqa: F401
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def reseed(seed: int, *, step: int, rank: int) -> None:
+    """Seed the generators anew, for a rank that no checkpoint has the states of.
+
+    The seed is a hash of all three, so that no rank or restart repeats the numbers of another.
+    """
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    seed_rng(int.from_bytes(digest, "little") >> 1)
+
+
+def capture_rng(device: torch.device) -> dict[str, Any]:
+    """The states of the generators, as numbers and bytes; about 10 kB.
+
+    The device's generator is one of CUDA, whose state is host memory: reading it waits for nothing.
+    """
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": {"version": version, "words": struct.pack(f"<{len(words)}I", *words), "gauss": gauss},
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        states["numpy"] = {
+            "kind": kind,
+            "keys": keys.astype("<u4").tobytes(),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes()
+    return states
+
+
+def restore_rng(states: Mapping[str, Any], device: torch.device) -> None:
+    """Set the generators to captured states; one that no state is there for stays as it is."""
+    if python := states.get("python"):
+        words = python["words"]
+        numbers = struct.unpack(f"<{len(words) // 4}I", words)
+        random.setstate((python["version"], numbers, python["gauss"]))
+    if given := states.get("torch"):
+        torch.set_rng_state(_byte_tensor(given))
+    if (given := states.get("numpy")) and (numpy := sys.modules.get("numpy")) is not None:
+        keys = numpy.frombuffer(given["keys"], dtype="<u4")
+        numpy.random.set_state((given["kind"], keys, given["position"], given["has_gauss"], given["cached"]))
+    if (given := states.get("cuda")) and device.type == "cuda":
+        torch.cuda.set_rng_state(_byte_tensor(given), device)
+
+
+def _byte_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,61 @@
+"""Prints a summary of the run when `fit` starts, and when a run continues from a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from hocket.trainer.loader_checks import describe_order, describe_split
+from hocket.trainer.logger import global_rank
+from hocket.trainer.state import State
+
+
+def print_summary(
+    state: State, *, data_source: str, notices: Iterable[str], is_searched: bool = False
+) -> None:
+    """Print, on the standard error stream, how the run is laid out; on rank 0 alone.
+
+    Args:
+        state: Of the run.
+        data_source: Where the data's rank and world came from.
+        notices: Sentences to add.
+        is_searched: Whether the microbatch size is found before the first step.
+    """
+    if global_rank() != 0 or state.parallelism.data_parallel[0] != 0:
+        return
+    # Here, not above: rich takes a tenth of a second to import.
+    from rich.console import Console
+    from rich.table import Table
+
+    describe: Any = getattr(state.parallelism, "describe", None)
+    layout = type(state.parallelism).__name__ if describe is None else describe()
+    parameters = sum(parameter.numel() for parameter in state.model.parameters())
+    rows = {
+        "model": f"{type(state.model).__name__}, {parameters:,} parameters",
+        "device": f"{state.device}, {state.precision}",
+        "layout": layout,
+        "batch": describe_split(
+            state.dataloader,
+            state.parallelism.data_parallel,
+            state.device_train_microbatch_size,
+            is_searched=is_searched,
+        ),
+        "data": f"{data_source}; {describe_order(state.dataloader)}",
+        "length": f"{state.max_duration}, from {state.timestamp.batch}",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, told in rows.items():
+        table.add_row(f"[bold]{name}[/]", told)
+    console = Console(file=sys.stderr, highlight=False)
+    console.print(f"[bold]hocket[/] run [bold]{state.run_name}[/]")
+    console.print(table)
+    for notice in notices:
+        console.print(f"note: {notice}", markup=False)
+
+
+def print_notices(state: State, notices: Iterable[str]) -> None:
+    """Print sentences for the user on the standard error stream, on rank 0 alone."""
+    if global_rank() == 0 and state.parallelism.data_parallel[0] == 0:
+        for notice in notices:
+            print(f"note: {notice}", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""Gives every rank its own share of a plain `DataLoader`'s samples."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch.utils.data as torch_data
+
+from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.errors import DataError
+from hocket.trainer.global_batches import GlobalBatchLoader
+from hocket.trainer.loader_checks import check_loader, served_ranks
+
+_log = logging.getLogger(__name__)
+
+
+class Sharded(NamedTuple):
+    """A loader whose batches are this rank's own."""
+
+    spec: DataSpec
+    source: str
+    """Who divides the samples, for the summary of the run."""
+    notice: str | None
+    """What was changed about the loader, in a sentence."""
+
+
+def shard(
+    spec: DataSpec, data_parallel: tuple[int, int], *, seed: int, auto_shard: bool, argument: str
+) -> Sharded:
+    """Make sure that each rank trains on samples of its own.
+
+    With several ranks, a `DataLoader` over indices with torch's sequential or random sampler is copied with a
+    `DistributedSampler`, which shuffles from the trainer's seed. Every other argument stays; `batch_size` is
+    then that of each rank. The caller's loader is left as it is. A loader that divides its samples already,
+    and one over an iterable data set, are used as they are.
+
+    Args:
+        spec: The loader.
+        data_parallel: Rank and size, of the parallelism.
+        seed: Of the trainer, the same on every rank.
+        auto_shard: False never changes a loader.
+        argument: The loader's name, for messages.
+
+    Raises:
+        DataError: If the loader serves other ranks, or its sampler gives every rank all samples and cannot be
+            replaced.
+    """
+    loader: Any = spec.dataloader
+    rank, size = data_parallel
+    source = check_loader(loader, data_parallel)
+    if spec.is_sharded:
+        return Sharded(spec, "the loader's own division, as the `DataSpec` states", None)
+    if size == 1 or served_ranks(loader) is not None or not _has_indices(loader):
+        return Sharded(spec, source, None)
+    if not auto_shard:
+        return Sharded(
+            spec,
+            "as the loader yields it",
+            f"`auto_shard` is off: `{argument}` keeps its `{type(loader.sampler).__name__}` on all {size} "
+            "ranks",
+        )
+    sampler = _sampler_of(loader)
+    shuffle = type(sampler) is torch_data.RandomSampler
+    is_plain = type(sampler) is torch_data.SequentialSampler or (
+        shuffle and not sampler.replacement and sampler.num_samples == len(loader.dataset)
+    )
+    if not is_plain or type(loader.batch_sampler) not in (torch_data.BatchSampler, type(None)):
+        raise DataError(_refusal(loader, sampler, size, argument))
+    distributed = AutoSampler(
+        loader.dataset,
+        num_replicas=size,
+        rank=rank,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=bool(loader.drop_last),
+    )
+    notice = (
+        f"`{argument}` got a `DistributedSampler` ({'shuffled' if shuffle else 'in order'}, seed {seed}), so "
+        f"that each of {size} ranks has its own samples; `auto_shard=False` or `DataSpec(is_sharded=True)` "
+        "leaves a loader as it is"
+    )
+    _log.info("%s", notice)
+    return Sharded(
+        replace(spec, dataloader=_with_sampler(loader, distributed)),
+        f"rank {rank} of {size}, by a `DistributedSampler` of the trainer",
+        notice,
+    )
+
+
+class AutoSampler(torch_data.distributed.DistributedSampler[Any]):
+    """The sampler that `shard` puts into a loader."""
+
+
+def follow_seed(loader: Any, seed: int) -> None:
+    """Have a loader that `shard` changed shuffle from `seed`, such as the one that a checkpoint has."""
+    if isinstance(loader, GlobalBatchLoader):
+        loader.seed = seed
+    elif isinstance(sampler := getattr(loader, "sampler", None), AutoSampler):
+        sampler.seed = seed
+
+
+def _has_indices(loader: Any) -> bool:
+    return isinstance(loader, torch_data.DataLoader) and not isinstance(
+        loader.dataset, torch_data.IterableDataset
+    )
+
+
+def _sampler_of(loader: Any) -> Any:
+    """Return what chooses the indices, which a `batch_sampler` that was passed in has inside."""
+    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
+
+
+def _with_sampler(loader: Any, sampler: AutoSampler) -> Any:
+    """Copy a loader with another sampler.
+
+    A copy and not a new loader, so that subclasses keep what their constructors were given. `DataLoader`
+    refuses to set these attributes after its construction, which is why they go into `__dict__`.
+    """
+    copied = copy.copy(loader)
+    copied.__dict__["sampler"] = sampler
+    if loader.batch_sampler is not None:
+        batches = loader.batch_sampler
+        copied.__dict__["batch_sampler"] = torch_data.BatchSampler(
+            sampler, batches.batch_size, batches.drop_last
+        )
+    copied.__dict__["_iterator"] = None  # of persistent workers, which belong to the caller's loader
+    return copied
+
+
+def _refusal(loader: Any, sampler: Any, size: int, argument: str) -> str:
+    is_batch_sampler = type(loader.batch_sampler) not in (torch_data.BatchSampler, type(None))
+    owner = type(loader.batch_sampler if is_batch_sampler else sampler).__name__
+    return (
+        f"`{argument}` has a `{owner}`, which gives the same samples to all {size} ranks, and the trainer "
+        "cannot divide them without changing their order. Write `DataLoader(dataset, …, sampler="
+        "torch.utils.data.DistributedSampler(dataset))`; or let the sampler take every "
+        f"{size}th index from the rank on, and say so with `DataSpec(loader, is_sharded=True)`"
+    )

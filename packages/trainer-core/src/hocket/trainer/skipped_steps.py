@@ -1,0 +1,92 @@
+"""`SkippingStep`: leaves named steps out, to pass bad data when a run is repeated from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.step import StepContext, TrainStep
+
+_log = logging.getLogger(__name__)
+
+
+def step_ranges(given: Any) -> tuple[range, ...]:
+    """Return the steps that `steps_to_skip` names, as ranges of numbers.
+
+    Args:
+        given: A number, a `range`, a text such as `"1200-1250"` (both included), or several of them.
+
+    Raises:
+        TrainerConfigError: If one of them is none of these.
+    """
+    if given is None:
+        return ()
+    items = [given] if isinstance(given, (int, str, range)) else given
+    if not isinstance(items, Iterable):
+        raise TrainerConfigError(_refusal(given))
+    return tuple(_as_range(one) for one in items)
+
+
+def _as_range(one: Any) -> range:
+    if isinstance(one, range) and one.step == 1:
+        found = one
+    elif isinstance(one, int) and not isinstance(one, bool):
+        found = range(one, one + 1)
+    elif isinstance(one, str) and len(parts := one.split("-")) in (1, 2) and all(map(str.isdecimal, parts)):
+        found = range(int(parts[0]), int(parts[-1]) + 1)
+    else:
+        raise TrainerConfigError(_refusal(one))
+    if not found or found.start < 1:
+        raise TrainerConfigError(_refusal(one))
+    return found
+
+
+def _refusal(one: Any) -> str:
+    return (
+        f"`steps_to_skip` has {one!r}; expected numbers of batches from 1 on, as in the log: a number, a "
+        "`range`, or a text such as '1200-1250'"
+    )
+
+
+class SkippingStep:
+    """Computes nothing at the steps that are named, and changes nothing; the data and the time go on.
+
+    Such a step logs no loss, and `state.loss` stays that of the step before.
+
+    Args:
+        inner: Makes all other steps.
+        context: The parts of the run.
+        steps: The numbers of the batches.
+    """
+
+    def __init__(self, inner: TrainStep, context: StepContext, steps: tuple[range, ...]) -> None:
+        self.inner = inner
+        self._context = context
+        self._steps = steps
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """See `TrainStep`."""
+        context, state = self._context, self._context.state
+        number = state.timestamp.counts.batch + 1
+        context.is_skipped = any(number in steps for steps in self._steps)
+        if not context.is_skipped:
+            return self.inner.compute_gradients(batch)
+        _log.info("batch %d: its data is skipped, as `steps_to_skip` asks", number)
+        context.mean = None
+        if state.precision == "amp_fp16":
+            # The gradient scale is updated after each step, from gradients that have to be there.
+            parameters = [one for one in state.model.parameters() if one.requires_grad]
+            context.precision.backward(torch.stack([(one * 0.0).sum() for one in parameters]).sum())
+        loss = state.loss if isinstance(state.loss, torch.Tensor) and not state.loss.dim() else None
+        return torch.zeros((), device=state.device) if loss is None else loss.detach()
+
+    def update(self) -> None:
+        """See `TrainStep`."""
+        if self._context.is_skipped:
+            self._context.precision.step(self._context.state.optimizers, skip=True)
+        else:
+            self.inner.update()

@@ -1,0 +1,275 @@
+"""`TrainStep`: one update of the model, in two verbs that the loop calls and others may wrap or replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from hocket.trainer.accumulation import LossMean, Weight, microbatches, weight_of
+from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.engine import Engine, Listeners
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.loss_parts import LossParts
+from hocket.trainer.losses import Loss, total_of
+from hocket.trainer.precision import Precision
+from hocket.trainer.prefetch import DeviceBatch
+from hocket.trainer.protocols import Work
+from hocket.trainer.state import State
+from hocket.trainer.step_sync import GlobalStep
+from hocket.trainer.train_metrics import TrainMetrics
+
+# ruff: noqa: E701 - an event is one line, as in the training loop
+# fmt: off
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """One update of the model. The loop calls `compute_gradients` and then `update` for each batch."""
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """Leave the gradients of the batch's mean loss in the parameters, replacing earlier ones.
+
+        May be called several times before `update`. Collective: every rank calls it equally often.
+
+        Args:
+            batch: This rank's whole batch, on the device.
+
+        Returns:
+            The mean loss over this rank's batch, a scalar on the device without gradients.
+        """
+
+    def update(self) -> None:
+        """Step the optimizers with the gradients that are there, and clear the gradients."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepContext:
+    """The parts of a run that a step works with. The loop sets the batch's facts before each step."""
+
+    state: State
+    engine: Engine
+    precision: Precision
+    spec: DataSpec = field(default_factory=lambda: DataSpec(dataloader=()))
+    train_metrics: TrainMetrics | None = None
+    facts: DeviceBatch | None = None
+    """The counts and loss weights of this rank's batch."""
+    step: GlobalStep | None = None
+    """The facts about the global batch."""
+    mean: LossMean | None = None
+    """The mean loss of the batch, where the standard step computed it."""
+    loss_parts: LossParts = field(default_factory=LossParts)
+    """The named parts of the batch's loss, where the model returns some."""
+    is_skipped: bool = False
+    """Whether the present step is one of `steps_to_skip`, which has no loss."""
+    standard: StandardStep | None = None
+    """The standard step, which a step of the user's may have inside."""
+
+    def finish_gradients(self) -> None:
+        """Unscale the gradients of fp16, and fire `AFTER_TRAIN_BATCH`, at which they may be clipped."""
+        if self.precision.is_scaled: self.precision.unscale(self.state.optimizers)
+        if self.engine.on.after_train_batch: self.engine.fire(Event.AFTER_TRAIN_BATCH)
+
+
+class StandardStep:
+    """Forward, loss and backward over the microbatches of a batch; then one step of every optimizer.
+
+    Args:
+        context: The parts of the run.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+        context.standard = self
+        self._has_gradients = False
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """See `TrainStep`; fires the events from `BEFORE_FORWARD` to `AFTER_BACKWARD` for each microbatch."""
+        context = self.context
+        state, facts, step = context.state, context.facts, context.step
+        assert facts is not None
+        assert step is not None
+        # A batch is measured once, however often its gradients are computed.
+        train_metrics = None if self._has_gradients else context.train_metrics
+        if self._has_gradients: self.clear_gradients()
+        self._has_gradients = True
+        size, parallelism = state.device_train_microbatch_size, state.parallelism
+        context.mean = mean = LossMean(step, parallelism)
+        context.loss_parts.clear()
+        state.outputs = None
+        if size is None and context.spec.microbatch_transforms is None:
+            self._run_microbatch(weight_of(facts, 0, facts.samples), mean, train_metrics)
+        else:
+            parts = microbatches(batch, facts, step, size=size, spec=context.spec)
+            for state.batch, weight, is_last in parts:
+                if size is not None: parallelism.sync_gradients(state.module, is_last)
+                self._run_microbatch(weight, mean, train_metrics)
+        state.batch = batch
+        if mean.needs_correction: mean.correct(state.module.parameters())
+        state.loss = mean_loss = mean.of_this_rank(facts.weight)
+        return mean_loss
+
+    def _run_microbatch(self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None) -> None:
+        """Run forward, loss and backward on `state.batch`."""
+        context = self.context
+        state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
+        if precision.is_plain:
+            self._run_forward(state, on, fire)
+        else:
+            with precision.forward(): self._run_forward(state, on, fire)
+        if on.before_backward: fire(Event.BEFORE_BACKWARD)
+        loss: Loss = state.loss
+        if type(loss) is not torch.Tensor or loss.ndim:
+            context.loss_parts.add(loss, weight)
+            loss = total_of(loss)
+        precision.backward(mean.share_of(loss, weight, state.outputs))
+        if on.after_backward: fire(Event.AFTER_BACKWARD)
+        if train_metrics is not None and (isinstance(weight, torch.Tensor) or weight):
+            with torch.no_grad(): train_metrics.update(state.batch, state.outputs)
+
+    def _run_forward(self, state: State, on: Listeners, fire: Callable[[Event], None]) -> None:
+        """Set `state.outputs` and `state.loss` from `state.batch`."""
+        model: Any = state.model
+        if on.before_forward: fire(Event.BEFORE_FORWARD)
+        state.outputs = state.module(state.batch)
+        if on.after_forward: fire(Event.AFTER_FORWARD)
+        if on.before_loss: fire(Event.BEFORE_LOSS)
+        state.loss = model.loss(state.outputs, state.batch)
+        if on.after_loss: fire(Event.AFTER_LOSS)
+
+    def clear_gradients(self) -> None:
+        """Set every gradient to None."""
+        for optimizer in self.context.state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self._has_gradients = False
+
+    def update(self) -> None:
+        """See `TrainStep`. A batch without loss weight on any rank updates nothing."""
+        step = self.context.step
+        assert step is not None
+        self.context.precision.step(self.context.state.optimizers, skip=not step.weight)
+        self._has_gradients = False
+
+
+class ClosureStep:
+    """A step for optimizers that evaluate the loss several times in one step, such as `torch.optim.LBFGS`.
+
+    `update` hands the optimizer a closure. Its first call returns the gradients that `compute_gradients`
+    left; each further call computes them anew at the optimizer's trial parameters, and fires
+    `AFTER_TRAIN_BATCH` again, so that every evaluation is clipped alike.
+
+    Args:
+        inner: Computes the gradients; the standard step, or one that wraps it.
+
+    Raises:
+        TrainerConfigError: If there is more than one optimizer, or the precision is fp16, whose gradient
+            scale a closure cannot follow.
+    """
+
+    def __init__(self, inner: StandardStep) -> None:
+        self.inner = inner
+        self._context = inner.context
+        state = self._context.state
+        if len(state.optimizers) != 1 or state.precision == "amp_fp16":
+            raise TrainerConfigError(
+                f"`{type(state.optimizers[0]).__name__}` evaluates the loss within its step, which works "
+                f"with "
+                f"one optimizer, in fp32 or bf16; there are {len(state.optimizers)} and `precision` is "
+                f"`{state.precision}`"
+            )
+        self._batch: Any = None
+        self._loss: torch.Tensor | None = None
+        self._is_fresh = False
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """See `TrainStep`."""
+        self._batch, self._is_fresh = batch, True
+        self._loss = self.inner.compute_gradients(batch)
+        return self._loss
+
+    def update(self) -> None:
+        """See `TrainStep`."""
+        optimizer: Any = self._context.state.optimizers[0]
+        step, mean = self._context.step, self._context.mean
+        if step is None or step.weight:
+            optimizer.step(self._evaluate)
+        self.inner.clear_gradients()
+        # The loss of the step is that before it, as torch's optimizers return it.
+        self._context.state.loss, self._context.mean = self._loss, mean
+
+    def _evaluate(self) -> torch.Tensor:
+        if self._is_fresh:
+            self._is_fresh = False
+            assert self._loss is not None
+            return self._loss
+        with torch.enable_grad():
+            loss = self.inner.compute_gradients(self._batch)
+        self._context.finish_gradients()
+        return loss
+
+
+class FunctionStep:
+    """A user's function `(state, batch) -> loss` that leaves gradients; the standard step updates.
+
+    Args:
+        function: Runs forward and backward passes on this rank's batch and returns the mean loss.
+        inner: Updates.
+    """
+
+    def __init__(self, function: Callable[[State, Any], torch.Tensor], inner: StandardStep) -> None:
+        self.inner = inner
+        self._function = function
+        self._has_gradients = False
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """See `TrainStep`."""
+        state = self.inner.context.state
+        if self._has_gradients: self.inner.clear_gradients()
+        self._has_gradients = True
+        loss: torch.Tensor = self._function(state, batch).detach()
+        state.loss = loss
+        return loss
+
+    def update(self) -> None:
+        """See `TrainStep`."""
+        self.inner.update()
+        self._has_gradients = False
+
+
+def choose_step(given: Any, context: StepContext) -> TrainStep:
+    """Make the step of a run.
+
+    Args:
+        given: None for the standard step (a `ClosureStep` where the optimizer needs closures); an object with
+            the two verbs; a class or `functools.partial`, called with the standard step; or a function
+            `(state, batch) -> loss`.
+        context: The parts of the run.
+
+    Raises:
+        TrainerConfigError: If it is none of these.
+    """
+    standard = StandardStep(context)
+    if given is None:
+        needs_closure = any(isinstance(one, torch.optim.LBFGS) for one in context.state.optimizers)
+        return ClosureStep(standard) if needs_closure else standard
+    made: Any = given(standard) if isinstance(given, (type, partial)) else given
+    if isinstance(made, TrainStep):
+        return made
+    if callable(made) and not isinstance(given, (type, partial)):
+        return FunctionStep(made, standard)
+    raise TrainerConfigError(
+        f"`train_step` is a `{type(made).__name__}`; expected an object with `compute_gradients(batch)` and "
+        "`update()`, a class that takes the standard step, or a function `(state, batch) -> loss`"
+    )
+
+
+def mean_over_ranks(context: StepContext, loss: torch.Tensor) -> Work | torch.Tensor:
+    """Return the mean loss of the global batch, or a handle that need not be waited for. Collective."""
+    mean, context.mean = context.mean, None
+    if mean is None or not mean.has_parts:
+        return LossMean.plain(loss, context.state.parallelism)
+    return mean.over_ranks()

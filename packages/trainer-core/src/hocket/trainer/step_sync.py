@@ -1,0 +1,158 @@
+"""The small all-reduce in which ranks exchange facts about their batches, one step ahead of their use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hocket.trainer.protocols import Work
+
+if TYPE_CHECKING:
+    from hocket.trainer.clock import TrainingClock
+    from hocket.trainer.prefetch import DeviceBatch
+
+
+class Reduces(Protocol):
+    """The part of a `Parallelism` that this module needs."""
+
+    data_parallel: tuple[int, int]
+
+    def reduce_async(self, values: torch.Tensor) -> Work:
+        """Start a sum over the data-parallel ranks."""
+
+
+@dataclass(slots=True)
+class GlobalStep:
+    """The facts about one global batch, summed over the ranks."""
+
+    is_end: bool
+    """Whether some rank has no batch: the epoch ends on every rank."""
+    should_stop: bool
+    samples: int
+    """Samples of the global batch."""
+    tokens: int
+    weight: float
+    """N, the summed loss weight of the global batch."""
+    most_samples: int
+    """Rows of the largest batch of a rank; decides how many microbatches every rank runs."""
+    clock_s: float | None
+    """Rank 0's clock when it fetched the batch, so that every rank counts the same time; None on one rank."""
+    failed_ranks: tuple[int, ...] = ()
+    """The ranks that could not fetch their batch."""
+
+    def wait(self) -> GlobalStep:
+        """Return itself, so that a finished exchange can stand in for a pending one."""
+        return self
+
+
+class StepSync:
+    """Exchanges facts about batches with one asynchronous all-reduce per batch.
+
+    Every rank fills its own slot of a zero vector, so the sum is a gather and also gives the largest batch. A
+    job of one process has no vector and no reduction.
+
+    Args:
+        parallelism: Performs the reduction.
+    """
+
+    _FIELDS = 5
+
+    def __init__(self, parallelism: Reduces) -> None:
+        self._parallelism = parallelism
+        self.rank, self.num_ranks = parallelism.data_parallel
+        self._spare, self._in_use = (GlobalStep(False, False, 0, 0, 0.0, 0, None) for _ in range(2))
+
+    def begin(
+        self,
+        batch: DeviceBatch | None,
+        *,
+        wants_stop: bool = False,
+        has_failed: bool = False,
+        clock: TrainingClock | None = None,
+    ) -> GlobalStep | PendingStep:
+        """Start the exchange and return at once. Collective: every rank exchanges its batches in order.
+
+        Args:
+            batch: This rank's; None when its data ended, which ends the epoch on every rank.
+            wants_stop: Whether this rank asks to stop.
+            has_failed: Whether this rank could not fetch the batch; every rank then raises at the same step.
+            clock: Read on rank 0; the other ranks get its time. Nobody needs it in one process.
+        """
+        if self.num_ranks == 1:
+            return self._alone(batch, wants_stop, has_failed)
+        vector = [0.0] * (self._FIELDS + self.num_ranks)
+        vector[3] = wants_stop
+        if self.rank == 0 and clock is not None:
+            vector[4] = clock.now()
+        if batch is not None:
+            vector[:3] = batch.counted, batch.tokens, batch.weight
+        # A slot holds the rows of a batch, at least 1; 0 for no batch; -1 for a failure.
+        vector[self._FIELDS + self.rank] = -1 if has_failed else 0 if batch is None else batch.samples
+        return PendingStep(self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)))
+
+    def _alone(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool) -> GlobalStep:
+        """Return the facts in a job of one process: those of its batch."""
+        if batch is None:
+            return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())
+        # Two records take turns: the present step's, and that of the batch ahead.
+        self._spare, step = self._in_use, self._spare
+        self._in_use = step
+        step.should_stop, step.samples, step.tokens = wants_stop, batch.counted, batch.tokens
+        step.weight, step.most_samples = batch.weight, batch.samples
+        return step
+
+    def sum_of(self, *numbers: float) -> list[float]:
+        """Sum numbers over the ranks. Collective and blocking: for setup and saves, not for every step."""
+        if self.num_ranks == 1:
+            return list(numbers)
+        summed: list[float] = (
+            self._parallelism.reduce_async(torch.tensor(numbers, dtype=torch.float64)).wait().tolist()
+        )
+        return summed
+
+    def gather(self, number: float) -> list[float]:
+        """Return every rank's number, on every rank. Collective and blocking."""
+        numbers = [0.0] * self.num_ranks
+        numbers[self.rank] = number
+        return self.sum_of(*numbers)
+
+    def from_rank_0(self, *numbers: int) -> list[int]:
+        """Return rank 0's numbers on every rank, exact below 2**53. Collective and blocking."""
+        mine = numbers if self.rank == 0 else (0,) * len(numbers)
+        return [int(number) for number in self.sum_of(*mine)]
+
+    def text_from_rank_0(self, text: str) -> str:
+        """Return rank 0's text on every rank. Collective and blocking."""
+        if self.num_ranks == 1:
+            return text
+        data = text.encode()
+        (length,) = self.from_rank_0(len(data))
+        codes = list(data) if self.rank == 0 else [0] * length
+        return bytes(self.from_rank_0(*codes)).decode() if length else ""
+
+
+class PendingStep:
+    """An exchange that may still be in progress."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> GlobalStep:
+        """Return the facts about the global batch; blocks only if a rank is more than a step late."""
+        vector = self._work.wait().tolist()
+        samples, tokens, weight, stops, clock_s = vector[: StepSync._FIELDS]
+        rows = vector[StepSync._FIELDS :]
+        return GlobalStep(
+            is_end=min(rows) <= 0.0,
+            should_stop=stops > 0,
+            samples=int(samples),
+            tokens=int(tokens),
+            weight=weight,
+            most_samples=int(max(rows)),
+            clock_s=clock_s,
+            failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0),
+        )

@@ -1,0 +1,43 @@
+"""`StopSignal`: the one place that says whether training ends before its duration."""
+
+from __future__ import annotations
+
+
+class StopSignal:
+    """A request to end training, and the agreement of all ranks to it.
+
+    A callback, SIGTERM or another rank requests a stop. Once every rank knows of it, no further batch is
+    fetched; the batches that are ahead are trained on, since a checkpoint could not give them back; then the
+    stop is final. It is not a shorter `max_duration`, because schedules are functions of the duration.
+
+    Attributes:
+        reason: Why a stop was requested on this rank, or None.
+        is_agreed: Whether every rank knows of the request.
+        is_final: Whether the present batch is the last one, on every rank.
+    """
+
+    __slots__ = ("is_agreed", "is_final", "reason")
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.is_agreed = False
+        self.is_final = False
+
+    def request(self, reason: str) -> None:
+        """Request a stop; the first reason is kept."""
+        if self.reason is None:
+            self.reason = reason
+
+    def agree(self) -> None:
+        """Note that every rank knows of the request; called at the same batch on every rank."""
+        self.is_agreed = True
+        self.request("a stop that another rank requested")
+
+    def finalize(self) -> None:
+        """Make the present batch the last. Every rank calls this at the same batch."""
+        self.is_final = True
+
+    def clear(self) -> None:
+        """Forget the request; `fit` calls this when it starts."""
+        self.reason = None
+        self.is_agreed = self.is_final = False

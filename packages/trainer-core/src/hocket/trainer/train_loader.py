@@ -1,0 +1,275 @@
+"""`TrainLoader`: the batches of training, agreed on by all ranks, and the position in them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hocket.trainer.clock import TrainingClock
+from hocket.trainer.errors import DataError, RankFailedError
+from hocket.trainer.prefetch import BatchPrefetcher, DeviceBatch
+from hocket.trainer.protocols import Stateful
+from hocket.trainer.step_sync import GlobalStep, PendingStep, StepSync
+from hocket.trainer.stop_signal import StopSignal
+from hocket.trainer.timestamp import Counts
+
+# A rank whose data outlasts the others' drops up to this many batches where its loader states no length.
+_MAX_DISCARDED = 16
+
+
+class ResumePoint(NamedTuple):
+    """The state of generators and loader before a batch was fetched ahead."""
+
+    rng: Mapping[str, Any]
+    loader_state: Mapping[str, Any] | None
+
+
+class TrainLoader:
+    """Hands out the batches of training: fetched ahead, agreed on by all ranks, resumable.
+
+    The exchange of a batch's facts between ranks starts a step before its use, whatever the depth of
+    prefetch. A checkpoint is saved when no batch is ahead, so the loader and the random generators are then
+    as they are between two batches. Where a save cannot be foreseen (a callable interval),
+    `keeps_resume_points` notes both before each fetch instead.
+
+    A `Stateful` loader is resumed by its state. Any other loader is resumed by fetching the epoch's batches
+    up to the position again, from the generators' state at the epoch's start, so a shuffle comes out the
+    same.
+
+    Args:
+        prefetcher: Fetches the batches.
+        sync: Between the ranks.
+        stop: Set when training is to end.
+        counts: Returns the counts of training so far.
+        capture_rng: Returns the generators' states; None where no checkpoint is saved.
+        keeps_resume_points: Whether to note the state of generators and loader before each fetch.
+        clock: Gives the time at which a batch is fetched.
+    """
+
+    def __init__(
+        self,
+        prefetcher: BatchPrefetcher,
+        *,
+        sync: StepSync,
+        stop: StopSignal,
+        counts: Callable[[], Counts],
+        capture_rng: Callable[[], dict[str, Any]] | None = None,
+        keeps_resume_points: bool = False,
+        clock: TrainingClock | None = None,
+    ) -> None:
+        self.prefetcher = prefetcher
+        self.spec = prefetcher.spec
+        self.loader: Any = prefetcher.loader
+        self.is_stateful = isinstance(self.loader, Stateful)
+        self.is_epoch_over = False
+        """Whether the last `take` found the end of the epoch."""
+        self.epoch_rng: Mapping[str, Any] | None = None
+        """The generators' states before the present epoch's first batch; None between epochs."""
+        self._sync = sync
+        self._stop = stop
+        self._counts = counts
+        self._capture_rng = capture_rng
+        self._clock = clock or TrainingClock()
+        self._points: deque[ResumePoint] | None = deque() if keeps_resume_points else None
+        self._next: DeviceBatch | None = None
+        self._pending: GlobalStep | PendingStep | None = None
+        self._error: BaseException | None = None
+        self._num_to_skip = 0
+        self._taken_at: int | None = None
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a batch was taken whose step is not counted yet."""
+        return self._taken_at == self._counts().batch
+
+    @property
+    def has_batch_ahead(self) -> bool:
+        """Whether a batch, or the end of the epoch, was fetched and not taken."""
+        return self._pending is not None or self.prefetcher.num_ahead > 0
+
+    def take(self) -> tuple[DeviceBatch, GlobalStep] | None:
+        """Return the next batch and the facts about its global batch; None when there is none to train on.
+
+        None means the end of the epoch (`is_epoch_over`), or that the ranks agreed to stop (the signal is
+        then final) and the batch is kept. Collective when there are several ranks.
+
+        Raises:
+            DataError: If the loader yields no batch in a whole epoch.
+            RankFailedError: If another rank could not fetch its batch.
+        """
+        if self._pending is None:
+            self._begin()
+        assert self._pending is not None
+        step = self._pending.wait()
+        self.is_epoch_over = False
+        if step.failed_ranks:
+            self._raise(step)
+        if step.is_end:
+            self._end_epoch()
+            return None
+        if step.should_stop and self._capture_rng is None:
+            # Nothing is saved, so the batch may wait for the next `fit`.
+            step.should_stop = False
+            self._pending = step
+            self._stop.finalize()
+            return None
+        if step.should_stop:
+            self._stop.agree()
+        batch = self._next
+        assert batch is not None
+        self._pending = self._next = None
+        self._taken_at = self._counts().batch
+        if self._points:
+            self._points.popleft()
+        return batch, step
+
+    def fetch_ahead(self) -> None:
+        """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
+        if self._pending is None:
+            self._begin()
+        if self.prefetcher.depth > 1:
+            self._fetch_further()
+
+    def _fetch_further(self) -> None:
+        while self.prefetcher.num_ahead < self.prefetcher.depth - 1 and self._next is not None:
+            before = self.prefetcher.num_ahead
+            try:
+                self._prepare_fetch()
+                self.prefetcher.fetch()
+            except Exception as error:  # noqa: BLE001 - it is raised on every rank, or at once
+                self._keep(error)
+            if self.prefetcher.num_ahead == before:
+                return
+
+    def is_at_end(self) -> bool:
+        """Whether some rank has no further batch in this epoch, which then ends on every rank. Collective."""
+        if self._pending is None:
+            self._begin()
+        assert self._pending is not None
+        self._pending = step = self._pending.wait()
+        return step.is_end and self.take() is None
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` when the next batch is taken, and a `RankFailedError` on the other ranks."""
+        self._error = self._error or error
+
+    def resume_point(self) -> ResumePoint | None:
+        """Return the state noted before the oldest batch that is ahead; None if there is none."""
+        return self._points[0] if self._points else None
+
+    def state_dict(self) -> Mapping[str, Any] | None:
+        """Return the loader's state as of the last batch taken, or of the epoch's end; None without one."""
+        if not self.is_stateful:
+            return None
+        point = self.resume_point()
+        state: Mapping[str, Any] | None = self.loader.state_dict() if point is None else point.loader_state
+        return state
+
+    def resume(self, state: Mapping[str, Any] | None, *, num_batches: int) -> bool:
+        """Continue behind the `num_batches` batches of the present epoch that were trained on.
+
+        Args:
+            state: The return value of `state_dict`; None to fetch and discard instead.
+            num_batches: Batches of the present epoch.
+
+        Returns:
+            Whether `skip` has to fetch and discard batches.
+        """
+        self.close()
+        if state is not None and self.is_stateful:
+            self.loader.load_state_dict(state)
+            self._num_to_skip = -num_batches
+            return False
+        self._num_to_skip = num_batches
+        return num_batches > 0
+
+    def skip(self) -> None:
+        """Fetch and discard what `resume` left to skip; the caller has restored the generators for it."""
+        if self._num_to_skip > 0:
+            self._start_epoch()
+
+    def close(self) -> None:
+        """Release the loader's iterator, and so its workers."""
+        self._pending = self._next = self._taken_at = None
+        if self._points is not None:
+            self._points.clear()
+        self.prefetcher.stop()
+
+    def _begin(self) -> None:
+        """Make the next batch ready and start the exchange of its facts."""
+        batch, prefetcher = None, self.prefetcher
+        if self._error is None:
+            try:
+                if (self._points is not None or not prefetcher.is_started) and not prefetcher.num_ahead:
+                    self._prepare_fetch()
+                batch = prefetcher.next()
+            except Exception as error:  # noqa: BLE001 - it is raised on every rank, or at once
+                self._keep(error)
+        self._next = batch
+        self._pending = self._sync.begin(
+            batch,
+            wants_stop=self._stop.reason is not None,
+            has_failed=self._error is not None,
+            clock=self._clock,
+        )
+
+    def _prepare_fetch(self) -> None:
+        """Start the epoch, and note the state before the fetch, where either is needed."""
+        if not self.prefetcher.is_started:
+            self._start_epoch()
+        if self._points is not None and self._capture_rng is not None:
+            state = dict(self.loader.state_dict()) if self.is_stateful else None
+            self._points.append(ResumePoint(self._capture_rng(), state))
+
+    def _keep(self, error: Exception) -> None:
+        """Keep an error until every rank knows of it; in one process raise it."""
+        if self._sync.num_ranks == 1:
+            raise error
+        self._error = error
+
+    def _start_epoch(self) -> None:
+        counts = self._counts()
+        if self._capture_rng is not None and not self.is_stateful:
+            self.epoch_rng = self._capture_rng()
+        skip, self._num_to_skip = self._num_to_skip, 0
+        self.prefetcher.start(counts.epoch, skip=max(skip, 0))
+        if skip < 0:
+            self.prefetcher.continue_at(-skip)
+
+    def _end_epoch(self) -> None:
+        if not self._counts().batch_in_epoch:
+            raise DataError(
+                "the data loader yielded no batch in a whole epoch; expected at least 1 (a generator can be "
+                "iterated once only, and more ranks than samples leave some without)"
+            )
+        if self._next is not None:
+            # This rank has data left. Reading a sized loader to its end sets it to its next epoch; an endless
+            # loader keeps its place.
+            self.prefetcher.discard(loader_length(self.loader) or _MAX_DISCARDED)
+        self._pending = self._next = None
+        self.prefetcher.stop()
+        if self._points is not None:
+            self._points.clear()
+        self.epoch_rng = None
+        self.is_epoch_over = True
+
+    def _raise(self, step: GlobalStep) -> None:
+        self._pending = None
+        error, self._error = self._error, None
+        if error is not None and self._sync.rank in step.failed_ranks:
+            raise error
+        ranks = ", ".join(map(str, step.failed_ranks))
+        raise RankFailedError(
+            f"rank {ranks} failed before batch {self._counts().batch + 1}; its own error says why, and "
+            f"this rank "
+            "ends at the same step"
+        )
+
+
+def loader_length(loader: Any) -> int | None:
+    """Return the length of a loader, where it has one; `DataLoader` over an iterable data set raises."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

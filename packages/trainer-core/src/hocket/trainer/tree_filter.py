@@ -1,0 +1,60 @@
+"""Leaving parts out of a state tree, by name."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from hocket.trainer.errors import TrainerConfigError
+
+IgnoreKeys: TypeAlias = "list[str] | Callable[[dict[str, Any]], object] | None"
+"""Globs over names joined with `/`, such as `model/head.*`, or a function that changes the tree in place."""
+
+
+def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
+    """Return a tree without the parts that are ignored; its tensors are the same.
+
+    Args:
+        tree: Nested dicts.
+        ignore_keys: Globs over names joined with `/`, of which a leading `state/` is dropped; or a function
+            that gets the tree and deletes entries.
+
+    Raises:
+        TrainerConfigError: If it is neither, or a glob matches nothing.
+    """
+    if ignore_keys is None:
+        return tree
+    copy: dict[str, Any] = _copy_dicts(tree)
+    if callable(ignore_keys):
+        ignore_keys(copy)
+        return copy
+    if isinstance(ignore_keys, str) or not all(isinstance(one, str) for one in ignore_keys):
+        raise TrainerConfigError(
+            f"`{ignore_keys!r}` are no keys to ignore; expected a list of globs such as `model/head.*`, or "
+            f"a function"
+        )
+    for glob in ignore_keys:
+        if not _drop(copy, glob.removeprefix("state/"), ""):
+            raise TrainerConfigError(
+                f"the key `{glob}` to ignore matches nothing; the parts are {sorted(tree)}, with names "
+                f"such as "
+                f"`model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
+            )
+    return copy
+
+
+def _copy_dicts(node: Any) -> Any:
+    return {name: _copy_dicts(value) for name, value in node.items()} if type(node) is dict else node
+
+
+def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
+    found = False
+    for name in list(node):
+        here = f"{path}{name}"
+        if fnmatch.fnmatchcase(here, glob):
+            del node[name]
+            found = True
+        elif type(node[name]) is dict:
+            found |= _drop(node[name], glob, f"{here}/")
+    return found

@@ -1,0 +1,53 @@
+"""A deadline for the workers of a `DataLoader`, so that one that waits for ever is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data as torch_data
+
+from hocket.trainer.errors import DataError
+
+
+def iterate(loader: Any, timeout_s: float | None) -> Iterator[Any]:
+    """Return an iterator over a loader, with a deadline for each batch of its workers.
+
+    Args:
+        loader: A loader; a `DataLoader` with workers and without a `timeout` of its own gets the deadline.
+        timeout_s: Seconds; None for no deadline.
+    """
+    if (
+        timeout_s is None
+        or not isinstance(loader, torch_data.DataLoader)
+        or not loader.num_workers
+        or loader.timeout
+    ):
+        return iter(loader)
+    # The iterator takes it over when it is made; the caller's loader keeps its own setting.
+    loader.timeout = timeout_s
+    try:
+        return iter(loader)
+    finally:
+        loader.timeout = 0
+
+
+def explain(error: RuntimeError, iterator: Any) -> RuntimeError | DataError:
+    """Return an error that names the workers, where one was late or died; else the error itself."""
+    workers = getattr(iterator, "_workers", ())
+    told = str(error)
+    if not workers or not ("timed out after" in told or "exited unexpectedly" in told or "killed by" in told):
+        return error
+    states = ", ".join(
+        f"worker {number} (process {worker.pid}) "
+        + ("waits" if worker.is_alive() else f"has ended with status {worker.exitcode}")
+        for number, worker in enumerate(workers)
+    )
+    if "timed out after" in told:
+        what = (
+            f"the data loader yielded no batch for {iterator._timeout:g} s: {states}; look at what its data "
+            "set waits for (a lock, a store, a fork of a process with threads)"
+        )
+    else:
+        what = f"a worker of the data loader died: {states}; a signal 9 is most often a lack of memory"
+    return DataError(f"{what}. `DataLoader(timeout=…)` sets another deadline than `dist_timeout`")

@@ -1,0 +1,183 @@
+"""What Composer promised and has no test of its own elsewhere: durations, resuming, surgery, endless data."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.trainer import Algorithm, Callback, Event
+from hocket.trainer.checkpointing import load
+from hocket.trainer.errors import ResumeError
+from hocket.trainer.optim import LinearScheduler
+from support.training import FileStore, Net, Recorder, loader, make, parameters
+
+
+def test_starting_the_time_again_leaves_the_optimizer_as_it_is():
+    model = Net()
+    with make(model=model, optimizers=torch.optim.Adam(model.parameters()), max_duration="3ba") as trainer:
+        trainer.fit()
+        before = [int(slots["step"]) for slots in trainer.state.optimizers[0].state.values()]
+        trainer.state.callbacks.append(check := At(1))
+        trainer.fit("1ba", reset_time=True)
+        assert check.seen == [1]
+        (steps,) = {int(slots["step"]) for slots in trainer.state.optimizers[0].state.values()}
+        assert steps == 4
+        assert set(before) == {3}
+
+
+class At(Callback):
+    """Notes the batches, and stops at one of them."""
+
+    def __init__(self, stop_at=None):
+        self.stop_at = stop_at
+        self.seen = []
+
+    def batch_end(self, state, logger):
+        self.seen.append(state.timestamp.counts.batch)
+        if state.timestamp.counts.batch == self.stop_at:
+            state.stop_training()
+
+
+def test_a_stop_finishes_the_batch_its_evaluation_and_its_checkpoint(tmp_path):
+    recorder, store = Recorder(), FileStore(tmp_path)
+    with make(
+        callbacks=[At(2), recorder],
+        eval_dataloader=loader(4),
+        eval_interval="1ba",
+        checkpoint_store=store,
+        save_interval="1ba",
+        prefetch_depth=0,
+        max_duration="9ba",
+    ) as trainer:
+        trainer.fit()
+    last = len(recorder.events) - recorder.events[::-1].index(Event.BATCH_END) - 1
+    rest = recorder.events[last:]
+    assert rest.index(Event.EVAL_START) < rest.index(Event.BATCH_CHECKPOINT) < rest.index(Event.FIT_END)
+    assert [entry.step for entry in store.list()] == [1, 2]
+
+
+def test_another_duration_at_a_resume_holds_and_so_does_its_schedule(tmp_path):
+    store, rates = FileStore(tmp_path), {}
+
+    class Rates(Callback):
+        def batch_start(self, state, logger):
+            rates[state.timestamp.counts.batch] = state.optimizers[0].param_groups[0]["lr"]
+
+    def run(duration, stop_at=None):
+        with make(
+            schedulers=LinearScheduler(),
+            callbacks=[At(stop_at), Rates()],
+            max_duration=duration,
+            checkpoint_store=store,
+            autoresume=True,
+            prefetch_depth=0,
+        ) as trainer:
+            trainer.fit()
+            return trainer.state.timestamp.counts.batch
+
+    assert run("4ba", stop_at=2) == 2
+    assert run("8ba") == 8
+    # The schedule is a function of the time alone: the line to the new end.
+    assert [rates[batch] for batch in range(3, 8)] == pytest.approx([0.1 * (1 - b / 8) for b in range(2, 7)])
+
+
+def test_autoresume_takes_the_whole_checkpoint_whatever_the_first_load_took(tmp_path):
+    first = FileStore(tmp_path / "first")
+    with make(max_duration="2ba", checkpoint_store=first) as trainer:
+        trainer.fit()
+    store = FileStore(tmp_path / "own")
+    options = {"load_path": str(tmp_path / "first" / "ep0-ba2"), "load_weights_only": True}
+    options |= {"checkpoint_store": store, "autoresume": True, "max_duration": "3ba"}
+    with make(**options) as trainer:
+        assert trainer.state.timestamp.batch == 0
+        trainer.fit()
+        end = parameters(trainer)
+    with make(**options, load_ignore_keys=["model/*"]) as trainer:
+        assert trainer.state.timestamp.batch == 3
+        assert all(torch.equal(end[name], value) for name, value in parameters(trainer).items())
+
+
+def test_ranks_that_loaded_different_steps_are_named(tmp_path):
+    store = FileStore(tmp_path)
+    with make(max_duration="2ba", checkpoint_store=store) as trainer:
+        trainer.fit()
+        sync = SimpleNamespace(gather=lambda number: [number, number + 3])
+        with pytest.raises(ResumeError, match=r"different steps \(rank 0: 2, rank 1: 5\)"):
+            load(store, "ep0-ba2", trainer._parts.run_state, sync)
+
+
+def test_a_save_that_fails_behind_the_training_ends_it_within_a_batch(tmp_path):
+    class Failing(FileStore):
+        def save(self, state, **options):
+            def wait(timeout_s=None):
+                raise OSError("the bucket is gone")
+
+            return SimpleNamespace(name="none", wait=wait, done=lambda: True)
+
+    with (
+        make(
+            checkpoint_store=Failing(tmp_path),
+            save_async=True,
+            save_interval="2ba",
+            max_duration="9ba",
+            callbacks=(at := At()),
+        ) as trainer,
+        pytest.raises(OSError, match="the bucket is gone"),
+    ):
+        trainer.fit()
+    assert at.seen == [1, 2, 3]
+
+
+class Widen(Algorithm):
+    """Surgery: replaces the model's first layer."""
+
+    def __init__(self):
+        self.is_done = False
+
+    @staticmethod
+    def required_on_load():
+        return True
+
+    def match(self, event, state):
+        return event is Event.INIT
+
+    def apply(self, event, state, logger):
+        layers = state.model.layers
+        layers[0] = nn.Sequential(layers[0], nn.Linear(8, 8))
+        state.optimizers[0].add_param_group({"params": list(layers[0][1].parameters())})
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_model_that_was_operated_on_is_not_loaded_without_the_operation(tmp_path, weights_only):
+    with make(
+        algorithms=Widen(), save_folder=str(tmp_path), max_duration="1ba", save_weights_only=weights_only
+    ) as trainer:
+        trainer.fit()
+        end = parameters(trainer)
+    options = {"load_path": str(tmp_path / "ep0-ba1"), "load_weights_only": weights_only}
+    with make(algorithms=Widen(), **options) as trainer:
+        assert all(torch.equal(end[name], value) for name, value in parameters(trainer).items())
+    with pytest.raises(ResumeError, match=r"a model that `Widen` changed; add it to `algorithms`"):
+        make(**options)
+    excluded = {"load_exclude_algorithms": ["Widen"], "load_strict_model_weights": False}
+    with make(**options, **excluded, load_ignore_keys=None if weights_only else ["optimizers"]) as trainer:
+        assert torch.equal(parameters(trainer)["layers.3.weight"], end["layers.3.weight"])
+
+
+@pytest.mark.parametrize("duration", ["7ba", "28sp"])
+def test_an_endless_loader_trains_for_batches_and_samples(duration):
+    with make(train_dataloader=itertools.cycle(list(loader())), max_duration=duration) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == 7
+
+
+def test_a_subset_of_batches_ends_epochs():
+    recorder = Recorder()
+    with make(train_subset_num_batches=2, callbacks=recorder, max_duration="2ep") as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.counts[1:3] == (2, 4)
+    assert recorder.events.count(Event.EPOCH_END) == 2

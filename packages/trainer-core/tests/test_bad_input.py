@@ -1,0 +1,225 @@
+"""Every misuse is refused with a sentence that says what to change.
+
+One table: what is done, and the words that the message must hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from hocket.trainer import Callback, Evaluator, Trainer
+from hocket.trainer.callbacks import EarlyStopper
+from hocket.trainer.callbacks.memory_report import memory_report
+from hocket.trainer.errors import TrainerError
+from support.training import Net, data, loader, make
+
+
+class Unsized(IterableDataset):
+    def __iter__(self):
+        return iter(data())
+
+
+class Returns(Net):
+    """Its loss is what a function makes of the outputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def loss(self, outputs, batch):
+        return self.function(outputs)
+
+
+def fit(**arguments):
+    duration = arguments.pop("duration", "2ba")
+    with make(**arguments) as trainer:
+        trainer.fit(duration)
+
+
+def evaluate(**arguments):
+    with make(**arguments) as trainer:
+        trainer.eval()
+
+
+def two_trainers():
+    callback = Callback()
+    with make(callbacks=callback):
+        make(callbacks=callback)
+
+
+def closed():
+    trainer = make()
+    trainer.close()
+    trainer.fit("1ba")
+
+
+MISUSES = {
+    "an unsized loader with dur": (
+        lambda: fit(
+            train_dataloader=DataLoader(Unsized(), batch_size=4),
+            eval_dataloader=loader(4),
+            eval_interval="0.5dur",
+            duration="2ep",
+        ),
+        ["`dur`", "`max_duration` in `ep`", "no length", "`ba`"],
+    ),
+    "an infinite loader with ep": (
+        lambda: fit(train_dataloader=itertools.cycle(list(loader())), duration="1ep"),
+        ["`1ep`", "`cycle` never ends", "`ba`, `sp` or `tok`", "train_subset_num_batches"],
+    ),
+    "a unit that ends no training": (lambda: fit(duration="10sec"), ["`10sec`", "`ep`, `ba`, `sp`, `tok`"]),
+    "a unit that there is not": (lambda: fit(duration="10bananas"), ["`10bananas`", "ba"]),
+    "a fraction of a batch": (lambda: fit(duration="1.5ba"), ["1.5ba"]),
+    "no duration": (lambda: fit(duration=None), ["no training duration", "`max_duration=`"]),
+    "no data": (lambda: fit(train_dataloader=None), ["`train_dataloader` is required"]),
+    "no loss": (
+        lambda: make(model=nn.Linear(5, 3), optimizers=None),
+        ["no `loss(outputs, batch)`", "`loss_fn=`"],
+    ),
+    "a model that is none": (
+        lambda: Trainer(model="resnet50", progress_bar=False),
+        ["`model` is a `str`", "torch.nn.Module"],
+    ),
+    "a loss that is no scalar": (
+        lambda: fit(model=Returns(lambda outputs: outputs.sum(1))),
+        ["the shape [4]", "return its mean"],
+    ),
+    "a loss that is none": (
+        lambda: fit(model=Returns(lambda outputs: None)),
+        ["the loss is a `NoneType`", "expected a scalar tensor"],
+    ),
+    "an empty loader": (
+        lambda: fit(train_dataloader=[]),
+        ["yielded no batch in a whole epoch", "at least 1"],
+    ),
+    "an empty batch": (
+        lambda: fit(train_dataloader=[[torch.zeros(0, 5), torch.zeros(0)]]),
+        ["a batch without samples"],
+    ),
+    "an empty evaluation": (lambda: evaluate(eval_dataloader=[]), ["`eval`", "no batch"]),
+    "two evaluators of one label": (
+        lambda: make(eval_dataloader=[Evaluator(label="a", dataloader=loader(4))] * 2),
+        ["`a`", "label"],
+    ),
+    "evaluators beside loaders": (
+        lambda: make(eval_dataloader=[Evaluator(label="a", dataloader=loader(4)), loader(4)]),
+        ["`Evaluator`"],
+    ),
+    "a metric that the model has not": (
+        lambda: evaluate(eval_dataloader=Evaluator(label="a", dataloader=loader(4), metric_names=["Bleu"])),
+        ["Bleu", "Loss"],
+    ),
+    "a label that is not evaluated": (
+        lambda: fit(
+            eval_dataloader=loader(4),
+            callbacks=EarlyStopper("Loss", "validation"),
+            duration="1ep",
+        ),
+        ["`validation`", "eval"],
+    ),
+    "an unknown key of a DataSpec": (
+        lambda: make(train_dataloader={"dataloader": loader(), "num_sample": 3}),
+        ["`num_sample`", "did you mean"],
+    ),
+    "an unknown key of the parallelism": (
+        lambda: make(parallelism_config={"fdsp": {}}),
+        ["fdsp", "fsdp"],
+    ),
+    "an unknown key of the clipping": (
+        lambda: make(gradient_clipping={"max_norms": 1.0}),
+        ["max_norms"],
+    ),
+    "a callback of two trainers": (two_trainers, ["`Callback` still belongs to a trainer", "`close()`"]),
+    "a closed trainer": (closed, ["this trainer is closed"]),
+    "a precision of a package that is missing": (
+        lambda: make(precision="amp_fp8"),
+        ["`amp_fp8`", "GPU", "`amp_bf16`"],
+    ),
+    "a scaling without its precision": (
+        lambda: make(precision_config={"margin": 0}),
+        ["`precision_config`", "`precision='amp_fp8'`"],
+    ),
+    "a device that Hocket has not": (
+        lambda: Trainer(model=Net(), device="hpu", progress_bar=False),
+        ["`hpu`", "`cpu`, `gpu`"],
+    ),
+    "a batch that cannot be counted": (
+        lambda: fit(train_dataloader=[{"x": torch.zeros(3, 5), "y": torch.zeros(2), "name": "a"}]),
+        ["`x` (3)", "`y` (2)", "get_num_samples_in_batch"],
+    ),
+    "label where the model wants labels": (
+        lambda: fit(
+            model=Labelled(),
+            train_dataloader=[{"x": torch.zeros(3, 5), "label": torch.zeros(3, dtype=torch.long)}],
+        ),
+        ["`labels`", "`label`", "rename"],
+    ),
+    "a loader for another number of ranks": (
+        lambda: make(train_dataloader=SimpleNamespace(data_parallel=(0, 4))),
+        ["rank 0 of 4", "rank 0 of 1"],
+    ),
+}
+
+
+class Labelled(nn.Module):
+    """A module in the manner of `transformers`: it computes the loss, if it gets `labels`."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x, labels=None):
+        outputs = self.head(x)
+        loss = None if labels is None else nn.functional.cross_entropy(outputs, labels)
+        return SimpleNamespace(logits=outputs, loss=loss)
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_a_misuse_is_refused_with_what_to_change(misuse):
+    run, words = MISUSES[misuse]
+    with pytest.raises(TrainerError) as refused:
+        run()
+    message = str(refused.value)
+    missing = [word for word in words if word not in message]
+    assert not missing, message
+
+
+def test_a_report_of_memory_names_uses_and_the_next_lever():
+    with make(optimizers=None, max_duration="1ba") as trainer:
+        trainer.fit()
+        report = memory_report(trainer.state)
+    for use in ("parameters", "optimizer state", "gradients"):
+        assert use in report
+    assert "`device_train_microbatch_size` is the whole batch of a rank: halve it" in report
+
+
+class Sleeps(TensorDataset):
+    """Its worker waits without end in the second epoch."""
+
+    def __getitem__(self, index):
+        if os.path.exists(os.environ["HANGS"]):
+            import time
+
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_waits_is_named_within_a_deadline(tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGS", str(tmp_path / "now"))
+
+    class Hang(Callback):
+        def epoch_end(self, state, logger):
+            (tmp_path / "now").touch()
+
+    sleeping = DataLoader(Sleeps(*data(8).tensors), batch_size=4, num_workers=1)
+    with make(train_dataloader=sleeping, callbacks=Hang(), dist_timeout=1.5) as trainer:
+        with pytest.raises(TrainerError, match=r"1\.5 s.*worker.*waits.*DataLoader\(timeout=") as late:
+            trainer.fit("2ep")
+        assert "batch" in str(late.value)

@@ -1,0 +1,56 @@
+"""Callbacks have Composer's names, arguments and defaults, and are what the trainer takes for a callback."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from hocket.trainer import callbacks
+from hocket.trainer.testing import check_callback
+
+# From Composer's documentation; what Hocket adds is not listed.
+ARGUMENTS = {
+    "ActivationMonitor": {"interval": "25ba", "ignore_module_types": None, "only_log_wandb": True},
+    "EarlyStopper": {"comp": None, "min_delta": 0.0, "patience": 1},
+    "ThresholdStopper": {"comp": None, "stop_on_batch": False},
+    "FreeOutputs": {},
+    "Generate": {"batch_size": None},
+    "ImageVisualizer": {"interval": "100ba", "mode": "input", "num_images": 8, "channels_last": False},
+    "LoadCheckpoint": {"load_weights_only": False, "strict": True, "ignore_keys": None},
+    "LRMonitor": {},
+    "MemoryMonitor": {"memory_keys": None, "dist_aggregate_batch_interval": None},
+    "MemorySnapshot": {"skip_batches": 1, "interval": "3ba", "max_entries": 100_000, "overwrite": False},
+    "OOMObserver": {
+        "max_entries": 100_000,
+        "folder": "{run_name}/torch_traces",
+        "filename": "rank{rank}_oom",
+        "overwrite": False,
+    },
+    "NaNMonitor": {},
+    "OptimizerMonitor": {"log_optimizer_metrics": True, "batch_log_interval": 10},
+    "RuntimeEstimator": {"skip_batches": 1, "time_unit": "hours"},
+    "SpeedMonitor": {"window_size": 100, "gpu_flops_available": None, "time_unit": "hours"},
+    "SystemMetricsMonitor": {"log_all_data": False},
+}
+# Those that cannot be made without arguments.
+GIVEN = {
+    "EarlyStopper": ("Score", "eval"),
+    "Generate": (["x"],),
+    "LoadCheckpoint": ("folder/name",),
+    "MaxTimeStopper": ("1h",),
+    "ThresholdStopper": ("Score", "eval", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_arguments_and_defaults_are_composers(name):
+    parameters = inspect.signature(getattr(callbacks, name)).parameters
+    found = {key: parameters[key].default for key in ARGUMENTS[name]}
+    assert found == ARGUMENTS[name]
+
+
+# The state of `GoodputMonitor` has the time at which it was taken, so that two of them always differ.
+@pytest.mark.parametrize("name", sorted({*callbacks.__all__} - {"GoodputMonitor"}))
+def test_every_callback_passes_the_suite(name):
+    check_callback(lambda: getattr(callbacks, name)(*GIVEN.get(name, ())))

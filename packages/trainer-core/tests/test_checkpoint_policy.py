@@ -1,0 +1,351 @@
+"""Which checkpoints are saved, kept, replaced and loaded, with the store of `hocket.ckpt`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchmetrics import MeanMetric
+
+from hocket.ckpt.errors import CheckpointError
+from hocket.ckpt.torch import CheckpointStore, KeepBest, KeepEvery
+from hocket.trainer import Algorithm, Callback, Evaluator
+from hocket.trainer.checkpoint_saver import CheckpointSaver
+from hocket.trainer.errors import ResumeError, TrainerConfigError
+from support.ranks import run_ranks
+from support.training import Net, Watch, loader, make, parameters
+
+
+def names(folder):
+    return [entry.name for entry in CheckpointStore(folder).list() if entry.status == "committed"]
+
+
+def user_of(folder, name):
+    return CheckpointStore(folder).load(name, {}, strict=False).user
+
+
+def trained(folder, duration="4ba", **options):
+    options.setdefault("save_interval", "1ba")
+    with make(save_folder=str(folder), max_duration=duration, **options) as trainer:
+        trainer.fit()
+        return trainer
+
+
+def same(trainer, expected):
+    return all(torch.equal(value, expected[name]) for name, value in parameters(trainer).items())
+
+
+def test_a_folder_with_later_checkpoints_is_refused_and_one_with_earlier_ones_is_not(tmp_path):
+    trained(tmp_path)
+    with (
+        make(save_folder=str(tmp_path), max_duration="6ba") as trainer,
+        pytest.raises(TrainerConfigError, match=r"up to batch 4.*starts at batch 0.*save_overwrite=True"),
+    ):
+        trainer.fit()
+    with make(save_folder=str(tmp_path), max_duration="6ba", load_path=str(tmp_path / "ep0-ba4")) as trainer:
+        trainer.fit()
+    assert names(tmp_path)[-1] == "ep1-ba6"
+
+
+def test_overwriting_replaces_a_checkpoint(tmp_path):
+    before = parameters(trained(tmp_path))
+    model = Net(seed=5)
+    after = parameters(trained(tmp_path, model=model, save_overwrite=True))
+    assert names(tmp_path) == [f"ep0-ba{batch}" for batch in (1, 2, 3, 4)]
+    with make(load_path=str(tmp_path / "ep0-ba4")) as trainer:
+        assert same(trainer, after)
+        assert not same(trainer, before)
+
+
+class Worse(Net):
+    """Its loss on the evaluation data is as stated, by the number of batches trained on."""
+
+    by_batch = (0.0, 3.0, 1.0, 2.0, 4.0)
+
+    def __init__(self):
+        super().__init__()
+        self.batch = 0
+
+    def get_metrics(self, is_train):
+        return {} if is_train else {"Score": MeanMetric()}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(self.by_batch[self.batch])
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (KeepBest(metric="metrics/eval/Score"), [2, 4]),
+        (KeepBest(metric="metrics/eval/Score", mode="max", num=2), [1, 4]),
+        ([KeepBest(metric="metrics/eval/Score"), KeepEvery(steps=3)], [2, 3, 4]),
+    ],
+)
+def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
+    model = Worse()
+    watch = Watch(lambda state: setattr(model, "batch", state.timestamp.counts.batch))
+    trained(
+        tmp_path,
+        model=model,
+        callbacks=watch,
+        eval_dataloader=loader(4),
+        eval_interval="1ba",
+        save_retention=retention,
+    )
+    assert names(tmp_path) == [f"ep0-ba{batch}" for batch in kept]
+
+
+def test_the_newest_are_kept_after_a_restart_too(tmp_path):
+    trained(tmp_path, save_num_checkpoints_to_keep=2)
+    assert names(tmp_path) == ["ep0-ba3", "ep0-ba4"]
+    trained(tmp_path, "7ba", save_num_checkpoints_to_keep=2, autoresume=True)
+    assert names(tmp_path) == ["ep1-ba6", "ep1-ba7"]
+    with pytest.raises(TrainerConfigError, match=r"`save_num_checkpoints_to_keep` is 0"):
+        make(save_folder=str(tmp_path), save_num_checkpoints_to_keep=0)
+
+
+def test_metrics_are_listed_in_the_checkpoint(tmp_path):
+    trained(tmp_path, "1ba", eval_dataloader=loader(4), eval_interval="1ba", save_metrics=True)
+    assert user_of(tmp_path, "ep0-ba1")["metrics/eval/Loss"] > 0
+    trained(tmp_path / "without", "1ba", eval_dataloader=loader(4), eval_interval="1ba")
+    assert "metrics/eval/Loss" not in user_of(tmp_path / "without", "ep0-ba1")
+
+
+def test_several_savers_and_each_goes_on(tmp_path):
+    whole, weights = str(tmp_path / "whole"), str(tmp_path / "{run_name}")
+
+    def savers():
+        return [
+            CheckpointSaver(weights, "w{batch}", save_interval="2ba", weights_only=True),
+            CheckpointSaver(whole, save_interval="3ba", num_checkpoints_to_keep=1),
+        ]
+
+    def run(duration):
+        with make(callbacks=savers(), run_name="run", max_duration=duration, autoresume=True) as trainer:
+            trainer.fit()
+            assert trainer.saved_checkpoints == names(whole)
+            return parameters(trainer)
+
+    run("7ba")
+    assert names(whole) == ["ep1-ba7"]
+    assert names(tmp_path / "run") == ["w2", "w4", "w6", "w7"]
+    end = run("8ba")
+    assert names(whole) == ["ep1-ba8"]
+    assert names(tmp_path / "run") == ["w2", "w4", "w6", "w7", "w8"]
+    with make(load_path=str(tmp_path / "run" / "w8"), load_weights_only=True) as trainer:
+        assert same(trainer, end)
+        assert trainer.state.timestamp.batch == 0
+    with pytest.raises(TrainerConfigError, match="two series of checkpoints go to"):
+        make(callbacks=[CheckpointSaver(whole), CheckpointSaver(whole)])
+
+
+@pytest.mark.parametrize("name", ["latest", "latest-rank0.pt", "latest-rank{rank}.pt"])
+def test_latest_is_the_newest_in_its_folder(tmp_path, name):
+    end = parameters(trained(tmp_path, "3ba"))
+    with make(load_path=str(tmp_path / name)) as trainer:
+        assert trainer.state.timestamp.batch == 3
+        assert same(trainer, end)
+    with pytest.raises(ResumeError, match="has no committed checkpoint"):
+        make(load_path=str(tmp_path / "none" / name))
+
+
+class Wider(Net):
+    def __init__(self, more: bool = True):
+        super().__init__()
+        if more:
+            self.more = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize(("saved", "loaded"), [(False, True), (True, False)], ids=["missing", "unexpected"])
+def test_strict_loads_refuse_other_names_and_others_take_what_both_have(
+    tmp_path, weights_only, saved, loaded
+):
+    end = parameters(trained(tmp_path, "2ba", model=Wider(saved)))
+    path = str(tmp_path / "ep0-ba2")
+    with pytest.raises(CheckpointError, match=r"more\.(weight|bias)"):
+        make(model=Wider(loaded), load_path=path, load_weights_only=weights_only)
+    options = {"load_strict_model_weights": False, "load_weights_only": weights_only}
+    if not weights_only:
+        options["load_ignore_keys"] = ["optimizers"]
+    with make(model=Wider(loaded), load_path=path, **options) as trainer:
+        mine = parameters(trainer)
+        assert all(torch.equal(mine[name], end[name]) for name in mine.keys() & end.keys())
+
+
+def test_keys_are_left_out_of_saves_and_loads(tmp_path):
+    end = parameters(trained(tmp_path, "2ba", save_ignore_keys=["model/layers.3.*", "optimizers"]))
+    path = str(tmp_path / "ep0-ba2")
+    with pytest.raises(CheckpointError, match=r"layers\.3"):
+        make(load_path=path)
+    fresh = parameters(make())
+    with make(load_path=path, load_ignore_keys=["state/model/layers.3.*", "optimizers"]) as trainer:
+        mine = parameters(trainer)
+        assert torch.equal(mine["layers.0.weight"], end["layers.0.weight"])
+        assert torch.equal(mine["layers.3.weight"], fresh["layers.3.weight"])
+        assert trainer.state.timestamp.batch == 2
+    with pytest.raises(TrainerConfigError, match="matches nothing"):
+        make(load_path=path, load_ignore_keys=["model/none.*"])
+
+
+class Counting(Algorithm):
+    def __init__(self, with_tensor):
+        self.count = 0
+        self.total = torch.zeros(1) if with_tensor else None
+
+    def match(self, event, state):
+        return event.value == "batch_end"
+
+    def apply(self, event, state, logger):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count} | ({} if self.total is None else {"total": self.total})
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def excluded_algorithms(folder, with_tensor):
+    trained(folder, "2ba", algorithms=Counting(with_tensor))
+    for exclude, expected in ((None, 2), (["Counting"], 0)):
+        algorithm = Counting(with_tensor)
+        path = os.path.join(folder, "ep0-ba2")
+        with make(algorithms=algorithm, load_path=path, load_exclude_algorithms=exclude) as trainer:
+            assert algorithm.count == expected, (exclude, algorithm.count)
+            assert trainer.state.timestamp.batch == 2
+
+
+@pytest.mark.parametrize("with_tensor", [False, True])
+def test_algorithms_may_be_excluded_from_a_load(tmp_path, with_tensor):
+    excluded_algorithms(str(tmp_path), with_tensor)
+
+
+def load_on_a_rank(folder):
+    excluded_algorithms(os.path.join(folder, "run"), with_tensor=False)
+    with make(load_path=os.path.join(folder, "model.pt"), fsdp_config={}) as trainer:
+        values = {name: value.full_tensor() for name, value in parameters(trainer).items()}
+        wanted = torch.load(os.path.join(folder, "model.pt"), weights_only=True)
+        assert all(torch.equal(values[name], wanted[name]) for name in wanted)
+
+
+def test_several_ranks_exclude_algorithms_and_load_foreign_weights_into_shards(tmp_path):
+    torch.save(Net(seed=9).state_dict(), tmp_path / "model.pt")
+    run_ranks(load_on_a_rank, 2, str(tmp_path), init="gloo", timeout_s=180)
+
+
+FOREIGN = {
+    "weights.pt": lambda state, path: torch.save(state, path),
+    "composer.pt": lambda state, path: torch.save(
+        {"state": {"model": {f"module.{name}": value for name, value in state.items()}}, "rng": []}, path
+    ),
+    "tutorial.pt": lambda state, path: torch.save({"epoch": 3, "model_state_dict": state}, path),
+    "half.pt": lambda state, path: torch.save({n: v.bfloat16() for n, v in state.items()}, path),
+    "model.safetensors": lambda state, path: save_file(state, path),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_checkpoints_of_other_programs_give_their_weights(tmp_path, name, capfd):
+    state = Net(seed=9).state_dict()
+    FOREIGN[name](state, tmp_path / name)
+    with make(load_path=str(tmp_path / name), max_duration="1ba") as trainer:
+        exact = name != "half.pt"
+        for key, value in parameters(trainer).items():
+            assert torch.equal(value, state[key] if exact else state[key].bfloat16().float())
+        assert trainer.state.timestamp.batch == 0
+        trainer.fit()
+    assert "weights of 4 tensors from" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_weights_of_another_model_are_refused_with_names(tmp_path):
+    state = Net(seed=9).state_dict()
+    torch.save({"layers.0.weight": state["layers.0.weight"], "head": torch.zeros(1)}, tmp_path / "part.pt")
+    path = str(tmp_path / "part.pt")
+    with pytest.raises(
+        ResumeError, match=r"lacks `layers\.0\.bias`.*and has `head`, which the model has not"
+    ):
+        make(load_path=path)
+    with make(load_path=path, load_strict_model_weights=False) as trainer:
+        assert torch.equal(parameters(trainer)["layers.0.weight"], state["layers.0.weight"])
+    torch.save({"layers.0.weight": torch.zeros(2)}, path)
+    with pytest.raises(ResumeError, match=r"has the shape \(2,\).*\(8, 5\)"):
+        make(load_path=path, load_strict_model_weights=False)
+    torch.save({"other": torch.zeros(2)}, path)
+    with pytest.raises(ResumeError, match="no tensor of the model"):
+        make(load_path=path, load_strict_model_weights=False)
+
+
+class Bucket:
+    """An object store of another program: downloads objects by name."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def list_objects(self, prefix):
+        found = self.root / prefix
+        return [str(path.relative_to(self.root)) for path in found.rglob("*") if path.is_file()]
+
+    def download_object(self, name, filename):
+        shutil.copy(self.root / name, filename)
+
+
+class Named:
+    def __init__(self, root):
+        self.root = root
+
+    def get_uri(self, name):
+        return f"{self.root}/{name}"
+
+
+class Files:
+    def __init__(self, root):
+        self.root = root
+
+    def download_file(self, name, destination):
+        shutil.copy(self.root / name, destination)
+
+
+def test_a_checkpoint_may_be_in_an_object_store(tmp_path):
+    end = parameters(trained(tmp_path / "run", "2ba"))
+    torch.save(end, tmp_path / "weights.pt")
+    for name, store in (("run/ep0-ba2", Bucket), ("run/ep0-ba2", Named), ("weights.pt", Files)):
+        with make(load_path=name, load_object_store=store(tmp_path)) as trainer:
+            assert same(trainer, end), store
+    with pytest.raises(TrainerConfigError, match=r"`load_object_store` is a `object`.*`get_uri\(name\)`"):
+        make(load_path="run/ep0-ba2", load_object_store=object())
+    with pytest.raises(TrainerConfigError, match="says where `load_path` is, which is not set"):
+        make(load_object_store=Bucket(tmp_path))
+
+
+def test_fit_takes_evaluators_of_its_own():
+    with make(max_duration="1ep", eval_dataloader=loader(4)) as trainer:
+        evaluator = Evaluator(label="mine", dataloader=loader(8), eval_interval="2ba")
+        trainer.fit(eval_dataloader=evaluator)
+        assert set(trainer.state.metric_values) == {"metrics/mine/Loss"}
+        trainer.fit("1ep", eval_dataloader=loader(4), eval_interval="1ep", eval_subset_num_batches=1)
+        assert set(trainer.state.metric_values) == {"metrics/mine/Loss", "metrics/eval/Loss"}
+
+
+def test_a_save_on_request_is_made_at_once_or_at_the_next_boundary(tmp_path):
+    class Ask(Callback):
+        def batch_start(self, state, logger):
+            if state.timestamp.counts.batch == 1:
+                trainer.save_checkpoint_to_save_folder()
+
+    with make(
+        save_folder=str(tmp_path), save_interval="10ba", callbacks=Ask(), max_duration="4ba"
+    ) as trainer:
+        trainer.fit()
+        assert names(tmp_path)[0] in ("ep0-ba2", "ep0-ba3")
+        assert names(tmp_path)[-1] == "ep0-ba4"
+        trainer.fit("1ba")
+        trainer.state.timestamp = trainer.state.timestamp.to_next_batch(samples=1)
+        trainer.save_checkpoint_to_save_folder()
+        assert names(tmp_path)[-1] == "ep1-ba6"
+    with make() as trainer, pytest.raises(TrainerConfigError, match="there is no `save_folder`"):
+        trainer.save_checkpoint_to_save_folder()

@@ -1,0 +1,245 @@
+"""Precisions on a CPU, gradient clipping, and the check of replicas."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DistributedSampler
+
+from hocket.trainer.callbacks import ReplicaCheck
+from hocket.trainer.callbacks.replica_check import describe_differences, digest
+from hocket.trainer.errors import DivergedError, TrainerConfigError
+from hocket.trainer.gradient_clipping import GradientClipper, GradientClippingConfig
+from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
+from support.ranks import run_ranks
+from support.training import FileStore, Net, Watch, loader, make, parameters
+
+
+class SeesTypes(Net):
+    """Notes the types in which its layers compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def forward(self, batch):
+        outputs = super().forward(batch)
+        self.types.add(outputs.dtype)
+        return outputs
+
+
+TYPES = {"fp32": torch.float32, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+
+
+@pytest.mark.parametrize("precision", TYPES)
+@pytest.mark.parametrize("kind", [DecoupledAdamW, DecoupledSGDW, torch.optim.AdamW])
+def test_precisions_train_on_a_cpu(precision, kind):
+    model = SeesTypes()
+    logger = InMemoryLogger()
+    optimizer = kind(model.parameters(), lr=0.05)
+    with make(
+        model=model, optimizers=optimizer, precision=precision, loggers=logger, max_duration="4ep"
+    ) as trainer:
+        trainer.fit()
+        losses = [float(loss) for _, loss in logger.data["loss/train/total"]]
+    assert model.types == {TYPES[precision]}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_fit_may_go_on_in_another_precision():
+    model = SeesTypes()
+    with make(model=model) as trainer:
+        trainer.fit("1ba")
+        assert model.types == {torch.float32}
+        trainer.fit("1ba", precision="amp_fp16")
+        assert model.types == {torch.float32, torch.float16}
+        assert trainer.state.precision == "amp_fp16"
+        with pytest.raises(TrainerConfigError, match="expected one of"):
+            trainer.fit("1ba", precision="fp12")
+
+
+@pytest.mark.parametrize("kind", [DecoupledAdamW, DecoupledSGDW])
+def test_a_step_that_overflows_in_fp16_is_left_out(kind):
+    seen = []
+
+    def watch(state):
+        seen.append(parameters(trainer))
+
+    class Overflows(Net):
+        num = 0
+
+        def loss(self, outputs, batch):
+            self.num += 1
+            return super().loss(outputs, batch) * (1e30 if self.num == 2 else 1.0)
+
+    model = Overflows()
+    optimizer = kind(model.parameters(), lr=0.05, weight_decay=9e-4)
+    with make(
+        model=model, optimizers=optimizer, precision="amp_fp16", callbacks=Watch(watch), max_duration="3ba"
+    ) as trainer:
+        trainer.fit()
+    same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in pairwise(seen)]
+    assert same == [True, False]
+
+
+def test_fp16_resumes_with_its_scale(tmp_path):
+    def trainer(**arguments):
+        return make(precision="amp_fp16", **arguments)
+
+    with trainer(max_duration="8ba") as whole:
+        whole.fit()
+    with trainer(max_duration="3ba", checkpoint_store=FileStore(tmp_path)) as first:
+        first.fit()
+    with trainer(max_duration="8ba", checkpoint_store=FileStore(tmp_path), autoresume=True) as second:
+        second.fit()
+    torch.testing.assert_close(parameters(second), parameters(whole), rtol=0, atol=0)
+
+
+class SeesGradients(Watch):
+    """Notes the gradients at `AFTER_TRAIN_BATCH`, after the callbacks before it."""
+
+    def __init__(self):
+        super().__init__(lambda state: None)
+        self.norms, self.largest = [], []
+
+    def after_train_batch(self, state, logger):
+        gradients = torch.cat([parameter.grad.flatten() for parameter in state.module.parameters()])
+        self.norms.append(float(gradients.norm()))
+        self.largest.append(float(gradients.abs().max()))
+
+
+def clipped(given_, precision="fp32"):
+    before, after, logger = SeesGradients(), SeesGradients(), InMemoryLogger()
+    arguments = {"callbacks": before, "loggers": logger, "precision": precision}
+    with make(max_duration="6ba", gradient_clipping=given_, **arguments) as trainer:
+        assert isinstance(trainer.state.callbacks[-1], GradientClipper)
+        trainer.state.callbacks.append(after)
+        trainer.fit()
+    return before, after, logger.data
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_clipping_by_norm(precision):
+    before, after, logged = clipped(0.05, precision)
+    assert max(before.norms) > 0.05
+    expected = [min(norm, 0.05) for norm in before.norms]
+    assert after.norms == pytest.approx(expected, rel=1e-4)
+    assert [float(norm) for _, norm in logged["l2_norm/grad/global"]] == pytest.approx(before.norms, rel=1e-5)
+    assert [step for step, _ in logged["l2_norm/grad/global"]] == list(range(1, 7))
+
+
+def test_clipping_by_value():
+    before, after, _ = clipped({"clipping_type": "value", "clipping_threshold": 0.01})
+    assert after.largest == pytest.approx([min(one, 0.01) for one in before.largest])
+
+
+def test_clipping_does_not_depend_on_microbatches():
+    def train(size):
+        arguments = {"gradient_clipping": 0.05, "device_train_microbatch_size": size}
+        with make(max_duration="6ba", **arguments) as trainer:
+            trainer.fit()
+            return parameters(trainer)
+
+    torch.testing.assert_close(train(1), train(None))
+
+
+@pytest.mark.parametrize(
+    ("given_", "text"),
+    [
+        (0.0, "`clipping_threshold` is 0.0"),
+        ("1.0", "`clipping_threshold` is '1.0'"),
+        ({"threshold": 1.0}, "unknown keys"),
+        ({"clipping_type": "adaptive"}, "hocket.algos.GradientClipping"),
+    ],
+)
+def test_clipping_that_cannot_be(given_, text):
+    with pytest.raises(TrainerConfigError, match=text):
+        GradientClippingConfig.of(given_)
+    with pytest.raises(TrainerConfigError, match=text):
+        make(gradient_clipping=given_)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    place=st.integers(0, 39),
+    bit=st.integers(0, 15),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+)
+def test_a_digest_sees_every_bit(size, place, bit, dtype):
+    torch.manual_seed(size)
+    tensor = torch.randn(size).to(dtype)
+    changed = tensor.clone()
+    changed.view(torch.int16)[place % changed.view(torch.int16).numel()] ^= (
+        1 << bit if bit < 15 else -(1 << 15)
+    )
+    assert digest(tensor) == digest(tensor.clone())
+    assert digest(tensor) != digest(changed)
+    if size > 1 and not torch.equal(tensor, tensor.flip(0)):
+        assert digest(tensor) != digest(tensor.flip(0))
+
+
+def test_the_ranks_in_the_minority_are_named():
+    same = {("a", None): 1, ("b", None): 2}
+    assert describe_differences([same, same, same]) == ""
+    text = describe_differences([same, {**same, ("b", None): 3}, same, {("a", (1,)): 9}])
+    assert "`b` on ranks [1]" in text
+
+
+def drift(action):
+    """Train on two ranks; rank 1's parameter changes after batch 3. Returns the message and the batches."""
+    rank = int(os.environ["RANK"])
+    seen = []
+
+    def change(state):
+        seen.append(state.timestamp.counts.batch)
+        if len(seen) == 3 and rank == 1:
+            with torch.no_grad():
+                state.model.layers[0].weight.view(-1)[2] += 1e-4
+
+    sampler = DistributedSampler(list(range(20)), 2, rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with make(
+                callbacks=[Watch(change), ReplicaCheck("2ba", action=action, include_optimizer=True)],
+                train_dataloader=loader(batch_size=2, sampler=sampler),
+                max_duration="5ba",
+            ) as trainer:
+                trainer.fit()
+        except DivergedError as error:
+            return str(error), seen
+    return "".join(str(one.message) for one in caught if "replicas" in str(one.message)), seen
+
+
+def warns_and_shards():
+    """Also the shards that this rank holds of a sharded model, which no other rank has."""
+    model = Net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    state = SimpleNamespace(module=model, optimizers=[])
+    return drift("warn"), next(key for key, _ in ReplicaCheck()._tensors(state))
+
+
+def test_replicas_that_drift_apart_are_found():
+    for message, seen in run_ranks(drift, 2, "raise", timeout_s=120):
+        assert "replicas differ in `layers.0.weight`" in message.replace("module.", "")
+        assert "(batch 4)" in message
+        assert seen == [1, 2, 3, 4]
+
+
+def test_a_warning_and_shards():
+    outcomes = run_ranks(warns_and_shards, 2, timeout_s=120, init="gloo")
+    assert "replicas differ" in outcomes[0][0][0]
+    assert [seen for (_, seen), _ in outcomes] == [[1, 2, 3, 4, 5]] * 2
+    assert [shard for _, (_, shard) in outcomes] == [(0,), (1,)]

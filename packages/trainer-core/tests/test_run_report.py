@@ -1,0 +1,139 @@
+"""The page that a run leaves behind."""
+
+from __future__ import annotations
+
+import html.parser
+import logging
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.trainer import Callback
+from hocket.trainer.callbacks import LRMonitor, MemoryMonitor, RunReport, SpeedMonitor
+from hocket.trainer.callbacks.report_page import Report, render
+from hocket.trainer.callbacks.series import Series
+from support.training import FileStore, Net, loader, make
+
+VOID = {"meta"}
+
+
+class Balance(html.parser.HTMLParser):
+    """Checks that tags close in order, and collects the text and what the page refers to."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts, self.links = [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.texts.append(text)
+
+
+def train(folder, *, duration="10ba", name="calm <otter>", **arguments):
+    report = RunReport(str(folder / "{run_name}.html"))
+    callbacks = [report, SpeedMonitor(), MemoryMonitor(), LRMonitor(), *arguments.pop("more", ())]
+    trainer = make(callbacks=callbacks, max_duration=duration, run_name=name, **arguments)
+    with trainer:
+        trainer.logger.log_hyperparameters({"width": 8})
+        trainer.fit()
+    return report
+
+
+def test_the_page_shows_curves_events_and_settings_and_needs_nothing_else(tmp_path):
+    report = train(tmp_path, eval_dataloader=loader(8), eval_interval="1ep")
+    page = report.path.read_text()
+    seen = Balance(page)
+    text = "\n".join(seen.texts)
+    assert seen.links == []
+    assert "calm <otter>" in text
+    assert "Training has ended." in text
+    assert "2 epochs, 10 batches, 40 samples, of 10ba" in text
+    for name in (
+        "loss/train/total",
+        "throughput/samples_per_sec",
+        "memory/host_rss_mem",
+        "lr-SGD/group0",
+        "width",
+    ):
+        assert name in text
+    assert {"epoch 1 is complete", "evaluated on eval", "training ends"} <= set(seen.texts)
+    points = re.search(r"<figcaption>loss/train/total.*?points=\"([^\"]*)\"", page).group(1).split()
+    assert len(points) == 10
+    assert all(0 <= float(part) <= 480 for point in points for part in point.split(","))
+
+
+def test_the_page_of_a_failed_run_has_the_error_and_the_warnings(tmp_path):
+    class Broken(Net):
+        def forward(self, batch):
+            raise ZeroDivisionError("no & more")
+
+    class Warn(Callback):
+        def batch_start(self, state, logger):
+            logging.getLogger("hocket.test").warning("look at <this>")
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, name="bad", model=Broken(), more=[Warn()])
+    text = "\n".join(Balance((tmp_path / "bad.html").read_text()).texts)
+    assert "Ended by ZeroDivisionError at batch 0." in text
+    assert "ZeroDivisionError: no & more" in text
+    assert "warning: look at <this>" in text
+    assert not logging.getLogger("hocket").handlers
+
+
+def test_a_resumed_run_has_one_report(tmp_path):
+    store = {"checkpoint_store": FileStore(tmp_path / "c"), "save_interval": "5ba", "autoresume": True}
+    train(tmp_path, duration="5ba", name="one", **store)
+    report = train(tmp_path, duration="10ba", name="one", **store)
+    steps = [step for step, _ in report._series["loss/train/total"].points()]
+    assert steps == list(range(1, 11))
+    page = report.path.read_text()
+    assert page.count("training starts") == 2
+
+
+@given(st.integers(4, 40), st.integers(0, 400))
+def test_series_stay_few_and_keep_the_last_point(limit, num):
+    series = Series(limit)
+    for step in range(num):
+        series.add(step, float(step))
+    points = series.points()
+    assert len(points) <= limit + 1
+    assert [step for step, _ in points] == sorted({step for step, _ in points})
+    assert points[-1:] == ([(num - 1, float(num - 1))] if num else [])
+    if num:
+        assert points[0][0] <= 2 * num / limit + 1
+
+
+def test_a_series_forgets_what_is_done_again():
+    series = Series(10, [(1, 1.0), (2, 2.0), (3, 3.0)])
+    series.add(2, 9.0)
+    assert series.points() == [(1, 1.0), (2, 9.0)]
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.just(0.0)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=12), st.lists(st.tuples(st.integers(0, 10**9), numbers), min_size=1, max_size=5)
+    )
+)
+def test_any_values_make_a_page(series):
+    page = render(Report(run_name="<x>", outcome="&", series=series))
+    Balance(page)
+    for points in re.findall(r'points="([^"]*)"', page):
+        assert all(math.isfinite(float(part)) for point in points.split() for part in point.split(","))

@@ -1,0 +1,211 @@
+"""Plain loaders are divided over the ranks; loaders that divide themselves are left alone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from hocket.trainer.data_spec import DataSpec
+from hocket.trainer.errors import DataError
+from hocket.trainer.sampling import AutoSampler, follow_seed, shard
+from support.ranks import run_ranks
+from support.training import Net, Watch, data, make
+
+PLACE = (1, 2)
+
+
+def sharded(loader, *, place=PLACE, auto_shard=True, seed=5):
+    spec = loader if isinstance(loader, DataSpec) else DataSpec(loader)
+    return shard(spec, place, seed=seed, auto_shard=auto_shard, argument="train_dataloader")
+
+
+def collate(samples):
+    return torch.stack([sample[0] for sample in samples])
+
+
+class Odd(DataLoader):
+    """A subclass with an argument of its own."""
+
+    def __init__(self, dataset, name, **options):
+        super().__init__(dataset, **options)
+        self.name = name
+
+
+def test_a_plain_loader_is_copied_with_a_distributed_sampler():
+    loader = Odd(data(10), "odd", batch_size=3, shuffle=True, collate_fn=collate, drop_last=True)
+    result = sharded(loader)
+    copied = result.spec.dataloader
+    assert type(copied) is Odd
+    assert (copied.name, copied.batch_size, copied.collate_fn) == ("odd", 3, collate)
+    assert isinstance(copied.sampler, DistributedSampler)
+    sampler = copied.sampler
+    assert (sampler.rank, sampler.num_replicas, sampler.seed, sampler.shuffle) == (1, 2, 5, True)
+    assert sampler.drop_last
+    assert [len(batch) for batch in copied] == [3]
+    assert type(loader.sampler) is RandomSampler
+    assert [len(batch) for batch in loader] == [3, 3, 3]
+    assert "`train_dataloader` got a `DistributedSampler` (shuffled, seed 5)" in result.notice
+    assert "by a `DistributedSampler` of the trainer" in result.source
+
+
+def test_samples_in_order_stay_in_order():
+    copied = sharded(DataLoader(list(range(8)), batch_size=2)).spec.dataloader
+    assert [batch.tolist() for batch in copied] == [[1, 3], [5, 7]]
+
+
+def test_a_batch_sampler_of_torch_and_no_batches_at_all_are_divided_too():
+    dataset = list(range(8))
+    batches = DataLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, drop_last=False))
+    assert [batch.tolist() for batch in sharded(batches).spec.dataloader] == [[1, 3, 5], [7]]
+    single = DataLoader(dataset, batch_size=None)
+    assert list(sharded(single).spec.dataloader) == [1, 3, 5, 7]
+
+
+def test_workers_read_the_copys_samples():
+    loader = DataLoader(list(range(8)), batch_size=2, num_workers=1, persistent_workers=True)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    copied = sharded(loader).spec.dataloader
+    assert [batch.tolist() for batch in copied] == [[1, 3], [5, 7]]
+    for one in (loader, copied):
+        one._iterator._shutdown_workers()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+class EverySecond(Sampler):
+    """A sampler of a user's own, which divides by itself."""
+
+    def __iter__(self):
+        return iter(range(1, 8, 2))
+
+    def __len__(self):
+        return 4
+
+
+def test_loaders_that_need_no_division_are_left_alone():
+    loader = DataLoader(list(range(8)), batch_size=2)
+    assert sharded(loader, place=(0, 1)).spec.dataloader is loader
+    kept = sharded(loader, auto_shard=False)
+    assert kept.spec.dataloader is loader
+    assert "keeps its `SequentialSampler` on all 2 ranks" in kept.notice
+    own = DataLoader(list(range(8)), sampler=EverySecond())
+    assert sharded(DataSpec(own, is_sharded=True)).spec.dataloader is own
+    assert sharded(own, auto_shard=False).spec.dataloader is own
+    for other in (
+        DataLoader(Stream(), batch_size=2),
+        DataLoader(list(range(8)), sampler=DistributedSampler(list(range(8)), 2, 1)),
+        [torch.zeros(2)],
+    ):
+        result = sharded(other)
+        assert result.spec.dataloader is other
+        assert result.notice is None
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampler": EverySecond()}, "EverySecond"),
+        ({"sampler": WeightedRandomSampler([1.0] * 8, 8)}, "WeightedRandomSampler"),
+        ({"sampler": RandomSampler(list(range(8)), replacement=True)}, "RandomSampler"),
+        ({"batch_sampler": [[0, 1], [2, 3]]}, "list"),
+    ],
+)
+def test_a_sampler_that_cannot_be_divided_is_refused_with_the_line_to_write(options, name):
+    with pytest.raises(DataError, match=rf"`{name}`.*all 2 ranks.*sampler=torch.utils.data.DistributedS"):
+        sharded(DataLoader(list(range(8)), **options))
+
+
+def test_the_order_follows_the_seed_of_the_checkpoint():
+    one, other = (sharded(DataLoader(list(range(8)), shuffle=True), seed=seed) for seed in (1, 2))
+    assert list(one.spec.dataloader.sampler) != list(other.spec.dataloader.sampler)
+    follow_seed(other.spec.dataloader, 1)
+    assert list(one.spec.dataloader.sampler) == list(other.spec.dataloader.sampler)
+    assert type(other.spec.dataloader.sampler) is AutoSampler
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("sampling"))
+    return run_ranks(everything_on_a_rank, 2, folder, init="gloo", timeout_s=200)
+
+
+def everything_on_a_rank(folder):
+    whole = train(f"{folder}/whole", "8ba")
+    cut = train(f"{folder}/cut", "5ba")
+    rest = train(f"{folder}/cut", "8ba", seed=99)
+    rank = int(os.environ["RANK"])
+    return {"whole": whole, "cut": cut, "rest": rest, "evaluated": evaluated(), "rank": rank}
+
+
+def train(folder, duration, seed=3):
+    seen = []
+    with make(
+        model=Net(),
+        train_dataloader=DataLoader(data(16), batch_size=2, shuffle=True),
+        callbacks=Watch(lambda state: seen.append(state.batch[0][:, 0].tolist())),
+        save_folder=folder,
+        save_interval="5ba",
+        autoresume=True,
+        seed=seed,
+        max_duration=duration,
+    ) as trainer:
+        notices = list(trainer._parts.notices)
+        trainer.fit()
+        weights = [value.clone() for value in trainer.state.model.state_dict().values()]
+    return seen, weights, notices
+
+
+def evaluated():
+    seen = []
+
+    def see(state):
+        seen.extend(state.batch[0][:, 0].tolist())
+
+    watch = Watch(see)
+    watch.eval_batch_end = lambda state, logger: see(state)
+    with make(train_dataloader=None, model=Net(), callbacks=watch) as trainer:
+        trainer.eval(DataLoader(data(6), batch_size=2))
+        predicted = trainer.predict(DataLoader(data(6), batch_size=2))
+    return seen, sum(len(outputs) for outputs in predicted)
+
+
+def test_ranks_train_on_all_samples_once_an_epoch_in_another_order_each(ranks):
+    everything = sorted(data(16)[:][0][:, 0].tolist())
+    epochs = []
+    for start in (0, 4):
+        mine = [list(itertools.chain(*rank["whole"][0][start : start + 4])) for rank in ranks]
+        assert sorted(mine[0] + mine[1]) == everything
+        epochs.append(mine[0])
+    assert epochs[0] != epochs[1]
+    for rank in ranks:
+        assert sum("got a `DistributedSampler`" in notice for notice in rank["whole"][2]) == 1
+
+
+def test_a_resumed_run_reads_on_in_the_order_of_its_checkpoint(ranks):
+    for rank in ranks:
+        assert rank["cut"][0] + rank["rest"][0] == rank["whole"][0]
+        assert all(map(torch.equal, rank["whole"][1], rank["rest"][1]))
+
+
+def test_evaluation_and_prediction_divide_their_loaders(ranks):
+    column = data(6)[:][0][:, 0].tolist()
+    for rank in ranks:
+        seen, num_predicted = rank["evaluated"]
+        assert seen == column[rank["rank"] :: 2]
+        assert num_predicted == 3

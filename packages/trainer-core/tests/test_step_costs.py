@@ -1,0 +1,157 @@
+"""What a step may cost: its collectives are counted, and many steps leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hocket.trainer import Algorithm, Callback, Event
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.loggers import FileLogger, InMemoryLogger
+from support.ranks import run_ranks
+from support.training import Watch, data, make, parameters
+
+
+class Touches(Callback):
+    def after_dataloader(self, state, logger):
+        pass
+
+    def before_train_batch(self, state, logger):
+        pass
+
+
+class Elsewhere(Algorithm):
+    events = frozenset({Event.AFTER_LOSS})
+
+    def match(self, event, state):
+        return True
+
+    def apply(self, event, state, logger):
+        pass
+
+
+class Here(Elsewhere):
+    events = frozenset({Event.BATCH_START})
+
+
+def batches(rank):
+    """As many batches for each of two ranks, in a list."""
+    x, y = data().tensors
+    return list(zip(x.split(2)[rank::2], y.split(2)[rank::2], strict=True))
+
+
+def collectives():
+    """How many collectives each process group has begun."""
+    groups = dist.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)
+
+
+def collectives_of_a_step(**arguments):
+    counts = {}
+    watch = Watch(lambda state: counts.__setitem__(state.counts.batch, collectives()))
+    rank = int(os.environ["RANK"])
+    callbacks = [watch, *arguments.pop("callbacks", ())]
+    with make(
+        train_dataloader=batches(rank), max_duration="5ba", callbacks=callbacks, auto_shard=False, **arguments
+    ) as trainer:
+        trainer.fit()
+        return (counts[4] - counts[2]) / 2, parameters(trainer)
+
+
+def count_on_a_rank():
+    policies = {
+        policy: collectives_of_a_step(device_train_microbatch_size=1, gradient_sync=policy)
+        for policy in ("every", "last", "replicas_last", None)
+    }
+    cases = {
+        "plain": {},
+        "clipped": {"gradient_clipping": 1.0},
+        "logged": {"loggers": InMemoryLogger()},
+        "logged at times": {"loggers": InMemoryLogger(), "log_every": 100},
+        "callbacks that may touch the batch": {"callbacks": [Touches()]},
+        "an algorithm elsewhere": {"callbacks": [Touches()], "algorithms": Elsewhere()},
+        "an algorithm at the batch": {"algorithms": Here()},
+    }
+    return policies, {name: collectives_of_a_step(**arguments)[0] for name, arguments in cases.items()}
+
+
+def test_the_collectives_of_a_step():
+    """One for the gradients (the model fits one bucket), one for the agreement."""
+    for policies, counts in run_ranks(count_on_a_rank, 2, timeout_s=240):
+        assert counts == {
+            "plain": 2,
+            "clipped": 2,  # gradients are whole on each rank
+            "logged": 3,  # the mean loss; nobody waits for it
+            "logged at times": 2,
+            "callbacks that may touch the batch": 2,
+            "an algorithm elsewhere": 2,
+            "an algorithm at the batch": 3,  # the batch's facts again
+        }
+        steps = {policy: step for policy, (step, _) in policies.items()}
+        assert steps == {"every": 3, "last": 2, "replicas_last": 2, None: 2}
+        expected = policies["last"][1]
+        for _, trained in policies.values():
+            for name, value in expected.items():
+                torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_of_gradient_synchronisation_is_checked():
+    with pytest.raises(TrainerConfigError, match="`gradient_sync` is 'first'; expected one of `every`"):
+        make(gradient_sync="first")
+
+
+@pytest.mark.slow
+def test_many_steps_leave_nothing(tmp_path):
+    """Of 10,000 steps the last 8,000 are measured, with parts at work that work in each step."""
+    sizes = []
+
+    def measure(state):
+        if state.counts.batch in (2000, 10_000):
+            trainer.logger.flush()
+            gc.collect()
+            sizes.append(
+                (sys.getallocatedblocks(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+            )
+
+    rows = list(zip(*(part.split(4) for part in data().tensors), strict=True))
+    with make(
+        train_dataloader=rows * 100,
+        loggers=FileLogger(str(tmp_path / "log.jsonl")),
+        callbacks=[Watch(measure), Touches()],
+        gradient_clipping=1.0,
+        max_duration="10000ba",
+    ) as trainer:
+        trainer.fit()
+    (blocks, threads, files), (blocks_after, *others) = sizes
+    assert others == [threads, files]
+    # Not one object in ten steps.
+    assert blocks_after - blocks < 500
+
+
+def test_garbage_is_collected_at_agreed_batches():
+    collected = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            collected.append(trainer.state.counts.batch)
+
+    frozen = []
+    watch = Watch(lambda state: frozen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
+    with make(callbacks=watch, gc_interval=3, max_duration="8ba") as trainer:
+        gc.callbacks.append(note)
+        try:
+            trainer.fit()
+        finally:
+            gc.callbacks.remove(note)
+    assert [batch for batch in collected if batch] == [3, 6]
+    assert frozen == [(False, True)] * 8
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    with pytest.raises(TrainerConfigError, match="`gc_interval` is 0; expected a whole number from 1 on"):
+        make(gc_interval=0)

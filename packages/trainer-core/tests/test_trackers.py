@@ -1,0 +1,263 @@
+"""Loggers of tracking services, against the real libraries: offline, in SQLite, and against a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from hocket.trainer import Callback
+from hocket.trainer.errors import AbsentLoggerError, LoggerError, MissingExtraError
+from hocket.trainer.loggers import CometMLLogger, MLFlowLogger, RemoteUploaderDownloader, WandBLogger
+from support.ranks import run_ranks
+from support.training import FileStore, make
+
+
+class Media(Callback):
+    """Logs an image, a table and a file at the end of training."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def fit_end(self, state, logger):
+        self.file.write_text("kept")
+        logger.log_images(torch.rand(2, 3, 8, 8), "inputs", masks={"truth": torch.ones(2, 8, 8)})
+        logger.log_table(["a", "b"], [[1, "x"]], "rows")
+        logger.upload_file("notes/final.txt", self.file)
+
+
+def train_twice(folder, make_logger):
+    """Train for 4 batches, then go on to 6 from the checkpoint of batch 3; return the run's ids."""
+    ids = []
+    for duration, source in (("4ba", None), ("6ba", "ep0-ba3")):
+        destination = make_logger()
+        store = FileStore(Path(folder, "checkpoints"))
+        with make(
+            loggers=destination,
+            callbacks=Media(Path(folder, "local.txt")),
+            max_duration=duration,
+            run_name="first",
+            checkpoint_store=store,
+            save_interval="3ba",
+            load_path=source,
+        ) as trainer:
+            trainer.logger.log_hyperparameters({"width": 8, "nested": {"rate": 0.1}})
+            trainer.fit()
+            assert trainer.logger.flush(60)
+        ids.append(destination.run_id)
+        store.delete(4)  # as if the first run had been killed before its last save
+    return ids
+
+
+def use_wandb(folder):
+    os.chdir(folder)
+
+    def make_logger():
+        settings = {"console": "off", "silent": True}
+        return WandBLogger(
+            "digits", tags=["t"], log_artifacts=True, init_kwargs={"mode": "offline", "settings": settings}
+        )
+
+    ids = train_twice(folder, make_logger)
+    return ids, [read_wandb(path) for path in sorted(Path(folder).glob("wandb/offline*/*.wandb"))]
+
+
+def read_wandb(path):
+    """Return the records of a run file, whose container is LevelDB's log format behind 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole, records = path.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            records.append(wandb_internal_pb2.Record.FromString(whole))
+            whole = b""
+    found = {"history": [], "artifacts": [], "config": {}, "names": []}
+    for record in records:
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            found["history"].append({key: json.loads(value) for key, value in items.items()})
+        elif kind == "config":
+            found["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        elif kind == "run":
+            found["names"].append(record.run.display_name)
+        elif kind == "artifact":
+            found["artifacts"].append(record.artifact.name)
+    return found
+
+
+@pytest.mark.slow
+def test_wandb_takes_everything_offline_and_one_run_survives_a_resume(tmp_path):
+    pytest.importorskip("wandb", reason="needs `uv sync --group loggers`")
+    # The library's process and threads end with this one.
+    ((ids, runs),) = run_ranks(use_wandb, 1, str(tmp_path), timeout_s=150)
+    assert ids[0] == ids[1]
+    assert [run["names"][0] for run in runs] == ["first", "first"]
+    losses = [
+        [
+            (row["trainer/batch"], row["loss/train/total"])
+            for row in run["history"]
+            if "loss/train/total" in row
+        ]
+        for run in runs
+    ]
+    assert [step for step, _ in losses[0]] == [1, 2, 3, 4]
+    assert [step for step, _ in losses[1]] == [4, 5, 6]
+    assert losses[0][3] == losses[1][0]
+    assert runs[0]["config"]["width"] == 8
+    assert any("rows/path" in row for row in runs[0]["history"])
+    assert any("inputs/path" in row for row in runs[0]["history"])
+    assert "notes_final.txt" in runs[0]["artifacts"]
+
+
+@contextlib.contextmanager
+def mlflow_server(folder):
+    """Run MLflow's server on loopback, over SQLite."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
+    command += ["--artifacts-destination", f"{folder}/artifacts"]
+    with Path(folder, "server.log").open("w") as log:
+        server = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )
+    try:
+        deadline = time.monotonic() + 200
+        while True:
+            assert server.poll() is None, Path(folder, "server.log").read_text()
+            assert time.monotonic() < deadline, Path(folder, "server.log").read_text()
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).read()
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait(20)
+
+
+def use_mlflow(folder, kind):
+    os.chdir(folder)
+    with contextlib.ExitStack() as stack:
+        uri = f"sqlite:///{folder}/ml.db" if kind == "sqlite" else stack.enter_context(mlflow_server(folder))
+
+        def make_logger():
+            return MLFlowLogger(
+                "digits",
+                tracking_uri=uri,
+                tags={"team": "x"},
+                run_group="g",
+                rename_metrics={"loss/train/total": "loss"},
+                ignore_hyperparameters=["width"],
+                flush_interval=0.0,
+            )
+
+        ids = train_twice(folder, make_logger)
+        broken = make_logger()
+        with contextlib.suppress(ZeroDivisionError), make(loggers=broken, max_duration="1ba") as trainer:
+            trainer.fit()
+            raise ZeroDivisionError
+        from mlflow import MlflowClient
+
+        client = MlflowClient(uri)
+        run = client.get_run(ids[0])
+        points = [(point.step, point.value) for point in client.get_metric_history(ids[0], "loss")]
+        last = MLFlowLogger("digits", run_name="first", tracking_uri=uri, resume=True)
+        last._open("other")
+        last.download_file("notes/final.txt", f"{folder}/got.txt")
+        return {
+            "ids": [*ids, last.run_id],
+            "status": [run.info.status, client.get_run(broken.run_id).info.status],
+            "name": run.info.run_name,
+            "params": run.data.params,
+            "tags": {name: run.data.tags.get(name) for name in ("team", "run_group")},
+            "points": points,
+            "artifacts": sorted(
+                part.path
+                for name in ("images", "rows", "notes")
+                for part in client.list_artifacts(ids[0], name)
+            ),
+            "file": Path(folder, "got.txt").read_text(),
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "server"])
+def test_mlflow_takes_everything_and_one_run_survives_a_resume(tmp_path, kind):
+    pytest.importorskip("alembic", reason="needs mlflow: `uv sync --group loggers`")
+    (found,) = run_ranks(use_mlflow, 1, str(tmp_path), kind, timeout_s=280)
+    assert len(set(found["ids"])) == 1
+    assert found["status"] == ["FINISHED", "FAILED"]
+    assert found["name"] == "first"
+    assert found["params"] == {"nested/rate": "0.1"}
+    assert found["tags"] == {"team": "x", "run_group": "g"}
+    steps = [step for step, _ in found["points"]]
+    assert steps == [1, 2, 3, 4, 4, 5, 6]
+    assert found["points"][3][1] == found["points"][4][1]
+    assert any(path.startswith("images/inputs-0") for path in found["artifacts"])
+    assert {"rows/step4.json", "rows/step6.json", "notes/final.txt"} <= set(found["artifacts"])
+    assert found["file"] == "kept"
+
+
+class Unreachable(WandBLogger):
+    """Cannot be opened, as when the service is down."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened_on = None
+
+    def _open(self, run_name):
+        import threading
+
+        self.opened_on = threading.current_thread().name
+        raise ConnectionError("no route to the service")
+
+
+def test_a_dead_tracker_does_not_touch_the_training(caplog):
+    pytest.importorskip("wandb", reason="needs `uv sync --group loggers`")
+    dead = Unreachable()
+    trainer = make(loggers=dead, max_duration="5ba")
+    trainer.fit()
+    assert trainer.state.timestamp.batch == "5ba"
+    assert dead.opened_on.startswith("hocket-")
+    with pytest.raises(LoggerError, match="no route to the service"):
+        trainer.close()
+    assert "training goes on" in caplog.text
+    assert dead._early == []
+
+
+def test_absent_loggers_say_what_to_use():
+    with pytest.raises(AbsentLoggerError, match="no `CometMLLogger`; use `WandBLogger`, `MLFlowLogger`"):
+        CometMLLogger(project_name="x")
+    with pytest.raises(AbsentLoggerError, match=r"save_folder='s3://bucket/folder'"):
+        RemoteUploaderDownloader(bucket_uri="s3://bucket")
+
+
+def test_missing_trackers_name_their_extra(monkeypatch):
+    for name, logger in (("wandb", WandBLogger), ("mlflow", MLFlowLogger)):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match=rf"pip install 'hocket-trainer-core\[{name}\]'"):
+            logger()

@@ -1,9 +1,11 @@
-"""A process group of one rank for the tests that shard in this very process."""
+"""Process groups for the tests of layouts: one rank in this very process, and ranks that stay up."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+
+from support.standing_ranks import StandingRanks, standing_ranks
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +18,17 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="package")
+def two_ranks() -> Iterator[StandingRanks]:
+    """Two processes for all tests of this package that leave them as they were."""
+    with standing_ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="package")
+def four_ranks() -> Iterator[StandingRanks]:
+    """Four processes for all tests of this package that leave them as they were."""
+    with standing_ranks(4) as ranks:
+        yield ranks

@@ -1,14 +1,17 @@
-"""The config says what it means, refuses what it cannot do, and names what to use instead."""
+"""Every configuration key is honoured, mapped, without effect or refused, and the message names it."""
 
+import dataclasses
 import logging
 
 import pytest
 import torch
 
-from hocket.dist import ConfigError, FSDPConfig, WorldError, legacy, provide
-from hocket.dist.mesh import degrees
+from hocket.dist import ConfigError, FSDPConfig, ParallelismConfig, World, WorldError, key_table, provide
+from hocket.dist.fsdp_keys import FSDP_KEYS
+from hocket.dist.key_table import Outcome
+from hocket.dist.mesh import mesh_shape
 
-# Composer's own defaults for its FSDP1 config, but for the two that mean another layout or checkpoint.
+# Composer's own defaults for its FSDP1 config.
 COMPOSERS_DEFAULTS = {
     "activation_checkpointing": False,
     "activation_checkpointing_reentrant": True,
@@ -33,15 +36,26 @@ COMPOSERS_DEFAULTS = {
     "process_group": None,
     "sharded_ckpt_prefix_dir": "ep{epoch}-ba{batch}",
     "sharding_strategy": "FULL_SHARD",
-    "state_dict_type": "sharded",
+    "state_dict_type": "full",
     "sync_module_states": False,
     "use_orig_params": True,
     "verbose": False,
 }
 
 
+def _rows(outcome: Outcome) -> list[str]:
+    return sorted(key for key, row in FSDP_KEYS.items() if row.outcome is outcome)
+
+
 def test_a_config_copied_from_composer_is_taken() -> None:
     assert FSDPConfig.from_mapping(COMPOSERS_DEFAULTS) == FSDPConfig(sync_module_states=False)
+    upper = {key.upper(): value for key, value in COMPOSERS_DEFAULTS.items()}
+    assert FSDPConfig.from_mapping(upper) == FSDPConfig(sync_module_states=False)
+
+
+def test_the_table_has_every_key_of_the_config_and_no_other() -> None:
+    taken = set(_rows(Outcome.HONOURED)) | set(_rows(Outcome.MAPPED))
+    assert taken == {field.name for field in dataclasses.fields(FSDPConfig)}
 
 
 @pytest.mark.parametrize(
@@ -58,49 +72,56 @@ def test_an_unknown_key_suggests_the_nearest(key: str, nearest: str) -> None:
         FSDPConfig.from_mapping({key: 1})
 
 
-@pytest.mark.parametrize("key", sorted(legacy.NEEDLESS))
-def test_a_needless_key_is_said_once_by_name(
+@pytest.mark.parametrize("key", _rows(Outcome.NO_EFFECT))
+def test_a_key_without_effect_is_logged_once_by_name(
     key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(legacy, "_said", set())
+    monkeypatch.setattr(key_table, "_logged", set())
     monkeypatch.delenv("RANK", raising=False)
-    rule = legacy.NEEDLESS[key]
-    value = rule.values[0] if rule.values else True
+    row = FSDP_KEYS[key]
     with caplog.at_level(logging.WARNING, "hocket.dist"):
-        FSDPConfig.from_mapping({key: value})
-        FSDPConfig.from_mapping({key: value})
-    assert [key in record.getMessage() for record in caplog.records] == [True]
-    if rule.values:
-        with pytest.raises(ConfigError, match=f"'{key}'.*leave it out"):
+        for value in row.silent:
+            FSDPConfig.from_mapping({key: value})
+        assert not caplog.records
+        loud = [value for value in row.accepted or ("anything",) if value not in row.silent]
+        for value in loud * 2:
+            FSDPConfig.from_mapping({key: value})
+    assert [key in record.getMessage() for record in caplog.records] == [True] * min(len(loud), 1)
+    if row.accepted is not None:
+        with pytest.raises(ConfigError, match=f"'{key}'.*expected"):
             FSDPConfig.from_mapping({key: "something else"})
 
 
-@pytest.mark.parametrize("key", sorted(legacy.REFUSED))
-def test_what_cannot_be_honoured_is_refused_by_name(key: str) -> None:
-    for silent in legacy.REFUSED[key].silent:
+@pytest.mark.parametrize("key", _rows(Outcome.REFUSED))
+def test_a_key_that_cannot_be_honoured_is_refused_by_name(key: str) -> None:
+    for silent in FSDP_KEYS[key].silent:
         FSDPConfig.from_mapping({key: silent})
     with pytest.raises(ConfigError) as caught:
         FSDPConfig.from_mapping({key: "on"})
     assert f"'{key}'" in str(caught.value)
-    assert legacy.REFUSED[key].instead in str(caught.value)
+    assert FSDP_KEYS[key].meaning in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"sharding_strategy": "NO_SHARD"}, "Leave `fsdp_config` out"),
-        ({"sharding_strategy": "HYBRID_SHARD"}, "data_parallel_replicate_degree"),
-        ({"sharding_strategy": "_HYBRID_SHARD_ZERO2"}, "SHARD_GRAD_OP"),
-        ({"sharding_strategy": "full"}, "expected 'FULL_SHARD' or 'SHARD_GRAD_OP'"),
-        ({"cpu_offload": True}, "`cpu_offload=True` is not supported yet"),
+        ({"sharding_strategy": "full"}, "expected 'FULL_SHARD', 'SHARD_GRAD_OP'"),
+        ({"cpu_offload": "yes"}, "`cpu_offload` is 'yes'"),
+        ({"forward_prefetch_limit": 0}, "`forward_prefetch_limit` is 0"),
+        ({"backward_prefetch_limit": True}, "`backward_prefetch_limit` is True"),
+        ({"activation_checkpointing_every": -1}, "`activation_checkpointing_every` is -1"),
+        ({"activation_checkpointing": "full"}, "`activation_checkpointing` is 'full'"),
+        ({"ignored_modules": "head"}, "`ignored_modules` is 'head', expected a list"),
+        ({"gradient_sync": "first"}, "`gradient_sync` is 'first'"),
+        ({"param_init_fn": "normal"}, "`param_init_fn` is 'normal'"),
+        ({"verbose": 1, "VERBOSE": 0}, "the key `verbose` twice"),
         ({"reshard_after_forward": 1}, "`reshard_after_forward` is 1"),
         ({"reshard_after_forward": "yes"}, "`reshard_after_forward` is 'yes'"),
-        ({"reshard_after_forward": 2, "sharding_strategy": "SHARD_GRAD_OP"}, "leave one of them out"),
+        ({"reshard_after_forward": 2, "sharding_strategy": "SHARD_GRAD_OP"}, "Set only one of them"),
         ({"data_parallel_shard_degree": 0}, "`data_parallel_shard_degree` is 0"),
         ({"data_parallel_replicate_degree": 0}, "`data_parallel_replicate_degree` is 0"),
         ({"sync_module_states": "no"}, "`sync_module_states` is 'no'"),
         ({"mixed_precision": "HALF"}, "expected 'DEFAULT', 'PURE', 'FULL'"),
-        ({"mixed_precision": "PURE"}, "set `amp_dtype='bf16'`"),
         ({"mixed_precision": {"param_dype": "bf16"}}, "Did you mean `param_dtype`"),
         ({"mixed_precision": {"param_dtype": "bf17"}}, "`param_dtype` is 'bf17'"),
         ({"mixed_precision": {"reduce_dtype": torch.int8}}, "floating-point"),
@@ -138,29 +159,80 @@ def test_double_precision_is_not_summed_in_single() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "world_size", "expected"),
+    ("values", "expected"),
     [
-        ({}, 4, (1, 4)),
-        ({"data_parallel_replicate_degree": 2}, 4, (2, 2)),
-        ({"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 4}, 8, (4, 2)),
+        ({}, [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ({"data_parallel_replicate_degree": 2}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (
+            {"data_parallel_shard_degree": 2, "data_parallel_replicate_degree": 4},
+            [[0, 1], [2, 3], [4, 5], [6, 7]],
+        ),
+        ({"sharding_strategy": "HYBRID_SHARD"}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (
+            {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": 2},
+            [[0, 1], [2, 3], [4, 5], [6, 7]],
+        ),
+        ({"sharding_strategy": "NO_SHARD"}, [[rank] for rank in range(8)]),
+        ({"process_group": "self"}, [[rank] for rank in range(8)]),
+        ({"process_group": "node"}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ({"process_group": "local_rank_across_nodes"}, [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ({"process_group": "SET2"}, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ({"process_group": "mod2"}, [[0, 2, 4, 6], [1, 3, 5, 7]]),
     ],
 )
-def test_degrees_fill_the_ranks(values: dict, world_size: int, expected: tuple) -> None:
-    assert degrees(FSDPConfig(**values), world_size) == expected
+def test_the_mesh_uses_all_ranks(values: dict, expected: list[list[int]]) -> None:
+    world = World(rank=0, world_size=8, local_rank=0, local_world_size=4)
+    assert mesh_shape(FSDPConfig(**values), world).ranks().tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("values", "world_size"),
+    ("values", "message"),
     [
-        ({"data_parallel_shard_degree": 2}, 4),
-        ({"data_parallel_replicate_degree": 3}, 4),
-        ({"reshard_after_forward": 4}, 4),
-        ({"reshard_after_forward": 3}, 4),
+        ({"data_parallel_shard_degree": 2}, "is 1 × 2, but the job has 4 ranks"),
+        ({"data_parallel_replicate_degree": 3}, "does not divide 4 ranks"),
+        ({"reshard_after_forward": 4}, "must divide the shard degree"),
+        ({"reshard_after_forward": 3}, "must divide the shard degree"),
+        ({"sharding_strategy": "NO_SHARD", "data_parallel_shard_degree": 2}, "Leave the degree out"),
+        ({"process_group": "set3"}, "does not divide 4 ranks"),
+        ({"process_group": "set0"}, "expected 'self', 'node'"),
+        ({"process_group": [0, 1]}, "instead of lists of ranks"),
+        ({"process_group": "node", "data_parallel_shard_degree": 2}, "Set only one of them"),
     ],
 )
-def test_degrees_that_do_not_fit_are_refused(values: dict, world_size: int) -> None:
-    with pytest.raises(ConfigError, match=r"ranks|divide"):
-        degrees(FSDPConfig(**values), world_size)
+def test_a_mesh_that_does_not_fit_is_refused(values: dict, message: str) -> None:
+    world = World(rank=0, world_size=4, local_rank=0, local_world_size=4)
+    with pytest.raises(ConfigError) as caught:
+        mesh_shape(FSDPConfig(**values), world)
+    assert message in str(caught.value)
+
+
+def test_axes_that_are_not_implemented_are_refused_by_name() -> None:
+    config = ParallelismConfig.from_mapping({"FSDP": {"verbose": True}, "tp": {"tensor_parallel_degree": 1}})
+    assert config.fsdp == FSDPConfig(verbose=True)
+    assert ParallelismConfig.from_mapping({"fsdp2": {}}).fsdp == FSDPConfig()
+    for axis, name in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
+        with pytest.raises(ConfigError, match=rf"\['{axis}'\].*{name} parallelism is not implemented"):
+            ParallelismConfig.from_mapping({"fsdp": {}, axis: {"degree": 2}})
+    with pytest.raises(ConfigError, match="both `fsdp` and `fsdp2`"):
+        ParallelismConfig.from_mapping({"fsdp": {}, "fsdp2": {}})
+    with pytest.raises(ConfigError, match="Did you mean `fsdp`"):
+        ParallelismConfig.from_mapping({"fsdpp": {}})
+
+
+def test_the_trainers_precision_is_the_low_precision(one_rank: None) -> None:
+    for precision, config, expected in (
+        ("amp_bf16", {}, torch.bfloat16),
+        ("amp_fp16", {"mixed_precision": "pure"}, torch.float16),
+        ("fp32", {"mixed_precision": "PURE"}, None),
+        ("amp_bf16", {"amp_dtype": "fp16"}, torch.float16),
+        ("amp_bf16", {"mixed_precision": "FULL"}, None),
+    ):
+        with provide(config, device="cpu", timeout_s=10, precision=precision) as parallelism:
+            assert parallelism.config.policy_for([]).param_dtype == expected
+    with pytest.raises(ConfigError, match="set `amp_dtype='bf16'`"):
+        provide({"mixed_precision": "PURE"}, device="cpu")
+    with pytest.raises(ConfigError, match="`precision` is 'bf17'"):
+        provide({}, device="cpu", precision="bf17")
 
 
 def test_the_provider_checks_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,32 +3,34 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hocket.dist import launch
+from hocket.dist import launch, launch_options, preflight, slurm
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time, traceback
 rank, out, what = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), sys.argv[2]
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"]
-print("a word of rank", rank)
+print("output of rank", rank)
 if what == "raise" and rank == 1:
-    raise ValueError("rank one is unwell")
+    raise ValueError("rank one failed")
 if what == "follow":
-    told = out / "told"
+    written = out / "written"
     if rank == 1:
         try:
-            raise ValueError("rank one is unwell")
+            raise ValueError("rank one failed")
         except ValueError:
             traceback.print_exc()
-        told.touch()
+        written.touch()
     else:
-        while not told.exists():
+        while not written.exists():
             time.sleep(0.05)
         raise RuntimeError("Connection closed by peer")
 if what == "kill" and rank == 1:
@@ -72,7 +74,7 @@ def _run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=150,
     )
 
 
@@ -97,42 +99,347 @@ def test_ranks_find_their_places_and_arguments(script: Path, tmp_path: Path) -> 
         }
         assert found["argv"][1:] == [str(tmp_path), "end", "--their=own", "-n", "7"]
         assert found["address"]
-    assert done.stdout == "a word of rank 0\n"
+    assert done.stdout == "output of rank 0\n"
     assert not list(tmp_path.glob("hocket-launch-*")), "the logs of a job that went well were left"
 
 
-def test_the_rank_that_failed_is_named_with_its_traceback(script: Path, tmp_path: Path) -> None:
+def _check_traceback(script: Path, tmp_path: Path) -> None:
     done = _run(tmp_path, "-n", "2", script, tmp_path, "raise")
     assert done.returncode == 1
-    assert "hocket-launch: rank 1 (pid" in done.stderr
-    assert "ended first, with exit code 1" in done.stderr
-    assert "ValueError: rank one is unwell" in done.stderr
+    report = done.stderr[done.stderr.index("hocket-launch: ") :]
+    assert report.startswith("hocket-launch: rank 1 (pid")
+    assert "failed first, with exit code 1" in report
+    assert done.stderr.count("ValueError: rank one failed") == 1
     (logs,) = tmp_path.glob("hocket-launch-*")
     (stdout,) = logs.glob("*/attempt_0/1/stdout.log")
-    assert stdout.read_text() == "a word of rank 1\n"
+    assert stdout.read_text() == "output of rank 1\n"
     assert str(logs) in done.stderr
     assert not _is_alive(json.loads((tmp_path / "rank-0").read_text())["pid"])
 
 
-def test_the_cause_is_shown_where_a_rank_that_lost_it_was_quicker_to_end(
-    script: Path, tmp_path: Path
-) -> None:
-    done = _run(tmp_path, "-n", "2", script, tmp_path, "follow")
+def _check_first_cause(script: Path, tmp_path: Path) -> None:
+    done = _run(tmp_path, "-n", "3", script, tmp_path, "follow")
     assert done.returncode == 1
-    assert "hocket-launch: rank 0 (pid" in done.stderr
-    assert (
-        "ValueError: rank one is unwell" in done.stderr.partition("Another rank's error may be the cause")[2]
-    )
+    assert "hocket-launch: rank 1 failed first" in done.stderr
+    assert "ValueError: rank one failed" in done.stderr
+    assert "Ended because of it: rank" in done.stderr
 
 
-def test_a_killed_rank_ends_the_job_with_its_signal(script: Path, tmp_path: Path) -> None:
+def _check_killed_rank(script: Path, tmp_path: Path) -> None:
     done = _run(tmp_path, "-n", "2", "--log-dir", tmp_path / "logs", script, tmp_path, "kill")
     assert done.returncode == 128 + signal.SIGKILL
-    assert "ended first, by SIGKILL" in done.stderr
+    assert "rank 1 (pid" in done.stderr
+    assert "failed first, by SIGKILL" in done.stderr
     assert list((tmp_path / "logs").glob("*/attempt_0/1/stdout.log"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [_check_traceback, _check_first_cause, _check_killed_rank])
+def test_the_rank_that_failed_first_ends_the_job_and_is_named(
+    script: Path, tmp_path: Path, check: Callable[[Path, Path], None]
+) -> None:
+    check(script, tmp_path)
+
+
+DIST_SCRIPT = """
+import sys, torch
+from torch import nn
+from hocket.dist import provide
+with provide({}, device="cpu", timeout_s=20) as parallelism:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])
+    for step in range(5):
+        if step == 2 and parallelism.data_parallel[0] == int(sys.argv[1]):
+            raise ValueError("a bad sample")
+        model(torch.ones(2, 4)).sum().backward()
+        parallelism.reduce_async(torch.ones(1)).wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", ["1", "0"])
+def test_a_failure_in_training_is_shown_once_and_first(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DIST_SCRIPT)
+    done = _run(tmp_path, "-n", "2", path, failing)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
+    assert done.stderr.count("ValueError: a bad sample") == 1
+    assert f"hocket-launch: rank {failing}" in done.stderr
+
+
+def test_ranks_write_to_the_files_of_the_formats(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = _run(
+        tmp_path,
+        "-n", "2", "-v",
+        "--stdout", out / "{rank}of{world_size}-{local_rank}-{node_rank}-{local_world_size}.out",
+        "--stderr", out / "{rank}.err",
+        script, tmp_path, "end",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (out / "1of2-1-0-2.out").read_text() == "output of rank 1\n"
+    assert (out / "1.err").read_text() == ""
+    assert sorted(path.name for path in out.iterdir()) == ["1.err", "1of2-1-0-2.out"]
+
+
+def test_a_command_is_run_without_python(tmp_path: Path) -> None:
+    done = _run(tmp_path, "-n", "1", "-c", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo $0", "more")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 of 1\nmore\n"
+
+
+RESTARTED = """
+import os, pathlib, sys
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+pathlib.Path(sys.argv[1], f"attempt{attempt}-{rank}").touch()
+sys.exit(3 if attempt == "0" and rank == "1" else 0)
+"""
+
+
+def _check_restart(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(RESTARTED)
+    done = _run(tmp_path, "-n", "2", "--max-restarts", "1", path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {each.name for each in tmp_path.glob("attempt*")}
+    assert {"attempt0-1", "attempt1-0", "attempt1-1"} <= names
+
+
+def _check_two_machines(tmp_path: Path) -> None:
+    """Two launchers, as on two machines, with Composer's flags and ports of their own."""
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'])"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    launchers = [
+        subprocess.Popen(
+            _command(*common, *place, path),
+            env=_environment(tmp_path),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in (["--base_rank", "1"], ["--node_rank", "0"])
+    ]
+    try:
+        results = [launcher.communicate(timeout=90) for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert [out for out, _ in results] == ["1 2 1\n", "0 2 0\n"], results
+
+
+ELASTIC = """
+import os, pathlib, sys, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+out, rank, size = pathlib.Path(sys.argv[1]), dist.get_rank(), dist.get_world_size()
+(out / f"{size}-{rank}").touch()
+while size == 2:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+"""
+
+
+def _check_fewer_machines(tmp_path: Path) -> None:
+    """Two launchers; the second and its rank are killed; the first starts again as a job of one machine."""
+    path = tmp_path / "job.py"
+    path.write_text(ELASTIC)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1"]
+    launchers = [
+        subprocess.Popen(
+            _command(*common, "--master_port", str(port), "--node_rank", str(node), path, tmp_path),
+            env={**_environment(tmp_path), "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for node in (0, 1)
+    ]
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "2-1").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        children = Path(f"/proc/{launchers[1].pid}/task/{launchers[1].pid}/children").read_text().split()
+        for pid in (launchers[1].pid, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = launchers[0].communicate(timeout=150)
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+            assert launcher.stderr is not None
+            launcher.stderr.close()
+    assert launchers[0].returncode == 0, stderr
+    assert (tmp_path / "1-0").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [_check_restart, _check_two_machines, _check_fewer_machines])
+def test_a_job_of_several_attempts_or_machines_ends_well(
+    tmp_path: Path, check: Callable[[Path], None]
+) -> None:
+    check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "training_script"),
+        (["-n", "0", "x.py"], "expected at least 1 process"),
+        (["-m", "-c", "x"], "not both"),
+        (["-n", "8", "--world_size", "12", "x.py"], "`--world_size 12` is no multiple of `-n 8`"),
+        (
+            ["-n", "8", "--world_size", "8", "--node_rank", "1", "x.py"],
+            "hocket-launch -n 8 --world_size 16 --node_rank 1 x.py",
+        ),
+        (["-n", "8", "--world_size=8", "--base_rank", "8", "x.py"], "--world_size=16 --base_rank 8 x.py"),
+        (["-n", "8", "--base_rank", "3", "x.py"], "`--base_rank 3` is no multiple of `-n 8`"),
+        (
+            ["-n", "4", "--world_size", "16", "--base_rank", "8", "--node_rank", "1", "x.py"],
+            "is machine 2, but `--node_rank` is 1",
+        ),
+        (
+            ["--nnodes", "2", "--node_rank", "2", "--master_addr", "h", "x.py"],
+            "expected 0 to 1 of 2 machines",
+        ),
+        (["--nnodes", "2", "--node_rank", "1", "x.py"], "needs `--master_addr HOST`"),
+    ],
+)
+def test_options_that_contradict_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(arguments)
+    assert ended.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.py"], "the script `absent.py` does not exist"),
+        (["-c", "no-such-command"], "`no-such-command` is not on `PATH`"),
+        (["--stdout", "{node}", __file__], "the unknown field {node}"),
+        (["-n", "3", "--stderr", "log", __file__], "one file for several ranks"),
+        (
+            ["--nnodes", "2", "--node_rank", "1", "--master_addr", "host.invalid", __file__],
+            "`host.invalid` (`--master_addr`) cannot be resolved",
+        ),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused_before_it_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(arguments) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as used:
+        used.bind(("", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        arguments = [
+            "--nnodes",
+            "2",
+            "--node_rank",
+            "0",
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            str(port),
+        ]
+        assert launch.main([*arguments, __file__]) == 1
+    assert f"port {port} of 127.0.0.1 (`--master_port`) cannot be used" in capsys.readouterr().err
+
+
+def test_machine_0_that_does_not_answer_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "PREFLIGHT_S", 0.5)
+    arguments = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "9"]
+    assert launch.main([*arguments, __file__]) == 1
+    message = capsys.readouterr().err
+    for words in ("127.0.0.1:9", "interface lo (127.0.0.1)", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        assert words in message
+
+
+SLURM = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[003-004]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "PATH": "/nonexistent",
+}
+
+
+def test_a_launcher_on_each_node_of_a_slurm_step_finds_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    options = launch_options.parse(["-n", "4", "x.py"])
+    assert (options.nnodes, options.node_rank, options.master_addr) == ("2", 1, "gpu003")
+    assert options.master_port == slurm.job_port({"SLURM_JOB_ID": "41"})
+    assert slurm.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
+
+
+def test_a_task_for_each_rank_of_a_slurm_step_runs_the_script_itself(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
+    )
+    env = {**SLURM, "SLURM_NTASKS": "8", "SLURM_PROCID": "6", "SLURM_LOCALID": "2"}
+    env["SLURM_STEP_TASKS_PER_NODE"] = "4(x2)"
+    done = subprocess.run(
+        _command(path), env={**_environment(tmp_path), **env}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "6 8 2 gpu003\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_known_is_named_after_ctrl_c(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import json, os, pathlib, sys, time\n"
+        "pathlib.Path(os.environ['HOCKET_STATUS_FILE']).write_text(json.dumps({'checkpoint': 's3://b/ep1'}))\n"
+        "pathlib.Path(sys.argv[1], 'ready').touch()\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        _command("-n", "1", "-c", sys.executable, "-W", "ignore", path, tmp_path),
+        env=_environment(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "ready").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            launcher.send_signal(signal.SIGINT)
+            _, stderr = launcher.communicate(timeout=60)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == 128 + signal.SIGINT
+    assert stderr.count("hocket-launch:") == 1
+    assert "ended all ranks after SIGINT; the last committed checkpoint is s3://b/ep1" in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_reaches_every_rank_and_leaves_none(
     script: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -161,7 +468,7 @@ def test_a_signal_reaches_every_rank_and_leaves_none(
         assert not _is_alive(json.loads((tmp_path / f"rank-{rank}").read_text())["pid"])
 
 
-def test_help_is_ours_and_torchruns_is_there_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_our_options_and_torchruns(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("-h", "--help"):
         with pytest.raises(SystemExit) as ended:
             launch.main([flag])
@@ -171,9 +478,13 @@ def test_help_is_ours_and_torchruns_is_there_too(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         launch.main(["--help-torchrun"])
     theirs = capsys.readouterr().out
-    for flag in ("--rdzv-backend", "--max-restarts", "--tee"):
+    for flag in ("--rdzv-backend", "--max-restarts", "--tee", "--world_size", "--stdout"):
         assert flag in theirs
-    with pytest.raises(SystemExit) as ended:
-        launch.main(["-n", "2"])
-    assert ended.value.code == 2
-    assert "training_script" in capsys.readouterr().err
+
+
+def test_the_version_is_printed_and_the_package_is_a_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket.dist", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("hocket-dist ")
+    assert "torch" in done.stdout

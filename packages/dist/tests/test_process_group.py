@@ -71,7 +71,12 @@ def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> N
     assert not dist.is_initialized()
 
 
-def _exchange() -> dict[str, Any]:
+def _exchange() -> list[dict[str, Any]]:
+    """Join, exchange and part twice, as two trainers one after the other do."""
+    return [_exchange_once() for _ in range(2)]
+
+
+def _exchange_once() -> dict[str, Any]:
     parallelism = provide({}, device="cpu", timeout_s=30)
     rank, size = parallelism.data_parallel
     # Larger than float32 can count, and two under way at once.
@@ -85,12 +90,13 @@ def _exchange() -> dict[str, Any]:
     return {"sums": sums, "left": left_alone, "rank": rank, "initialized": dist.is_initialized()}
 
 
-def test_ranks_exchange_numbers_and_part() -> None:
-    for rank, result in enumerate(run_ranks(_exchange, 2, timeout_s=60)):
-        assert result["rank"] == rank
-        assert result["sums"] == ([1, 3, 5], [2.0**53 - 4, 0.5])
-        assert result["left"] == [rank, rank + 1, rank + 2]
-        assert not result["initialized"]
+def test_ranks_exchange_numbers_and_part_again_and_again() -> None:
+    for rank, results in enumerate(run_ranks(_exchange, 2, timeout_s=60)):
+        for result in results:
+            assert result["rank"] == rank
+            assert result["sums"] == ([1, 3, 5], [2.0**53 - 4, 0.5])
+            assert result["left"] == [rank, rank + 1, rank + 2]
+            assert not result["initialized"]
 
 
 def _come_unless(absent: tuple[int, ...]) -> str | None:
@@ -106,13 +112,12 @@ def _come_unless(absent: tuple[int, ...]) -> str | None:
     return str(caught.value)
 
 
-def test_absent_ranks_are_named_by_those_present() -> None:
-    messages = run_ranks(_come_unless, 2, (1,), timeout_s=60)
-    assert messages[1] is None
-    assert messages[0].startswith("After 2 s rank 1 of 2 had not appeared")
-
-
 @pytest.mark.slow
-def test_the_absence_of_rank_0_is_named() -> None:
-    messages = run_ranks(_come_unless, 2, (0,), timeout_s=60)
-    assert "where rank 0 should listen" in messages[1]
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [(1, "After 2 s rank 1 of 2 had not appeared"), (0, "where rank 0 should listen")],
+)
+def test_an_absent_rank_is_named_by_the_one_present(absent: int, words: str) -> None:
+    messages = run_ranks(_come_unless, 2, (absent,), timeout_s=60)
+    assert messages[absent] is None
+    assert words in messages[1 - absent]

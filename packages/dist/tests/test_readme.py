@@ -10,7 +10,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_script_of_the_readme_runs(tmp_path: Path) -> None:
-    (script,) = (
+    script = next(
         text for text in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "import" in text
     )
     path = tmp_path / "script.py"
@@ -28,3 +28,9 @@ def test_the_script_of_the_readme_runs(tmp_path: Path) -> None:
     rank, size, norm = done.stdout.split()
     assert (rank, size) == ("0", "2")
     assert float(norm) > 0
+
+
+def test_the_other_snippets_run() -> None:
+    texts = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (snippet,) = (text for text in texts if "translate_deepspeed" in text)
+    exec(snippet, {})

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hocket.dist import provide
-from support.ranks import run_ranks
+from support.standing_ranks import StandingRanks
 
 STEPS = 20
 MAX_NORM = 1.0
@@ -153,17 +153,6 @@ def _train(case: Case) -> Run:
         return Run(initial, _whole(laid_out), losses, norms, kinds, name, parallelism.describe())
 
 
-def _train_all(cases: dict[str, Case]) -> dict[str, Run]:
-    return {name: _train(case) for name, case in cases.items()}
-
-
-@functools.cache
-def _ranks(world_size: int) -> list[dict[str, Run]]:
-    """All cases on as many ranks, one start of the processes for all of them."""
-    cases = CASES if world_size == 2 else CASES_OF_4
-    return run_ranks(_train_all, world_size, cases, init="gloo", timeout_s=120)
-
-
 def _check(runs: list[Run], *, is_sharded: bool) -> None:
     initial, parameters, losses, norms = _alone()
     assert max(norms) > MAX_NORM, "nothing was clipped, so clipping is not tested"
@@ -184,24 +173,21 @@ def test_one_rank_trains_as_the_plain_model(one_rank: None, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_train_as_one_process(name: str) -> None:
-    _check([run[name] for run in _ranks(2)], is_sharded=CASES[name].config is not None)
+def test_two_ranks_train_as_one_process(two_ranks: StandingRanks, name: str) -> None:
+    _check(two_ranks.run(_train, CASES[name]), is_sharded=CASES[name].config is not None)
 
 
 @pytest.mark.parametrize("name", CASES_OF_4)
-def test_four_ranks_train_as_one_process(name: str) -> None:
-    _check([run[name] for run in _ranks(4)], is_sharded=CASES_OF_4[name].config is not None)
+def test_four_ranks_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
+    _check(four_ranks.run(_train, CASES_OF_4[name]), is_sharded=CASES_OF_4[name].config is not None)
 
 
-def test_the_layout_is_described() -> None:
-    runs = _ranks(2)[1]
-    assert runs["fsdp"].description == (
+def test_the_layout_is_described(two_ranks: StandingRanks, four_ranks: StandingRanks) -> None:
+    assert two_ranks.run(_train, CASES["fsdp"])[1].description == (
         "FSDP2 (FULL_SHARD), 2 ranks: shard 2; 4 groups, parameters gathered as they are, "
         "gradients summed in float32"
     )
-    assert runs["replicated"].description == "replicated on 2 ranks, gradients averaged"
-    assert "replicate 2 × shard 2" in _ranks(4)[0]["hsdp"].description
-
-
-def test_a_replicated_model_stays_what_it_is() -> None:
-    assert _ranks(2)[0]["replicated"].class_name == "Classifier"
+    replicated = two_ranks.run(_train, CASES["replicated"])[1]
+    assert replicated.description == "replicated on 2 ranks, gradients averaged"
+    assert replicated.class_name == "Classifier", "a replicated model changed its class"
+    assert "replicate 2 × shard 2" in four_ranks.run(_train, CASES_OF_4["hsdp"])[0].description

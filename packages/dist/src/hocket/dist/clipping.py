@@ -1,4 +1,4 @@
-"""The norm of all gradients, wherever their parts are."""
+"""The joint norm of all gradients, sharded or not, and clipping by it."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
 
     Collective where gradients are sharded: one sum of a single number for each mesh. Does not wait for the
     device. Unlike torch's function of the same name, which returns each rank's partial norm for sharded
-    gradients, what comes back is the whole norm.
+    gradients, this returns the whole norm.
 
     Args:
-        parameters: Those without a gradient are passed over.
-        max_norm: At least 0; `inf` only measures.
+        parameters: Those without a gradient are skipped.
+        max_norm: At least 0; `inf` measures and does not clip.
 
     Returns:
         The norm before clipping: a plain float32 scalar (float64 for float64 gradients), equal on all ranks.
@@ -41,7 +41,7 @@ def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torc
 
 
 def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
-    """Return local parts by the process groups over which their norms add up; () is whole on every rank."""
+    """Return local parts by the process groups over which their norms add up; () for whole gradients."""
     found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = defaultdict(list)
     for gradient in gradients:
         groups: list[dist.ProcessGroup] = []
@@ -52,7 +52,7 @@ def _by_groups(gradients: list[torch.Tensor]) -> dict[tuple[dist.ProcessGroup, .
                 elif not placement.is_replicate():
                     raise ModelError(
                         f"A gradient of shape {tuple(gradient.shape)} is laid out as {placement}, expected "
-                        "Shard or Replicate. Clip it before it is laid out so, or redistribute it."
+                        "Shard or Replicate. Redistribute it before clipping."
                     )
         found[tuple(groups)].append(_local(gradient))
     return found
@@ -82,5 +82,9 @@ def _square_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _sum_over_ranks(square: torch.Tensor, groups: tuple[dist.ProcessGroup, ...]) -> torch.Tensor:
     for group in groups:
+        # With host offload the gradients are on the CPU and the group may reduce on its device only.
+        devices = [torch.device(kind) for kind in group._device_types]
+        if devices and square.device.type not in {device.type for device in devices}:
+            square = square.to(devices[0])
         dist.all_reduce(square, group=group)
     return square

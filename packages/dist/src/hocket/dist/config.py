@@ -1,112 +1,164 @@
-"""`FSDPConfig`: how a model is sharded, typed and checked before any process waits for another."""
+"""`FSDPConfig`: how a model is sharded, validated before any rank waits for another."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, Literal, Self
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from hocket.dist.dtypes import parse_dtype
 from hocket.dist.errors import ConfigError
-from hocket.dist.legacy import REFUSED_STRATEGIES, settle_legacy_keys
+from hocket.dist.fsdp_keys import FSDP_KEYS
+from hocket.dist.key_table import resolve_keys, unknown_key
 
-_DTYPES = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "fp64": torch.float64,
-    "float64": torch.float64,
-}
+Strategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+STRATEGIES: tuple[Strategy, ...] = (
+    "FULL_SHARD",
+    "SHARD_GRAD_OP",
+    "NO_SHARD",
+    "HYBRID_SHARD",
+    "_HYBRID_SHARD_ZERO2",
+)
 _MIXED_PRECISION_KEYS = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FSDPConfig:
-    """How `fully_shard` lays a model out. Every value is checked when the config is made.
+    """How `fully_shard` lays a model out. Every value is validated when the config is made.
 
     Example:
-        >>> FSDPConfig.from_mapping({"sharding_strategy": "SHARD_GRAD_OP"}).should_reshard
+        >>> FSDPConfig.from_mapping({"sharding_strategy": "shard_grad_op"}).should_reshard
         False
     """
 
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD"
-    """FULL_SHARD frees each block's parameters after its forward (ZeRO-3), SHARD_GRAD_OP keeps them
-    (ZeRO-2)."""
+    sharding_strategy: Strategy = "FULL_SHARD"
+    """FULL_SHARD frees each block's parameters after its forward (ZeRO-3), SHARD_GRAD_OP keeps them (ZeRO-2),
+    NO_SHARD keeps a whole copy on every rank, HYBRID_SHARD shards within a node and replicates across nodes
+    (`_HYBRID_SHARD_ZERO2` with SHARD_GRAD_OP inside)."""
 
     reshard_after_forward: bool | int = True
-    """An int re-shards after forward over that many ranks only; it divides the shard degree, 1 and itself
-    apart."""
+    """An int re-shards after forward over that many ranks only; it divides the shard degree and is
+    smaller."""
 
     mixed_precision: str | Mapping[str, Any] = "DEFAULT"
-    """`DEFAULT`: parameters in `amp_dtype`, gradients summed in float32. `PURE`: both in `amp_dtype`.
-    `FULL`: nothing is cast. A mapping sets `param_dtype`, `reduce_dtype` and `output_dtype` by hand."""
+    """`DEFAULT`: parameters in `amp_dtype`, gradients reduced in float32. `PURE`: both in `amp_dtype`.
+    `FULL`: no cast. A mapping sets `param_dtype`, `reduce_dtype` and `output_dtype`."""
 
     amp_dtype: torch.dtype | str | None = None
-    """The low precision that DEFAULT and PURE mean, such as "bf16"; the trainer fills in its own. None: no
-    cast."""
+    """The low precision of DEFAULT and PURE, such as "bf16"; derived from the trainer's precision if None."""
 
     data_parallel_shard_degree: int = -1
-    """Ranks that share one copy of the parameters; -1 is as many as there are."""
+    """Ranks that share one copy of the parameters; -1 uses all that are left."""
 
     data_parallel_replicate_degree: int | None = None
     """Copies of the sharded model (HSDP); None or 1 is one copy."""
 
+    process_group: str | None = None
+    """Composer's names of the shard group: `self`, `node`, `local_rank_across_nodes`, `setK`, `modK`."""
+
     sync_module_states: bool = True
-    """Give every rank the values of rank 0 before sharding. False trusts that all were built alike."""
+    """Broadcast the values of rank 0 before sharding. False trusts that all ranks built the same values."""
 
     auto_wrap: bool = True
     """False makes the whole model one group, gathered at once."""
 
     cpu_offload: bool = False
-    """Not honoured yet; True is refused."""
+    """Keep parameters, gradients and optimizer state in host memory, and step the optimizer there."""
+
+    activation_checkpointing: bool = False
+    """Recompute activations in backward: of modules with `_activation_checkpointing`, of those that
+    `activation_checkpointing_fn(module)` selects, else of every wrapped block."""
+
+    activation_checkpointing_every: int = 1
+    """Checkpoint every n-th of the selected modules only."""
+
+    activation_checkpointing_save_ops: Sequence[str] = ()
+    """Operators whose results are kept instead of recomputed, such as ("matmul", "attention") or aten
+    names."""
+
+    activation_cpu_offload: bool = False
+    """Keep the activations that backward needs in host memory between forward and backward."""
+
+    forward_prefetch: bool = False
+    """Start the all-gathers of the next `forward_prefetch_limit` blocks while one block computes."""
+
+    forward_prefetch_limit: int = 1
+    """Blocks gathered ahead in forward, with `forward_prefetch`."""
+
+    backward_prefetch_limit: int = 1
+    """Blocks gathered ahead in backward."""
+
+    gradient_sync: Literal["every", "last", "replicas_last"] | None = None
+    """When microbatches reduce gradients. `every`: each one. `last`: the last one, at the cost of memory for
+    whole gradients. `replicas_last`: each one within a copy, the last one across copies. None: `last` with
+    NO_SHARD, `replicas_last` with HYBRID_SHARD, else `every`."""
+
+    ignored_modules: Sequence[nn.Module | str] = ()
+    """Modules, or their names, that stay whole on every rank; their gradients are averaged all the same."""
+
+    param_init_fn: Callable[[nn.Module], None] | None = None
+    """Initialise the own parameters and buffers of one module that was built on the meta device."""
+
+    initial_weights: str | None = None
+    """A folder of safetensors files (as `save_pretrained` writes); each rank reads only its shards."""
+
+    find_unused_parameters: bool = False
+    """Reduce gradients also where a rank's backward leaves parameters of a group unused (torch ≥ 2.13)."""
+
+    verbose: bool = False
+    """Print the layout of every group on rank 0."""
 
     def __post_init__(self) -> None:
-        if self.sharding_strategy not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-            raise ConfigError(_strategy_refusal(self.sharding_strategy))
+        set_field = object.__setattr__
+        set_field(self, "sharding_strategy", _strategy(self.sharding_strategy))
+        if isinstance(self.mixed_precision, str):
+            set_field(self, "mixed_precision", self.mixed_precision.upper())
+        for name in ("ignored_modules", "activation_checkpointing_save_ops"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable | None):
+                raise ConfigError(f"`{name}` is {value!r}, expected a list.")
+            set_field(self, name, tuple(value or ()))
+        self._check_types()
         self._check_reshard()
-        self._check_degrees()
-        for name in ("sync_module_states", "auto_wrap", "cpu_offload"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"`{name}` is {getattr(self, name)!r}, expected True or False.")
-        if self.cpu_offload:
-            raise ConfigError(
-                "`cpu_offload=True` is not supported yet. Shard over more ranks, or leave it out."
-            )
         self._dtypes()
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> Self:
-        """Make a config from a dict as Composer's users pass it.
+        """Make a config from a dict as Composer's users pass it, in any letter case.
 
-        Keys of Composer's FSDP1 config that mean nothing here are accepted, and said once on rank 0's log.
+        Keys of Composer's configs that have no effect under FSDP2 are accepted and logged once on rank 0.
 
         Raises:
-            ConfigError: A key is unknown (the nearest is suggested), or cannot be honoured (what to use is
-            said).
+            ConfigError: A key is unknown (the nearest is suggested), or cannot be honoured (the message names
+                the alternative).
         """
-        known = {field.name for field in fields(cls)}
-        rest = settle_legacy_keys(config, known)
-        for key in rest:
-            if key not in known:
-                raise ConfigError(unknown_key(key, known, "fsdp_config"))
-        return cls(**rest)
+        return cls(**resolve_keys(config, FSDP_KEYS, {field.name for field in fields(cls)}, "fsdp_config"))
 
     @property
     def should_reshard(self) -> bool | int:
-        """What `fully_shard` is told as `reshard_after_forward` for every module but the root."""
-        return False if self.sharding_strategy == "SHARD_GRAD_OP" else self.reshard_after_forward
+        """`reshard_after_forward` of `fully_shard` for every module but the root."""
+        keeps = self.sharding_strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
+        return False if keeps else self.reshard_after_forward
+
+    @property
+    def sync_policy(self) -> str:
+        """The gradient synchronisation that holds, derived from the strategy where it is not set."""
+        if self.gradient_sync is not None:
+            return self.gradient_sync
+        if self.sharding_strategy == "NO_SHARD":
+            return "last"
+        return "replicas_last" if "HYBRID" in self.sharding_strategy else "every"
 
     def policy_for(self, parameters: Iterable[torch.Tensor], *, is_root: bool = True) -> MixedPrecisionPolicy:
-        """Return torch's policy for one group of parameters.
+        """Return torch's mixed-precision policy for one group of parameters.
 
-        Only the root casts its output to `output_dtype`: what follows a block inside expects `param_dtype`.
+        Only the root casts its output to `output_dtype`: modules after a block expect `param_dtype`.
 
-        `reduce_dtype` is always given: its default has changed between versions of torch (2.15 no longer
-        follows `param_dtype`), and gradients should not.
+        `reduce_dtype` is always explicit: its default changed between versions of torch (2.15 no longer
+        follows `param_dtype`), and gradients must not change with it.
         """
         param_dtype, reduce_dtype, output_dtype = self._dtypes()
         if reduce_dtype is None:
@@ -117,19 +169,19 @@ class FSDPConfig:
         )
 
     def _dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None, torch.dtype | None]:
-        """Return (param, reduce, output) dtypes; None is "as it is"."""
-        amp = _dtype("amp_dtype", self.amp_dtype)
+        """Return (param, reduce, output) dtypes; None leaves values as they are."""
+        amp = parse_dtype("amp_dtype", self.amp_dtype)
         if isinstance(self.mixed_precision, Mapping):
-            chosen = dict(self.mixed_precision)
+            chosen = {str(key).lower(): value for key, value in self.mixed_precision.items()}
             if chosen.pop("buffer_dtype", None) is not None:
                 raise ConfigError(
-                    "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2: cast the buffers once, "
+                    "`mixed_precision['buffer_dtype']` has no counterpart in FSDP2. Cast the buffers once, "
                     "when the model is built."
                 )
             for key in chosen:
                 if key not in _MIXED_PRECISION_KEYS:
                     raise ConfigError(unknown_key(key, _MIXED_PRECISION_KEYS, "mixed_precision"))
-            param, reduce, output = (_dtype(key, chosen.get(key)) for key in _MIXED_PRECISION_KEYS)
+            param, reduce, output = (parse_dtype(key, chosen.get(key)) for key in _MIXED_PRECISION_KEYS)
             return param, reduce, output
         match self.mixed_precision:
             case "DEFAULT":
@@ -137,72 +189,59 @@ class FSDPConfig:
             case "FULL":
                 return None, None, None
             case "PURE":
-                if amp is None:
-                    raise ConfigError(
-                        "`mixed_precision='PURE'` needs to know the low precision: set `amp_dtype='bf16'`, "
-                        "or write "
-                        "`mixed_precision={'param_dtype': 'bf16', 'reduce_dtype': 'bf16'}`."
-                    )
                 return amp, amp, None
         raise ConfigError(
-            f"`mixed_precision` is {self.mixed_precision!r}, expected 'DEFAULT', 'PURE', 'FULL', or a dict "
-            f"of {', '.join(f'`{key}`' for key in _MIXED_PRECISION_KEYS)}."
+            f"`mixed_precision` is {self.mixed_precision!r}, expected 'DEFAULT', 'PURE', 'FULL' or a mapping "
+            "of `param_dtype`, `reduce_dtype` and `output_dtype`."
         )
+
+    def _check_types(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool and not isinstance(value, bool):
+                raise ConfigError(f"`{field.name}` is {value!r}, expected True or False.")
+        for name, least in (
+            ("activation_checkpointing_every", 1),
+            ("forward_prefetch_limit", 1),
+            ("backward_prefetch_limit", 1),
+            ("data_parallel_replicate_degree", 1),
+            ("data_parallel_shard_degree", -1),
+        ):
+            value = getattr(self, name)
+            is_absent = name == "data_parallel_replicate_degree" and value is None
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if not is_absent and (not is_number or value < least or value == 0):
+                expected = "-1 or a number of ranks from 1" if least == -1 else "a whole number from 1"
+                raise ConfigError(f"`{name}` is {value!r}, expected {expected}.")
+        if self.gradient_sync not in (None, "every", "last", "replicas_last"):
+            raise ConfigError(
+                f"`gradient_sync` is {self.gradient_sync!r}, expected 'every', 'last', 'replicas_last' or "
+                "None."
+            )
+        if self.param_init_fn is not None and not callable(self.param_init_fn):
+            raise ConfigError(f"`param_init_fn` is {self.param_init_fn!r}, expected a function of a module.")
 
     def _check_reshard(self) -> None:
         value = self.reshard_after_forward
-        if not isinstance(value, int) or (not isinstance(value, bool) and value < 2):
+        if isinstance(value, bool):
+            return
+        if not isinstance(value, int) or value < 2:
             raise ConfigError(
-                f"`reshard_after_forward` is {value!r}, expected True, False, or a number of ranks from 2."
+                f"`reshard_after_forward` is {value!r}, expected True, False or a number of ranks from 2."
             )
-        if not isinstance(value, bool) and self.sharding_strategy == "SHARD_GRAD_OP":
+        if self.sharding_strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
             raise ConfigError(
                 f"`reshard_after_forward={value}` re-shards after forward and "
-                "`sharding_strategy='SHARD_GRAD_OP'` does not: "
-                "leave one of them out."
-            )
-
-    def _check_degrees(self) -> None:
-        shard, replicate = self.data_parallel_shard_degree, self.data_parallel_replicate_degree
-        if not isinstance(shard, int) or isinstance(shard, bool) or (shard != -1 and shard < 1):
-            raise ConfigError(
-                f"`data_parallel_shard_degree` is {shard!r}, expected -1 or a number of ranks from 1."
-            )
-        if replicate is not None and (
-            not isinstance(replicate, int) or isinstance(replicate, bool) or replicate < 1
-        ):
-            raise ConfigError(
-                f"`data_parallel_replicate_degree` is {replicate!r}, expected None or a number from 1."
+                f"`sharding_strategy={self.sharding_strategy!r}` does not. Set only one of them."
             )
 
 
-def unknown_key(key: object, known: Iterable[str], where: str) -> str:
-    """Return the message for a key that nobody knows, with the nearest one that somebody does."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-    hint = (
-        f"Did you mean `{nearest[0]}`?"
-        if nearest
-        else f"Known are {', '.join(f'`{name}`' for name in names)}."
+def _strategy(value: object) -> Strategy:
+    name = (value.name if isinstance(value, Enum) else str(value)).upper()
+    for strategy in STRATEGIES:
+        if name == strategy:
+            return strategy
+    raise ConfigError(
+        f"`sharding_strategy` is {value!r}, expected {', '.join(map(repr, STRATEGIES[:-1]))} or "
+        f"{STRATEGIES[-1]!r}."
     )
-    return f"`{where}` has no key `{key}`. {hint}"
-
-
-def _dtype(name: str, value: object) -> torch.dtype | None:
-    if value is None or isinstance(value, torch.dtype):
-        dtype = value
-    elif isinstance(value, str) and value.removeprefix("torch.").removeprefix("amp_").lower() in _DTYPES:
-        dtype = _DTYPES[value.removeprefix("torch.").removeprefix("amp_").lower()]
-    else:
-        raise ConfigError(
-            f"`{name}` is {value!r}, expected a torch.dtype, None, or one of {', '.join(map(repr, _DTYPES))}."
-        )
-    if dtype is not None and not dtype.is_floating_point:
-        raise ConfigError(f"`{name}` is {dtype}, expected a floating-point dtype.")
-    return dtype
-
-
-def _strategy_refusal(strategy: object) -> str:
-    name = str(strategy).rpartition(".")[2]
-    reason = REFUSED_STRATEGIES.get(name, "expected 'FULL_SHARD' or 'SHARD_GRAD_OP'.")
-    return f"`sharding_strategy` is {strategy!r}: {reason}"

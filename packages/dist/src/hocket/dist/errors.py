@@ -1,4 +1,4 @@
-"""What can go wrong between processes, one class for each way of handling it.
+"""The errors of `hocket.dist`, one class for each way of handling it.
 
 ```
 DistError                  catch this for "the distributed part failed"
@@ -6,15 +6,18 @@ DistError                  catch this for "the distributed part failed"
 │   └── WrapError          the wrap policy fits no module, or cuts tied weights apart
 ├── WorldError             RANK, WORLD_SIZE and their like are missing or contradict (also a ValueError)
 ├── ModelError             this model cannot be laid out as it is (also a ValueError)
+├── WeightsError           files of weights do not fit the model (also a ValueError)
 ├── OptimizerError         an optimizer does not belong to the model (also a ValueError)
+├── PreflightError         ranks differ in script, versions or data: correct the launch
 ├── AbsentRanksError       ranks did not appear in time: look at their logs (also a TimeoutError)
+├── RankFailedError        a function on a rank raised: see its traceback
 └── CollectiveError        an exchange between ranks failed or timed out
 ```
 """
 
 
 class DistError(RuntimeError):
-    """Root of everything that `hocket.dist` raises on purpose."""
+    """Root of the errors that `hocket.dist` raises."""
 
 
 class ConfigError(DistError, ValueError):
@@ -33,8 +36,20 @@ class ModelError(DistError, ValueError):
     """The model cannot be laid out as it is: parameters without values, or laid out already."""
 
 
+class WeightsError(DistError, ValueError):
+    """Files of weights are absent, or lack a tensor of the model, or have one of another shape."""
+
+
+class PreflightError(DistError):
+    """Ranks were started differently: other scripts, package versions or data."""
+
+
 class OptimizerError(DistError, ValueError):
     """An optimizer holds parameters that the model does not have."""
+
+
+class RankFailedError(DistError):
+    """A function that was started on several ranks raised on one of them."""
 
 
 class AbsentRanksError(DistError, TimeoutError):

@@ -1,8 +1,8 @@
 """Sharding a model in place with torch's `fully_shard`."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
@@ -10,10 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
+from hocket.dist.activation import apply_activation_levers
 from hocket.dist.config import FSDPConfig
-from hocket.dist.errors import ModelError
+from hocket.dist.dtypes import dtype_name
+from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")
@@ -22,91 +30,186 @@ _log = logging.getLogger("hocket.dist")
 _FORWARD_METHODS = ("eval_forward", "generate")
 
 
-def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The groups of a sharded model.
+
+    Attributes:
+        groups: Names of the groups, "" for the root, in the order in which they were made.
+        checkpointed: Names of the modules whose activations are checkpointed or offloaded.
+        ignored: Names of parameters that are whole on every rank.
+    """
+
+    groups: list[str]
+    checkpointed: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     """Shard `model` over `mesh`, in place, bottom-up.
 
     Parameters keep their names and become DTensors; the model's class gains `FSDPModule`, so that calling the
-    model gathers what it needs. Collective.
+    model gathers its parameters. No communication.
 
     Args:
-        model: With values, on any device; alike on all ranks unless `sync_module_states`.
-        config: Says what is grouped, cast and kept.
+        model: On any device, the meta device included; alike on all ranks.
+        config: Determines grouping, casts, and levers.
         mesh: From `build_mesh`.
 
-    Returns:
-        The names of the groups, "" for the root, in the order in which they were made.
-
     Raises:
-        ModelError: The model has no parameters, none with values, or is sharded already.
+        ModelError: The model has no parameters, or is sharded already.
+        ConfigError: A name in `ignored_modules` is not a module of the model.
         WrapError: The wrap policy does not fit the model.
     """
     check_model(model)
-    chosen = choose_wraps(model) if config.auto_wrap else {}
+    ignored = _ignored_parameters(model, config)
+    chosen = choose_wraps(model, ignored=ignored) if config.auto_wrap else {}
     if not chosen and config.auto_wrap and mesh.size() > 1 and mesh.get_rank() == 0:
         _log.warning(
-            "%s has no repeated blocks, so it is one group and gathered whole at each step. Mark modules "
+            "%s has no repeated blocks, so it is one group and is gathered whole in each step. Mark modules "
             "with `_fsdp_wrap = True` to split it.",
             type(model).__name__,
         )
-    if config.sync_module_states and mesh.size() > 1:
-        broadcast_values(model, mesh)
+    checkpointed = apply_activation_levers(model, config, chosen)
     for name, options in chosen.items():
         module = model.get_submodule(name)
         own = replace(config, **options)
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=own.should_reshard,
-            mp_policy=own.policy_for(module.parameters(), is_root=False),
-        )
+        _shard_group(module, own, mesh, ignored, reshard=own.should_reshard, is_root=False)
     # None: torch keeps the root's parameters after forward, since backward needs them first.
-    fully_shard(
-        model,
-        mesh=mesh,
-        reshard_after_forward=None if config.should_reshard else False,
-        mp_policy=config.policy_for(model.parameters()),
-    )
+    _shard_group(model, config, mesh, ignored, reshard=None if config.should_reshard else False, is_root=True)
+    _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
+    reduce_unused: Any = getattr(model, "set_reduce_scatter_unused_params", None)  # torch 2.13
+    if config.find_unused_parameters and reduce_unused is not None:
+        reduce_unused(True)
     _gather_in_methods(model)
-    return [*chosen, ""]
+    names = [name for name, parameter in model.named_parameters() if parameter in ignored]
+    return Layout(groups=[*chosen, ""], checkpointed=checkpointed, ignored=names)
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be laid out.
+    """Refuse a model without parameters, or one that is sharded already.
 
     Raises:
-        ModelError: No parameters, parameters on the meta device, or sharded already.
+        ModelError: It is one of these.
     """
-    parameters = dict(model.named_parameters())
-    if not parameters:
+    if not any(True for _ in model.parameters()):
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to lay out.")
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise ModelError(
             f"{type(model).__name__} is sharded already. Give the plain model, or leave `fsdp_config` out."
         )
-    empty = [name for name, parameter in parameters.items() if parameter.is_meta]
-    if empty:
-        raise ModelError(
-            f"{len(empty)} parameters are on the meta device and have no values, the first `{empty[0]}`. "
-            "Build the model on a real device."
-        )
 
 
-def broadcast_values(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give every rank the parameters and buffers of rank 0. Collective, one tensor at a time."""
-    device = mesh.device_type
+def broadcast_values(model: nn.Module, device: torch.device) -> None:
+    """Copy the parameters and buffers of rank 0 to every rank. Collective, one tensor at a time."""
     for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_meta:
+            continue
         value = tensor.detach()
         there = value.to(device).contiguous()
         dist.broadcast(there, src=0)
-        if there.data_ptr() != value.data_ptr() and mesh.get_rank() != 0:
+        if there.data_ptr() != value.data_ptr() and dist.get_rank() != 0:
             value.copy_(there)
+
+
+def describe_groups(model: nn.Module, config: FSDPConfig, layout: Layout) -> str:
+    """Return a table with a line for each group: size, dtypes, re-sharding, prefetch and levers."""
+    lines = [f"{'group':40} {'parameters':>14}  gathered   reduced    re-sharded  levers"]
+    for name in reversed(layout.groups):
+        module = model.get_submodule(name)
+        inner = [
+            other for other in layout.groups if other != name and other.startswith(f"{name}." if name else "")
+        ]
+        owned = [
+            parameter
+            for key, parameter in module.named_parameters(prefix=name)
+            if not any(key.startswith(f"{other}.") for other in inner)
+        ]
+        policy = config.policy_for(owned, is_root=not name)
+        gathered = dtype_name(policy.param_dtype) if policy.param_dtype else "as stored"
+        reshard = config.should_reshard if name else "no (root)"
+        levers = "activations " + "+".join(
+            word
+            for word, is_on in (
+                ("checkpointed", config.activation_checkpointing),
+                ("offloaded", config.activation_cpu_offload),
+            )
+            if is_on
+        )
+        lines.append(
+            f"{name or '(root)':40} {sum(parameter.numel() for parameter in owned):14,}  {gathered:10} "
+            f"{dtype_name(policy.reduce_dtype):10} {reshard!s:11} "
+            f"{levers if name in layout.checkpointed else ''}"
+        )
+    lines.append(
+        f"prefetch: forward {config.forward_prefetch_limit if config.forward_prefetch else 'implicit'}, "
+        f"backward {config.backward_prefetch_limit}; host offload: {config.cpu_offload}; "
+        f"ignored parameters: {len(layout.ignored)}"
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def layout_dtypes(config: FSDPConfig, model: nn.Module) -> str:
+    """Describe the dtypes in which parameters are gathered and gradients reduced."""
+    policy = config.policy_for(model.parameters())
+    gathered = "as they are" if policy.param_dtype is None else dtype_name(policy.param_dtype)
+    return f"parameters gathered {gathered}, gradients summed in {dtype_name(policy.reduce_dtype)}"
+
+
+def _shard_group(
+    module: nn.Module,
+    config: FSDPConfig,
+    mesh: DeviceMesh,
+    ignored: set[nn.Parameter],
+    *,
+    reshard: bool | int | None,
+    is_root: bool,
+) -> None:
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
+    )
+    fully_shard(
+        module,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=config.policy_for(module.parameters(), is_root=is_root),
+        offload_policy=offload,
+        ignored_params=ignored or None,
+    )
+
+
+def _ignored_parameters(model: nn.Module, config: FSDPConfig) -> set[nn.Parameter]:
+    modules = dict(model.named_modules())
+    found: set[nn.Parameter] = set()
+    for given in config.ignored_modules:
+        module = modules.get(given) if isinstance(given, str) else given
+        if module is None or not any(module is each for each in modules.values()):
+            shown = f"`{given}`" if isinstance(given, str) else f"a {type(given).__name__}"
+            raise ConfigError(
+                f"`ignored_modules` has {shown}, which is not a module of {type(model).__name__}."
+            )
+        found.update(module.parameters())
+    return found
+
+
+def _set_prefetch(model: nn.Module, config: FSDPConfig, names: Collection[str]) -> None:
+    """Give the blocks explicit prefetch lists, in the order in which the model defines them."""
+    blocks: list[Any] = [model.get_submodule(name) for name in names]
+    for index, block in enumerate(blocks):
+        if config.forward_prefetch:
+            block.set_modules_to_forward_prefetch(
+                blocks[index + 1 : index + 1 + config.forward_prefetch_limit]
+            )
+        if config.backward_prefetch_limit > 1:
+            before = blocks[max(0, index - config.backward_prefetch_limit) : index]
+            block.set_modules_to_backward_prefetch(before[::-1])
 
 
 def _gather_in_methods(model: nn.Module) -> None:
     """Let `eval_forward` and `generate` gather as forward does, and free after a forward without gradients.
 
-    With gradients, backward frees what the root has kept. Without, nothing would: the model would go on
-    holding whole parameters, which are not those that its optimizers and checkpoints know.
+    With gradients, backward frees the root's parameters. Without, nothing would: the model would keep whole
+    parameters, which are not those that its optimizers and checkpoints know.
     """
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
@@ -132,14 +235,3 @@ def _then(method: Callable[..., Any], after: Callable[[], None]) -> Callable[...
             after()
 
     return run
-
-
-def layout_dtypes(config: FSDPConfig, model: nn.Module) -> str:
-    """Say in words in which dtypes parameters are gathered and gradients summed."""
-    policy = config.policy_for(model.parameters())
-    gathered = "as they are" if policy.param_dtype is None else _short(policy.param_dtype)
-    return f"parameters gathered {gathered}, gradients summed in {_short(policy.reduce_dtype)}"
-
-
-def _short(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,10 +1,11 @@
-"""The `hocket-launch` command: torchrun, with defaults for one machine and a word on the rank that failed."""
+"""The `hocket-launch` command: torch's elastic agent with one command line for one machine and for many."""
 
 import argparse
+import contextlib
+import json
+import logging
 import os
-import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,41 +14,20 @@ from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
 
-_HELP = """\
-usage: hocket-launch -n N [options] script.py [script's arguments]
-       hocket-launch -n N [options] -m package.module [its arguments]
+from hocket.dist.errors import DistError
+from hocket.dist.failures import LAUNCHER
+from hocket.dist.launch_logs import RankLogs, check_format
+from hocket.dist.launch_options import parse
+from hocket.dist.launch_report import report
+from hocket.dist.plan_command import plan
+from hocket.dist.preflight import DATA_PATHS, check_launcher
+from hocket.dist.slurm import detect_world
 
-Start N processes of a training script, one a rank, and end when they have ended.
-
-  -n, --nproc-per-node N   processes on this machine: a number, `gpu`, `cpu` or `auto` (default 1)
-  -m, --module             the script is a module, as with `python -m`
-  --log-dir DIR            keep the logs of all ranks but the machine's first there
-  --max-restarts K         start all ranks anew, up to K times, when one fails (default 0)
-  --shutdown-timeout S     seconds between a signal passed on and SIGKILL (default 30)
-  --nnodes M, --node-rank R, --master-addr HOST, --master-port PORT
-                           several machines: the same command on each, with its own R
-  -h, --help               this text
-  --help-torchrun          every option of torchrun; all are accepted
-
-Each process finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-The first rank of a machine writes to the terminal, the others to files; when a job fails, the first rank to
-fail is named, the end of its log is shown, and the files are kept.
-
-SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every rank, and the command ends only
-when they have. Its exit code is that of the rank which failed first (128 + n where signal n killed it), or
-128 + n after it got signal n itself.
-
-OMP_NUM_THREADS is 1 for each process unless you set it: N processes with as many threads as cores would slow
-one another down.
-"""
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-_LOG_TAIL_BYTES = 6000
-# What a rank raises because another one has left.
-_FOLLOWS = re.compile(
-    r"\b(CollectiveError|DistBackendError|Connection closed by peer|Connection reset by peer)\b"
-)
+STATUS_FILE = "HOCKET_STATUS_FILE"
+"""A JSON file in which rank 0 notes the last committed checkpoint, as `{"checkpoint": URI}`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,121 +39,116 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, that of the rank which failed first, or 128 + the signal that ended the job.
     """
-    options = _parser().parse_args(sys.argv[1:] if argv is None else argv)
-    logs = _set_defaults(options)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["plan"]:
+        return plan(arguments[1:])
+    options = parse(arguments)
+    for name in ("stdout", "stderr"):
+        if problem := check_format(f"--{name}", getattr(options, name), int(options.nproc_per_node)):
+            print(f"hocket-launch: error: {problem}", file=sys.stderr)
+            return 2
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO)
+    if world := _world_of_tasks():
+        return _run_in_place(options, world)
     try:
-        torchrun.run(options)  # type: ignore[no-untyped-call]
+        check_launcher(options)
+    except DistError as error:
+        print(f"hocket-launch: error: {error}", file=sys.stderr)
+        return 1
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Start the ranks under torch's agent and report how they ended."""
+    folder = None if options.log_dir is not None else tempfile.mkdtemp(prefix="hocket-launch-")
+    options.log_dir = options.log_dir or folder
+    _set_environment(options)
+    is_kept = False
+    try:
+        _start(options)
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()
-        _report(rank, first, log_dir=options.log_dir)
-        logs = None  # kept
+        is_kept = folder is None or int(options.nproc_per_node) > 1
+        text = report(first, base_rank=rank - first.local_rank, log_dir=options.log_dir, kept=is_kept)
+        print(text, file=sys.stderr)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
     except SignalException as caught:
-        print(f"hocket-launch: ended all ranks after {caught.sigval.name}", file=sys.stderr)
+        checkpoint = _last_checkpoint()
+        known = f"; the last committed checkpoint is {checkpoint}" if checkpoint else ""
+        print(f"hocket-launch: ended all ranks after {caught.sigval.name}{known}", file=sys.stderr)
         return 128 + int(caught.sigval)
     finally:
-        if logs is not None:
-            shutil.rmtree(logs, ignore_errors=True)
+        if folder is not None and not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Torchrun's arguments under our help."""
+def _start(options: argparse.Namespace) -> None:
+    """Run the agent until all ranks have ended, as `torchrun` does, with our log files."""
+    _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
+    if options.standalone or (num_nodes == 1 and options.master_port is None and not options.rdzv_endpoint):
+        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
+        options.rdzv_id = f"{os.getpid()}"
+    if options.master_port is None:
+        options.master_port = 29500
+    if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:
+        options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
+    config, command, arguments = torchrun.config_from_args(options)
+    theirs: Any = config.logs_specs
+    if options.logs_specs is None:
+        config.logs_specs = RankLogs(
+            options.log_dir,
+            local_world_size=config.nproc_per_node,
+            stdout=options.stdout,
+            stderr=options.stderr,
+            redirects=theirs._redirects,
+            tee=theirs._tee,
+            local_ranks_filter=theirs._local_ranks_filter,
+        )
+    elastic_launch(config=config, entrypoint=command)(*arguments)
 
-    def format_help(self) -> str:
-        return _HELP
 
-    def format_usage(self) -> str:
-        return _HELP.partition("\n\n")[0] + "\n"
-
-
-class _TorchrunHelp(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(argparse.ArgumentParser.format_help(parser), end="")
-        parser.exit()
-
-
-def _parser() -> argparse.ArgumentParser:
-    theirs = torchrun.get_args_parser()
-    parser = _Parser(prog="hocket-launch", parents=[theirs], add_help=False)
-    parser.add_argument("-n", "--nproc", dest="nproc_per_node", default=argparse.SUPPRESS)
-    parser.add_argument("--help-torchrun", nargs=0, action=_TorchrunHelp)
-    return parser
-
-
-def _set_defaults(options: argparse.Namespace) -> Path | None:
-    """Fill in what was not asked for; return the folder of logs, if we made one."""
+def _set_environment(options: argparse.Namespace) -> None:
+    """Set the variables that the ranks inherit."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if hasattr(options, "signals_to_handle") and options.signals_to_handle == "SIGTERM,SIGINT,SIGHUP,SIGQUIT":
-        # torchrun itself would die of SIGUSR1, Slurm's usual warning, and leave its workers running.
-        options.signals_to_handle = _SIGNALS
-    _, num_machines = torchrun.parse_min_max_nnodes(options.nnodes)
-    if num_machines == 1 and sys.platform == "linux":
+    os.environ[LAUNCHER] = "1"
+    os.environ.setdefault(STATUS_FILE, str(Path(options.log_dir) / "status.json"))
+    if options.data:
+        os.environ[DATA_PATHS] = json.dumps(options.data)
+    _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
+    if num_nodes == 1 and sys.platform == "linux":
         # Else gloo looks this machine's name up, which some containers cannot.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    local_world_size = torchrun.determine_local_world_size(options.nproc_per_node)
-    options.nproc_per_node = str(local_world_size)
-    asked = options.redirects != "0" or options.tee != "0"
-    if asked or local_world_size == 1:
-        return None
-    # "3" is stdout and stderr; the machine's first rank is not in the list and keeps the terminal.
-    options.redirects = ",".join(f"{local_rank}:3" for local_rank in range(1, local_world_size))
-    if options.log_dir is not None:
-        return None
-    options.log_dir = tempfile.mkdtemp(prefix="hocket-launch-")
-    return Path(options.log_dir)
+    if options.flight_recorder:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+        os.environ.setdefault("TORCH_FR_DUMP_ON_TIMEOUT", "1")
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(Path(options.log_dir) / "flight_recorder_"))
 
 
-def _report(rank: int, failure: ProcessFailure, *, log_dir: str | None) -> None:
-    """Say on stderr which rank failed first, how, and the end of what it wrote."""
-    code = failure.exitcode
-    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-    lines = [f"hocket-launch: rank {rank} (pid {failure.pid}) ended first, {how}"]
-    # A dict where the script recorded its error, whatever torch's annotation says.
-    recorded: Any = failure.message
-    trace = recorded.get("extraInfo", {}).get("py_callstack") if isinstance(recorded, dict) else None
-    log = _stderr_of(failure.local_rank, log_dir)
-    if trace:
-        lines.append(trace.rstrip())
-    elif log is not None:
-        lines += [f"--- the end of {log}", _tail(log)]
-    elif failure.local_rank == 0:
-        lines.append("Its own words stand above.")
-    if log_dir is not None:
-        if log is None or _FOLLOWS.search(_tail(log)):
-            lines += _causes(failure.local_rank, log_dir)
-        lines.append(f"The logs of the ranks that do not write to the terminal are kept in {log_dir}")
-    print("\n".join(lines), file=sys.stderr)
+def _last_checkpoint() -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads(Path(os.environ[STATUS_FILE]).read_text())["checkpoint"])
+    return None
 
 
-def _stderr_of(local_rank: int, log_dir: str | None) -> Path | None:
-    """Return the file of what a rank wrote on stderr in its last attempt, if it wrote anything."""
-    if log_dir is None:
-        return None
-    logs = [log for log in Path(log_dir).glob(f"*/attempt_*/{local_rank}/stderr.log") if log.stat().st_size]
-    return max(logs, key=lambda log: log.stat().st_mtime, default=None)
+def _world_of_tasks() -> dict[str, str] | None:
+    """Return this process's place if `srun` started a launcher for every rank, not for every node."""
+    world = detect_world(os.environ)
+    num_nodes = int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or "1")
+    return world if world is not None and int(world["WORLD_SIZE"]) > num_nodes else None
 
 
-def _causes(failed: int, log_dir: str) -> list[str]:
-    """Return the end of the first other log that tells of an error of its rank's own.
-
-    A rank that raises leaves the others with a broken collective, and one of those may be quicker to end.
-    What the first rank wrote is on the terminal and not known here.
-    """
-    local_ranks = {int(log.parent.name) for log in Path(log_dir).glob("*/attempt_*/*/stderr.log")} - {failed}
-    logs = [log for rank in sorted(local_ranks) if (log := _stderr_of(rank, log_dir)) is not None]
-    logs.sort(key=lambda log: log.stat().st_mtime)
-    for log in logs:
-        end = _tail(log)
-        if "Traceback (most recent call last)" in end and not _FOLLOWS.search(end):
-            return [f"Another rank's error may be the cause; the end of {log}", end]
-    return []
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-        return file.read().decode(errors="replace").strip()
+def _run_in_place(options: argparse.Namespace, world: dict[str, str]) -> int:
+    """Replace this process by the script: Slurm has started all ranks, so there is nothing to launch."""
+    os.environ.update(world)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.data:
+        os.environ[DATA_PATHS] = json.dumps(options.data)
+    command = [] if options.no_python else [sys.executable, "-u"]
+    command += ["-m"] if options.module else []
+    command += [options.training_script, *options.training_script_args]
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Pointing optimizers at the parameters that sharding put in the place of the old ones."""
+"""Replacement of an optimizer's parameters by their shards."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from hocket.dist.deferred_init import local_part
 from hocket.dist.errors import OptimizerError
 
 GroupNames = list[list[str]]
@@ -28,15 +29,15 @@ def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[G
 
 
 def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[GroupNames]) -> None:
-    """Put the model's present parameters into the optimizers, in place, where those of the same name were.
+    """Replace the parameters in the optimizers, in place, by the model's present ones of the same names.
 
-    State that is there already goes along: a tensor as large as its parameter is laid out as the parameter
-    is, anything else (a step count) is kept.
+    State is kept: a tensor with the shape of its parameter is sharded like the parameter, anything else (a
+    step count) stays as it is.
 
     Args:
         model: After its parameters were replaced.
         optimizers: The same ones as given to `name_parameters`.
-        names: What `name_parameters` returned.
+        names: The result of `name_parameters`.
     """
     parameters = dict(model.named_parameters())
     for optimizer, groups in zip(optimizers, names, strict=True):
@@ -70,7 +71,14 @@ def _lay_out(value: Any, parameter: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
         return value
     if isinstance(parameter, DTensor) and value.ndim and value.shape == parameter.shape:
-        # Each rank has the whole of it already, so nothing is sent.
-        mesh = parameter.device_mesh
-        return distribute_tensor(value.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+        # Each rank has the whole tensor, so nothing is sent. With host offload the shards are on the CPU.
+        local = local_part(parameter, value).to(parameter.to_local().device).clone()
+        return DTensor.from_local(
+            local,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
     return value

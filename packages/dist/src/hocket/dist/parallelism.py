@@ -1,36 +1,39 @@
-"""The two layouts of a model over ranks, as the trainer asks for them: sharded, and replicated.
+"""The two layouts of a model over ranks, as the trainer uses them: sharded, and replicated.
 
-Both have the same four verbs (`lay_out`, `sync_gradients`, `clip_grad_norm_`, `reduce_async`) and the
-attribute `data_parallel`, which is the trainer's `Parallelism` protocol, and both own a `ProcessGroup` that
-`close` leaves.
+Both have the methods of the trainer's `Parallelism` protocol and own a `ProcessGroup` that `close` leaves.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from hocket.dist.advice import explain_out_of_memory, is_out_of_memory
 from hocket.dist.clipping import clip_grad_norm_
 from hocket.dist.config import FSDPConfig
+from hocket.dist.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.errors import ModelError
-from hocket.dist.fsdp import check_model, layout_dtypes, shard
-from hocket.dist.mesh import build_mesh, degrees
+from hocket.dist.fsdp import Layout, broadcast_values, check_model, describe_groups, layout_dtypes, shard
+from hocket.dist.mesh import build_mesh, mesh_shape
 from hocket.dist.optimizers import name_parameters, remap
 from hocket.dist.process_group import ProcessGroup, Reduction
 from hocket.dist.replicate import Replica
+from hocket.dist.safetensors_load import load_safetensors
 
 
-class _InGroup:
-    """What both layouts have: the process group, and what goes over it whatever the layout.
+class _Parallelism:
+    """The parts that do not depend on the layout: the process group and its collectives.
 
     Attributes:
-        data_parallel: (rank, size): which of how many equal shares of a batch this process takes.
-        device: Where the model is.
+        data_parallel: (rank, size) of this process among those that share a global batch.
+        device: The device of the model.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -38,17 +41,27 @@ class _InGroup:
         self.data_parallel: tuple[int, int] = (group.world.rank, group.world.world_size)
         self.device = group.device
 
+    @property
+    def global_rank(self) -> int:
+        """The rank of this process among all."""
+        return self._group.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the job."""
+        return self._group.world.world_size
+
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients in place to a joint 2-norm of at most `max_norm`, by `hocket.dist.clip_grad_norm_`.
 
-        Collective where they are sharded. Returns the norm before, a plain scalar equal on all ranks.
+        Collective where gradients are sharded. Returns the norm before, a plain scalar equal on all ranks.
         """
         return clip_grad_norm_(parameters, max_norm)
 
     def reduce_async(self, values: torch.Tensor) -> Reduction:
-        """Start a sum of `values` over all ranks and return at once; `.wait()` gives it.
+        """Start a sum of `values` over all ranks and return at once; `.wait()` returns the sum.
 
-        Collective. CPU tensors go over a gloo group of their own, apart from the gradients.
+        Collective. CPU tensors use a gloo group of their own, apart from the gradients.
         """
         return self._group.reduce_async(values)
 
@@ -65,7 +78,7 @@ class _InGroup:
         self.close()
 
 
-class FSDPParallelism(_InGroup):
+class FSDPParallelism(_Parallelism):
     """Parameters, gradients and optimizer state sharded over the ranks by `fully_shard`.
 
     Args:
@@ -79,75 +92,158 @@ class FSDPParallelism(_InGroup):
     def __init__(self, config: FSDPConfig, group: ProcessGroup) -> None:
         super().__init__(group)
         self.config = config
+        self._shape = mesh_shape(config, group.world)
         self._mesh: DeviceMesh | None = build_mesh(
-            config, device=group.device, world_size=group.world.world_size
+            self._shape, device=group.device, timeout_s=group.timeout_s
         )
+        self._model: nn.Module | None = None
         self._layout = "nothing laid out yet"
+        self._is_syncing = True
 
     @property
     def mesh(self) -> DeviceMesh:
         """The mesh of the ranks, with the axis `shard`, and `replicate` before it where there are copies."""
         if self._mesh is None:
-            raise ModelError("This layout was closed: its ranks have parted. Ask `provide` for a new one.")
+            raise ModelError("This layout is closed. Call `provide` for a new one.")
         return self._mesh
 
     def lay_out(self, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> nn.Module:
         """Shard the model in place, and point the optimizers at the shards.
 
-        Collective. Names of parameters stay; their values become those of rank 0 (`sync_module_states`).
+        Collective. Names of parameters stay. Values are those of rank 0 (`sync_module_states`); parameters
+        and buffers on the meta device are initialised after sharding, alike for every layout and number of
+        ranks.
 
         Args:
-            model: Plain, with values.
+            model: Plain; on a real device, on the meta device, or real on rank 0 and meta on the others.
             optimizers: Built over its parameters; groups, options and any state are kept.
 
         Returns:
             The same model.
 
         Raises:
-            ModelError, WrapError, OptimizerError: It cannot be done; nothing has been changed then.
+            ModelError, WrapError, OptimizerError, WeightsError: It cannot be done.
         """
         check_model(model)
         names = name_parameters(model, optimizers)
-        groups = shard(model, self.config, self.mesh)
+        seed, is_rank_0_only = self._agree_on_values(model)
+        sent = RankZeroValues(model) if is_rank_0_only else None
+        deferred = DeferredModel(model, self.config.param_init_fn)
+        if self.config.sync_module_states and sent is None and self.world_size > 1:
+            broadcast_values(model, self.device)
+        layout = shard(model, self.config, self.mesh)
+        deferred.allocate(torch.device("cpu") if self.config.cpu_offload else self.device)
+        self._place(model, layout)
+        if sent is not None:
+            sent.send(model, self.device)
+        given = set[str]()
+        if self.config.initial_weights is not None:
+            given = load_safetensors(model, self.config.initial_weights)
+        if sent is None:
+            deferred.initialize(seed, given=given)
         remap(model, optimizers, names)
-        self._layout = f"{len(groups)} groups, {layout_dtypes(self.config, model)}"
+        self._model = model
+        self._layout = (
+            f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
+        )
+        if self.config.verbose and self.global_rank == 0:
+            print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
         return model
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
-        """Reduce the gradients of the next backwards over the ranks, or let them add up until told to.
+        """Reduce the gradients of the next backward passes over the ranks, or accumulate them locally.
+
+        `gradient_sync` of the config decides what False means: `every` reduces all the same, `replicas_last`
+        reduces within each copy of the model, `last` reduces nothing and needs memory for whole gradients.
 
         Args:
-            model: What `lay_out` returned.
-            when: False keeps whole gradients on each rank, and needs the memory for them.
+            model: The result of `lay_out`.
+            when: True for the last microbatch of a batch.
         """
         if not isinstance(model, FSDPModule):
-            raise ModelError(f"{type(model).__name__} is not sharded. Give what `lay_out` returned.")
-        model.set_requires_gradient_sync(when)
+            raise ModelError(f"{type(model).__name__} is not sharded. Pass the result of `lay_out`.")
+        policy = self.config.sync_policy
+        if policy == "every":
+            return
+        self._is_syncing = when
+        if policy == "last":
+            model.set_requires_gradient_sync(when)
+        else:
+            model.set_requires_all_reduce(when)
 
     def describe(self) -> str:
-        """Say the layout in one line, such as "FSDP2, 4 ranks: shard 4; 13 groups, …"."""
-        replicate, shard_degree = degrees(self.config, self.data_parallel[1])
-        axes = f"replicate {replicate} × shard {shard_degree}" if replicate > 1 else f"shard {shard_degree}"
-        return (
-            f"FSDP2 ({self.config.sharding_strategy}), {self.data_parallel[1]} ranks: {axes}; {self._layout}"
-        )
+        """Describe the layout in one line, such as "FSDP2 (FULL_SHARD), 4 ranks: shard 4; 13 groups, …"."""
+        shape = self._shape
+        axes = f"shard {shape.shard}"
+        if shape.replicate > 1:
+            axes = f"replicate {shape.replicate} × {axes}"
+        return f"FSDP2 ({self.config.sharding_strategy}), {self.world_size} ranks: {axes}; {self._layout}"
 
     def close(self) -> None:
-        """Leave the process group, if it was made here. Safe to call twice."""
+        """Leave the process group, if it was made here. Safe to call twice.
+
+        While an out-of-memory error is handled, a note with the levers that save memory is added to it.
+        """
+        error = sys.exception()
+        if error is not None and self._model is not None and is_out_of_memory(error):
+            error.add_note(explain_out_of_memory(self._model, self.config, self._shape, self.device))
+        self._model = None
         self._mesh = None  # it keeps the group's sockets open
         super().close()
 
+    def _agree_on_values(self, model: nn.Module) -> tuple[int, bool]:
+        """Return rank 0's seed, and whether only rank 0 has values. Collective.
 
-class ReplicatedParallelism(_InGroup):
+        Raises:
+            ModelError: Ranks have values for different parameters otherwise.
+        """
+        rank, size = self.data_parallel
+        report = torch.zeros(1 + size, dtype=torch.int64)
+        if rank == 0:
+            report[0] = torch.initial_seed() & (2**62 - 1)
+        report[1 + rank] = sum(parameter.is_meta for parameter in model.parameters())
+        seed, *counts = self._group.reduce_async(report).wait().tolist()
+        total = sum(1 for _ in model.parameters())
+        is_rank_0_only = size > 1 and counts[0] == 0 and set(counts[1:]) == {total}
+        if len(set(counts)) > 1 and not is_rank_0_only:
+            raise ModelError(
+                f"Parameters on the meta device, by rank: {counts} of {total}. Build the model alike on all "
+                "ranks, or with values on rank 0 and on the meta device everywhere else."
+            )
+        return seed, is_rank_0_only
+
+    def _place(self, model: nn.Module, layout: Layout) -> None:
+        """Move ignored parameters to the device, and average their gradients.
+
+        `fully_shard` does neither.
+        """
+        for name in layout.ignored:
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.to(self.device)
+            if parameter.requires_grad and self.world_size > 1:
+                parameter.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
+
+    def _average(self, parameter: torch.Tensor) -> None:
+        # What earlier microbatches added is averaged already, and the mean of equal values is that value.
+        if self._is_syncing and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.world_size
+
+
+class ReplicatedParallelism(_Parallelism):
     """The whole model on every rank, gradients averaged; on one rank nothing is done at all.
 
     Args:
         group: This process's membership.
         find_unused_parameters: As `DistributedDataParallel` has it.
+        syncs_every_pass: Average gradients in each backward pass, whatever `sync_gradients` is told.
     """
 
-    def __init__(self, group: ProcessGroup, *, find_unused_parameters: bool = False) -> None:
+    def __init__(
+        self, group: ProcessGroup, *, find_unused_parameters: bool = False, syncs_every_pass: bool = False
+    ) -> None:
         super().__init__(group)
+        self._syncs_every_pass = syncs_every_pass
         self._find_unused_parameters = find_unused_parameters
         self._replica: Replica | None = None
         self._model: nn.Module | None = None
@@ -169,9 +265,16 @@ class ReplicatedParallelism(_InGroup):
             OptimizerError: An optimizer holds parameters that are not the model's.
         """
         check_model(model)
+        empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if empty:
+            raise ModelError(
+                f"{len(empty)} parameters are on the meta device and have no values, the first `{empty[0]}`. "
+                "Build the model on a real device, or set `fsdp_config={'sharding_strategy': 'NO_SHARD'}`, "
+                "which initialises them."
+            )
         name_parameters(model, optimizers)
         model.to(self.device)
-        if self.data_parallel[1] > 1 and any(parameter.requires_grad for parameter in model.parameters()):
+        if self.world_size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             self._replica = Replica(
                 model, device=self.device, find_unused_parameters=self._find_unused_parameters
             )
@@ -179,22 +282,22 @@ class ReplicatedParallelism(_InGroup):
         return model
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
-        """Average the gradients of the next backwards over the ranks, or let them add up until told to.
+        """Average the gradients of the next backward passes over the ranks, or accumulate them locally.
 
         Args:
-            model: What `lay_out` returned.
+            model: The result of `lay_out`.
             when: Holds from the next forward on.
         """
         if model is not self._model:
             raise ModelError(
-                f"This {type(model).__name__} was not laid out here. Give what `lay_out` returned."
+                f"This {type(model).__name__} was not laid out here. Pass the result of `lay_out`."
             )
-        if self._replica is not None:
+        if self._replica is not None and not self._syncs_every_pass:
             self._replica.sync_gradients(when)
 
     def describe(self) -> str:
-        """Say the layout in one line."""
-        size = self.data_parallel[1]
+        """Describe the layout in one line."""
+        size = self.world_size
         return "one process" if size == 1 else f"replicated on {size} ranks, gradients averaged"
 
     def close(self) -> None:
@@ -203,3 +306,17 @@ class ReplicatedParallelism(_InGroup):
             self._replica.detach()
             self._replica = None
         super().close()
+
+
+def _levers(config: FSDPConfig) -> str:
+    """Name the memory levers that are on, for the description."""
+    every = config.activation_checkpointing_every
+    words = [
+        (
+            "activations checkpointed" + (f" in every {every}. block" if every > 1 else ""),
+            config.activation_checkpointing,
+        ),
+        ("activations offloaded", config.activation_cpu_offload),
+        ("parameters and optimizer state in host memory", config.cpu_offload),
+    ]
+    return "".join(f", {word}" for word, is_on in words if is_on)

@@ -1,7 +1,8 @@
-"""Joining the other ranks, finding out who is absent, and the small exchanges beside training."""
+"""Joining the other ranks, and the small exchanges beside training."""
 
 import os
-import socket
+import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -15,10 +16,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, and mis
     TCPStore,
 )
 
+from hocket.dist.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
 from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
-from hocket.dist.world import World, read_world
-
-_ROLL_CALL = "hocket/present"
+from hocket.dist.failures import install_excepthook
+from hocket.dist.preflight import PREFLIGHT_S, call_roll, describe_route
+from hocket.dist.world import World, export_world, read_world
 
 
 class ProcessGroup:
@@ -33,14 +35,18 @@ class ProcessGroup:
         timeout_s: Seconds that a collective may take.
     """
 
-    def __init__(self, world: World, *, device: torch.device, timeout_s: float, owned: bool) -> None:
+    def __init__(
+        self, world: World, *, device: torch.device, timeout_s: float, owned: bool, store: Store | None = None
+    ) -> None:
         self.world = world
+        self._store = store
+        self._is_diagnosed = False
         self.device = device
         self.timeout_s = timeout_s
         self._owned = owned
         self._aside: dist.ProcessGroup | None = None
         if world.world_size > 1:
-            aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc=ASIDE)
             assert isinstance(aside, dist.ProcessGroup), "every rank is a member"
             self._aside = aside
             _first_barrier(aside, world, timeout_s)
@@ -60,14 +66,30 @@ class ProcessGroup:
         """
         total = values.detach().clone()
         if self.world.world_size == 1:
-            return Reduction(total, None, "")
+            return Reduction(total, None, self)
         group = self._aside if total.device.type == "cpu" else None
-        work = dist.all_reduce(total, group=group, async_op=True)
-        return Reduction(total, work, f"a sum of {total.numel()} values over {self.world.world_size} ranks")
+        return Reduction(total, dist.all_reduce(total, group=group, async_op=True), self)
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to the error of a failed collective that names late ranks; do nothing for other errors.
+
+        Waits a few seconds for the other ranks, once. Needs a store that `join` made.
+        """
+        if self._store is None or self._is_diagnosed or not is_collective_failure(error):
+            return
+        self._is_diagnosed = True
+        diagnosis = diagnose(self._store, self.world)
+        if diagnosis is not None:
+            error.add_note(
+                f"rank {self.world.rank} of {self.world.world_size} after {self.timeout_s:g} s; {diagnosis}"
+            )
 
     def close(self) -> None:
         """Destroy what `join` made, and nothing that was there before. Safe to call twice."""
+        if (error := sys.exception()) is not None:
+            self.explain(error)
         aside, self._aside = self._aside, None
+        self._store = None
         if not dist.is_initialized():
             return
         if self._owned:
@@ -86,26 +108,30 @@ class ProcessGroup:
 
 
 class Reduction:
-    """A sum over ranks that is under way."""
+    """A sum over ranks in progress."""
 
-    def __init__(self, total: torch.Tensor, work: dist.Work | None, what: str) -> None:
+    def __init__(self, total: torch.Tensor, work: dist.Work | None, group: ProcessGroup) -> None:
         self._total = total
         self._work = work
-        self._what = what
+        self._group = group
 
     def wait(self) -> torch.Tensor:
-        """Return the sum; on the CPU this blocks until it is there.
+        """Return the sum; on the CPU this blocks until it is complete.
 
         Raises:
-            CollectiveError: A rank went away, or the group's time is over.
+            CollectiveError: A rank has ended, or the group's timeout has passed; late ranks are named.
         """
         if self._work is not None:
             try:
                 self._work.wait()
             except RuntimeError as error:
-                raise CollectiveError(
-                    f"{self._what} failed: {error}. A rank has probably ended: its log says why."
-                ) from error
+                failure = CollectiveError(
+                    f"a sum of {self._total.numel()} values over {self._group.world.world_size} ranks "
+                    f"failed: {error}. "
+                    "Another rank has probably ended; its log says why."
+                )
+                self._group.explain(failure)
+                raise failure from error
             self._work = None
         return self._total
 
@@ -125,10 +151,12 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         AbsentRanksError: Ranks did not appear within `timeout_s`; it names them.
     """
     world = read_world()
+    export_world()
+    install_excepthook()
     if device.type == "cuda":
         index: int | None = device.index
         if index is None:
-            # Who initialised the group has chosen the device too.
+            # The code that initialised the group has chosen the device too.
             index = torch.cuda.current_device() if dist.is_initialized() else world.local_rank
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
@@ -137,66 +165,72 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
-    # A job of one needs no address; any other first calls the roll, since init_process_group cannot say who
-    # is absent.
-    store = HashStore() if world.world_size == 1 else call_roll(_connect(world, timeout_s), world, timeout_s)
+    if world.world_size > 1:
+        record_collectives()
+    # A job of one needs no address. Any other first calls the roll: init_process_group does not name absent
+    # ranks.
+    store = HashStore() if world.world_size == 1 else _meet(world, timeout_s)
+    store.set_timeout(timedelta(seconds=timeout_s))
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        # Both: with host offload, gradients are on the CPU in a job on GPUs.
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("hocket/torch", store),
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True)
+        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True, store=store)
     except BaseException:
         dist.destroy_process_group()
         raise
 
 
-def call_roll(store: Store, world: World, timeout_s: float) -> Store:
-    """Wait until every rank has signed in at `store`.
+@dataclass(kw_only=True, slots=True)
+class _Rendezvous:
+    """The connection to the store that the environment names, kept for the next `join` of this process.
 
-    Args:
-        store: A store that all ranks share.
-        world: The place of this process.
-        timeout_s: Seconds to wait.
-
-    Returns:
-        The same store, for the process group to go on with.
-
-    Raises:
-        AbsentRanksError: Some ranks have not signed in; every rank that has is told which.
+    Rank 0 may be the server, whose port can be taken only once; and the keys of an earlier `join` are still
+    in the store, so that each has a prefix of its own. All ranks of a job join equally often.
     """
-    names = [f"{_ROLL_CALL}/{rank}" for rank in range(world.world_size)]
-    store.set(names[world.rank], f"{socket.gethostname()} pid {os.getpid()}")
-    try:
-        store.wait(names, timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        absent = tuple(rank for rank, name in enumerate(names) if not store.check([name]))
-        if not absent:  # the last one came just after the deadline
-            return store
-        raise AbsentRanksError(
-            f"After {timeout_s:g} s {_ranks(absent)} of {world.world_size} had not appeared (this is rank "
-            f"{world.rank} on {socket.gethostname()}). Look at their logs, and whether their machines reach "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}.",
-            absent,
-        ) from error
+
+    place: tuple[str | int | None, ...]
+    store: Store
+    num_joined: int = 0
+
+
+_rendezvous: _Rendezvous | None = None
+
+
+def _meet(world: World, timeout_s: float) -> Store:
+    """Return a store of this `join`'s own, once all ranks have appeared there. Collective."""
+    global _rendezvous
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    place = (os.getpid(), world.rank, world.world_size, *(os.environ.get(name) for name in names))
+    if _rendezvous is None or _rendezvous.place != place:
+        _rendezvous = None  # an earlier server ends before a new one listens
+        found = _Rendezvous(place=place, store=_connect(world, timeout_s))
+    else:
+        found = _rendezvous
+    store = call_roll(PrefixStore(f"join/{found.num_joined}", found.store), world, timeout_s)
+    found.num_joined += 1
+    _rendezvous = found
     return store
 
 
 def _connect(world: World, timeout_s: float) -> Store:
-    """Reach the store at MASTER_ADDR:MASTER_PORT; rank 0 holds it, or torchrun's agent where that has one."""
+    """Connect to the store at MASTER_ADDR:MASTER_PORT, held by rank 0 or by torch's agent."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     missing = [name for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", port)) if not value]
     if missing or address is None or port is None:
         raise WorldError(
             f"`WORLD_SIZE` is {world.world_size} but {' and '.join(f'`{name}`' for name in missing)} not "
-            "set: ranks cannot find each other. Start the script with `hocket-launch -n N script.py`."
+            "set, so ranks cannot find each other. Start the script with `hocket-launch -n N script.py`."
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
+    timeout_s = min(timeout_s, PREFLIGHT_S)
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
@@ -212,7 +246,8 @@ def _connect(world: World, timeout_s: float) -> Store:
         who = "the launcher" if agent_has_it else "rank 0"
         raise AbsentRanksError(
             f"Rank {world.rank} of {world.world_size} could not use {address}:{port}, where {who} should "
-            f"listen, within {timeout_s:g} s: {error}",
+            f"listen, within {timeout_s:g} s ({describe_route(address)}): {error}. On machines "
+            "with several networks, set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`.",
             absent,
         ) from error
     # After a restart the agent's store still has the keys of the attempt before.
@@ -221,7 +256,7 @@ def _connect(world: World, timeout_s: float) -> Store:
 
 def _agree_with_existing(world: World) -> World:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world.world_size == 1:  # nothing said in the environment: the group's own word holds
+    if world.world_size == 1:  # the environment says nothing, so the group's own numbers hold
         return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     if (rank, world_size) != (world.rank, world.world_size):
         raise WorldError(
@@ -240,8 +275,3 @@ def _first_barrier(group: dist.ProcessGroup, world: World, timeout_s: float) -> 
             f"Rank {world.rank} of {world.world_size}: the first barrier of the job failed within "
             f"{timeout_s:g} s: {error}"
         ) from error
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -1,55 +1,99 @@
-"""Where the trainer finds `hocket.dist`: the entry point `parallelism` of the group `hocket.providers`."""
+"""The entry point `parallelism` of the group `hocket.providers`, by which the trainer finds `hocket.dist`."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
 from hocket.dist.config import FSDPConfig
+from hocket.dist.dtypes import parse_precision
 from hocket.dist.errors import ConfigError
-from hocket.dist.mesh import degrees
+from hocket.dist.mesh import mesh_shape
 from hocket.dist.parallelism import FSDPParallelism, ReplicatedParallelism
+from hocket.dist.parallelism_config import ParallelismConfig, as_fsdp_config
 from hocket.dist.process_group import join
 from hocket.dist.world import read_world
 
+_AXES = {"fsdp", "fsdp2", "tp", "cp", "pp", "ep"}
+
 
 def provide(
-    config: Mapping[str, Any] | FSDPConfig | None = None,
+    config: Mapping[str, Any] | FSDPConfig | ParallelismConfig | None = None,
     *,
     device: torch.device | str,
     timeout_s: float = 600.0,
+    precision: str | None = None,
+    find_unused_parameters: bool = False,
+    gradient_sync: Literal["every", "last", "replicas_last"] | None = None,
 ) -> FSDPParallelism | ReplicatedParallelism:
     """Join the other ranks and return the layout that `config` asks for.
 
-    Collective: the first thing any rank does with the others, so a rank that is absent is named here. The
-    config is checked before anything is waited for.
+    Collective: the first exchange between ranks, so a rank that is absent is named here. The config is
+        validated before that.
 
     Args:
-        config: None replicates the model; a config or a dict of its keys shards it with FSDP2.
-        device: Where to train, "cpu" or "cuda".
+        config: None replicates the model; a config, or a dict of the keys of `FSDPConfig` or of
+            `ParallelismConfig`, shards it with FSDP2.
+        device: The device of training, "cpu" or "cuda".
         timeout_s: Seconds to wait for absent ranks, and for each collective afterwards.
+        precision: The trainer's, such as "amp_bf16"; the low precision where `amp_dtype` is not set.
+        find_unused_parameters: Let backward passes leave parameters unused, as frozen layers do.
+        gradient_sync: When microbatches reduce gradients, as the key of that name of `FSDPConfig`, for a
+            replicated model too (`replicas_last` is then `last`). None for the key, or its default.
 
     Returns:
         A layout whose `close()` leaves the process group if it was made here.
 
     Raises:
-        ConfigError: The config has an unknown key or a value that cannot be honoured.
+        ConfigError: The config has an unknown key or a value that cannot be honoured, or the precision does
+            not fit it.
         WorldError: The launcher's environment is incomplete or contradicts itself.
         AbsentRanksError: Ranks did not appear in time.
     """
-    if isinstance(config, Mapping):
-        config = FSDPConfig.from_mapping(config)
-    if config is not None and not isinstance(config, FSDPConfig):
-        raise ConfigError(
-            f"`fsdp_config` is a {type(config).__name__}, expected a dict, an `FSDPConfig` or None."
-        )
+    fsdp = _fsdp_of(config)
+    low_precision = parse_precision(precision)
     if not timeout_s > 0:
         raise ConfigError(f"`timeout_s` is {timeout_s!r}, expected seconds above 0.")
-    if config is not None:
-        degrees(config, read_world().world_size)
-    group = join(device=torch.device(device), timeout_s=timeout_s, needs_group=config is not None)
+    if fsdp is not None:
+        if fsdp.mixed_precision == "PURE" and fsdp.amp_dtype is None and precision is None:
+            raise ConfigError(
+                "`mixed_precision='PURE'` needs the low precision: set `amp_dtype='bf16'`, or the trainer's "
+                "`precision`."
+            )
+        if gradient_sync not in (None, fsdp.gradient_sync) and fsdp.gradient_sync is not None:
+            raise ConfigError(
+                f"`gradient_sync` is {gradient_sync!r}, and {fsdp.gradient_sync!r} in `fsdp_config`. Set one "
+                "of them."
+            )
+        fsdp = replace(
+            fsdp,
+            gradient_sync=gradient_sync or fsdp.gradient_sync,
+            amp_dtype=low_precision if fsdp.amp_dtype is None else fsdp.amp_dtype,
+            find_unused_parameters=fsdp.find_unused_parameters or find_unused_parameters,
+        )
+        if precision == "amp_fp16" and fsdp.ignored_modules:
+            raise ConfigError(
+                f"`ignored_modules` is {fsdp.ignored_modules!r} and `precision` is 'amp_fp16': torch's "
+                "gradient scaler takes no gradients of which some are sharded and some are not. Use "
+                "`precision='amp_bf16'`, or shard all modules."
+            )
+        mesh_shape(fsdp, read_world())
+    group = join(device=torch.device(device), timeout_s=timeout_s, needs_group=fsdp is not None)
     try:
-        return ReplicatedParallelism(group) if config is None else FSDPParallelism(config, group)
+        if fsdp is None:
+            return ReplicatedParallelism(
+                group,
+                find_unused_parameters=find_unused_parameters,
+                syncs_every_pass=gradient_sync == "every",
+            )
+        return FSDPParallelism(fsdp, group)
     except BaseException:
         group.close()
         raise
+
+
+def _fsdp_of(config: Any) -> FSDPConfig | None:
+    if isinstance(config, Mapping) and config and {str(key).lower() for key in config} <= _AXES:
+        config = ParallelismConfig.from_mapping(config)
+    return config.fsdp if isinstance(config, ParallelismConfig) else as_fsdp_config(config)

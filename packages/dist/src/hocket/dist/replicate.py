@@ -1,7 +1,7 @@
 """A whole copy of the model on every rank, gradients averaged by torch's `DistributedDataParallel`.
 
-DDP is a module around the model and so changes the names of its parameters, its type and its methods. Here it
-stays out of sight: the model keeps its place, and only its `forward` goes through DDP.
+DDP is a module around the model and so changes the names of its parameters, its type and its methods. Here
+the model stays the module that the caller uses, and only its `forward` goes through DDP.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class _Forward(nn.Module):
-    """What DDP wraps: the model's parameters, and the forward that its class has."""
+    """The module that DDP wraps: the model's parameters and the forward of its class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class _Forward(nn.Module):
 
 
 class Replica:
-    """Puts DDP behind a model's forward.
+    """A model whose forward goes through DDP.
 
     In training, with gradients, a call averages the gradients of its backward over the ranks. In evaluation,
     or without gradients, no rank waits for another, so ranks may run forward unequally often.
@@ -48,7 +48,7 @@ class Replica:
         model.forward = self._forward
 
     def sync_gradients(self, when: bool) -> None:
-        """Average the gradients of the next backward over the ranks, or let them add up here."""
+        """Average the gradients of the next backward over the ranks, or accumulate them locally."""
         self._ddp.require_backward_grad_sync = when
 
     def detach(self) -> None:

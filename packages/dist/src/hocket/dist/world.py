@@ -1,10 +1,11 @@
-"""Which rank of how many this process is, as the launcher's environment tells it."""
+"""The place of this process in the job, read from the launcher's environment."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hocket.dist.errors import WorldError
+from hocket.dist.slurm import detect_world
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +37,8 @@ class World:
 def read_world(env: Mapping[str, str] | None = None) -> World:
     """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, the names that torchrun sets.
 
-    None of them set means a job of one process. LOCAL_RANK may be left out where LOCAL_WORLD_SIZE is too;
-    all ranks are then taken to be on one machine.
+    Without them, the variables of Slurm (`srun`) and of Open MPI are read; without those it is a job of one
+    process. Without LOCAL_RANK and LOCAL_WORLD_SIZE, all ranks are on one machine.
 
     Args:
         env: The environment; that of this process by default.
@@ -46,6 +47,8 @@ def read_world(env: Mapping[str, str] | None = None) -> World:
         WorldError: One of RANK and WORLD_SIZE is missing, a value is no integer, or they contradict.
     """
     env = os.environ if env is None else env
+    if not env.get("RANK") and not env.get("WORLD_SIZE"):
+        env = detect_world(env) or {}
     rank, world_size = _integer(env, "RANK"), _integer(env, "WORLD_SIZE")
     if rank is None and world_size is None:
         return World()
@@ -62,6 +65,12 @@ def read_world(env: Mapping[str, str] | None = None) -> World:
         local_rank=rank if local_rank is None else local_rank,
         local_world_size=world_size if local_world_size is None else local_world_size,
     )
+
+
+def export_world() -> None:
+    """Set torch's variables from those of Slurm or Open MPI, where they are not set."""
+    if not os.environ.get("RANK") and not os.environ.get("WORLD_SIZE"):
+        os.environ.update(detect_world(os.environ) or {})
 
 
 def _integer(env: Mapping[str, str], name: str) -> int | None:

@@ -5,13 +5,13 @@ or on one of its children, as Composer has them. Without either, repeated blocks
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from hocket.dist.config import unknown_key
 from hocket.dist.errors import WrapError
+from hocket.dist.key_table import unknown_key
 
 WrapFn = Callable[[nn.Module], "bool | Mapping[str, Any]"]
 
@@ -19,11 +19,12 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WRAP_OPTIONS = ("reshard_after_forward", "mixed_precision")
 
 
-def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
+def choose_wraps(model: nn.Module, *, ignored: Collection[nn.Parameter] = ()) -> dict[str, dict[str, Any]]:
     """Name the modules to wrap, the root apart, children before their parents.
 
     Args:
         model: Before it is sharded.
+        ignored: Parameters that are not sharded.
 
     Returns:
         Module name to the options it was given (`reshard_after_forward`, `mixed_precision`), often none.
@@ -33,6 +34,7 @@ def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
         WrapError: A policy was given and matches nothing, matches a container without a forward of its own,
             or separates tied parameters.
     """
+    left_out = {id(parameter) for parameter in ignored}
     marks: dict[str, Any] = {
         name: module._fsdp_wrap for name, module in _inner_modules(model) if hasattr(module, "_fsdp_wrap")
     }
@@ -41,7 +43,7 @@ def choose_wraps(model: nn.Module) -> dict[str, dict[str, Any]]:
     blocks = set() if wrap_fn or any(marks.values()) else repeated_blocks(model)
     for name, module in _inner_modules(model):
         answer = marks[name] if name in marks else wrap_fn(module) if wrap_fn else name in blocks
-        if answer is False or answer is None or not any(True for _ in module.parameters()):
+        if answer is False or answer is None or all(id(one) in left_out for one in module.parameters()):
             continue
         wraps[name] = _options(answer, name)
         if isinstance(module, nn.ModuleList | nn.ModuleDict):

@@ -1,0 +1,289 @@
+"""Translation of a DeepSpeed configuration into `FSDPConfig` and arguments of the trainer."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.dist.config import FSDPConfig
+from hocket.dist.deepspeed_keys import (
+    AUTOCAST_KEYS,
+    BF16_KEYS,
+    CHECKPOINTING_KEYS,
+    DATA_TYPE_KEYS,
+    FP16_KEYS,
+    OFFLOAD_KEYS,
+    TOP_KEYS,
+    ZERO_KEYS,
+)
+from hocket.dist.dtypes import parse_dtype
+from hocket.dist.errors import ConfigError
+from hocket.dist.key_table import ConfigKey, Outcome, resolve_keys
+
+_PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepSpeedSettings:
+    """The settings that a DeepSpeed configuration asks for; None where it does not say.
+
+    Attributes:
+        fsdp: The layout.
+        precision: "amp_fp16" or "amp_bf16".
+        train_batch_size: Samples of the global batch.
+        device_train_microbatch_size: Samples that a rank runs at once.
+        max_grad_norm: The joint norm to which gradients are clipped.
+        loss_scale: Arguments of `torch.amp.GradScaler`.
+    """
+
+    fsdp: FSDPConfig
+    precision: str | None = None
+    train_batch_size: int | None = None
+    device_train_microbatch_size: int | None = None
+    max_grad_norm: float | None = None
+    loss_scale: Mapping[str, Any] | None = None
+
+
+def translate_deepspeed(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    world_size: int,
+    precision: str | None = None,
+    device_train_microbatch_size: int | str | None = None,
+    train_batch_size: int | None = None,
+) -> DeepSpeedSettings:
+    """Translate a DeepSpeed configuration, and compare it with the arguments that say the same.
+
+    Args:
+        config: A dict, or the path of a JSON file. The value "auto" counts as absent.
+        world_size: Data-parallel ranks.
+        precision: The trainer's, if set.
+        device_train_microbatch_size: The trainer's, if set.
+        train_batch_size: The global batch of the data loader, if known.
+
+    Raises:
+        ConfigError: A key is unknown or cannot be honoured, the batch sizes do not multiply, or a key
+            contradicts
+            an argument; both values are named.
+
+    Example:
+        >>> translate_deepspeed({"zero_optimization": {"stage": 2}}, world_size=4).fsdp.sharding_strategy
+        'SHARD_GRAD_OP'
+    """
+    top = _block(_read(config), TOP_KEYS, "deepspeed_config")
+    settings = DeepSpeedSettings(
+        fsdp=_layout(top),
+        precision=_precision(top),
+        max_grad_norm=_positive(top, "gradient_clipping"),
+        loss_scale=_loss_scale(top),
+        **_batch_sizes(top, world_size, train_batch_size),
+    )
+    _compare("precision", precision, "fp16 or bf16", settings.precision)
+    _compare(
+        "device_train_microbatch_size",
+        device_train_microbatch_size,
+        "train_micro_batch_size_per_gpu",
+        settings.device_train_microbatch_size,
+    )
+    return settings
+
+
+def _read(config: Any) -> Mapping[str, Any]:
+    if isinstance(config, str | os.PathLike):
+        try:
+            config = json.loads(Path(config).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"`deepspeed_config` is {config!r}, which is not a readable JSON file: {error}"
+            ) from error
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"`deepspeed_config` is a {type(config).__name__}, expected a dict or the path of a JSON file."
+        )
+    return config
+
+
+def _block(config: Any, table: Mapping[str, ConfigKey], where: str) -> dict[str, Any]:
+    """Return the mapped keys of a block; raise or log for all others."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"`{where}` is {config!r}, expected a dict.")
+    present = {key: value for key, value in config.items() if value != "auto"}
+    return resolve_keys(
+        present, table, {k for k, row in table.items() if row.outcome is Outcome.MAPPED}, where
+    )
+
+
+def _inner(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) -> dict[str, Any]:
+    value = top.get(name)
+    return {} if value is None else _block(value, table, f"deepspeed_config['{name}']")
+
+
+def _zero(top: Mapping[str, Any]) -> dict[str, Any]:
+    value = top.get("zero_optimization")
+    # The oldest form is a boolean that means stage 1.
+    return {"stage": int(value)} if isinstance(value, bool) else _inner(top, "zero_optimization", ZERO_KEYS)
+
+
+def _stage(zero: Mapping[str, Any]) -> int:
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise ConfigError(
+            f"`deepspeed_config['zero_optimization']['stage']` is {stage!r}, expected 0, 1, 2 or 3."
+        )
+    return int(stage)
+
+
+def _layout(top: Mapping[str, Any]) -> FSDPConfig:
+    zero = _zero(top)
+    stage = _stage(zero)
+    keys: dict[str, Any] = {
+        "sharding_strategy": ("NO_SHARD", "SHARD_GRAD_OP", "SHARD_GRAD_OP", "FULL_SHARD")[stage]
+    }
+    keys["gradient_sync"] = "last" if stage <= 1 else "every"
+    if _is_offloaded(zero):
+        keys["cpu_offload"] = True
+    if partition := zero.get("zero_hpz_partition_size"):
+        keys["reshard_after_forward"] = True if partition == 1 else partition
+    if (shard := zero.get("mics_shard_size")) not in (None, -1):
+        keys |= {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": shard}
+    if "ignore_unused_parameters" in zero:
+        keys["find_unused_parameters"] = bool(zero["ignore_unused_parameters"])
+    if top.get("activation_checkpointing") is not None:
+        chosen = _inner(top, "activation_checkpointing", CHECKPOINTING_KEYS)
+        keys["activation_checkpointing"] = True
+        keys["activation_cpu_offload"] = bool(chosen.get("cpu_checkpointing", False))
+    types = _inner(top, "data_types", DATA_TYPE_KEYS)
+    reduce = _one_of(
+        ("communication_data_type", top.get("communication_data_type")),
+        ("data_types.grad_accum_dtype", types.get("grad_accum_dtype")),
+    )
+    low = _precision_dtype(top)
+    keys["amp_dtype"] = low
+    if reduce is not None:
+        keys["mixed_precision"] = {
+            "param_dtype": low,
+            "reduce_dtype": parse_dtype("communication_data_type", reduce),
+        }
+    return FSDPConfig(**keys)
+
+
+def _is_offloaded(zero: Mapping[str, Any]) -> bool:
+    is_offloaded = bool(zero.get("cpu_offload") or zero.get("cpu_offload_params"))
+    for name in ("offload_optimizer", "offload_param"):
+        where = f"deepspeed_config['zero_optimization']['{name}']"
+        block = zero.get(name)
+        device = None if block is None else _block(block, OFFLOAD_KEYS, where).get("device", "cpu")
+        if device not in (None, "none", "cpu"):
+            raise ConfigError(
+                f"`{where}['device']` is {device!r}, expected 'cpu' or 'none'. Offload to the CPU."
+            )
+        is_offloaded |= device == "cpu"
+    return is_offloaded
+
+
+def _precision(top: Mapping[str, Any]) -> str | None:
+    dtype = _precision_dtype(top)
+    return None if dtype is None else _PRECISIONS[dtype]
+
+
+def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
+    autocast = _inner(top, "torch_autocast", AUTOCAST_KEYS)
+    wanted = {
+        "fp16": torch.float16 if _inner(top, "fp16", FP16_KEYS).get("enabled") else None,
+        "bf16": torch.bfloat16 if _inner(top, "bf16", BF16_KEYS).get("enabled") else None,
+        "bfloat16": torch.bfloat16 if _inner(top, "bfloat16", BF16_KEYS).get("enabled") else None,
+        "torch_autocast": parse_dtype("torch_autocast['dtype']", autocast.get("dtype", "bf16"))
+        if autocast.get("enabled")
+        else None,
+    }
+    value: torch.dtype | None = _one_of(*wanted.items())
+    if value is not None and value not in _PRECISIONS:
+        raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'.")
+    return value
+
+
+def _loss_scale(top: Mapping[str, Any]) -> dict[str, Any] | None:
+    fp16 = _inner(top, "fp16", FP16_KEYS)
+    if not fp16.get("enabled"):
+        return None
+    if fixed := fp16.get("loss_scale", 0):
+        # A growth interval that no run reaches keeps the scale.
+        return {"init_scale": float(fixed), "growth_interval": 2**31 - 1}
+    return {
+        "init_scale": 2.0 ** fp16.get("initial_scale_power", 16),
+        "growth_interval": int(fp16.get("loss_scale_window", 1000)),
+    }
+
+
+def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> dict[str, int | None]:
+    """Return the global batch and the microbatch, deriving one of three numbers from the other two."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    total, micro, steps = (_whole(top, name) for name in names)
+    _compare("the data loader's global batch", given, "train_batch_size", total)
+    total = given if total is None else total
+    if total is not None and micro is None:
+        per_rank = (steps or 1) * world_size
+        if total % per_rank:
+            raise ConfigError(
+                f"`train_batch_size` is {total}, which {world_size} ranks × {steps or 1} accumulation steps "
+                "do not divide."
+            )
+        micro = total // per_rank if steps is not None else None
+    elif micro is not None and total is None:
+        total = micro * steps * world_size if steps is not None else None
+    elif total is not None and micro is not None:
+        derived = total // (micro * world_size)
+        product = micro * (derived if steps is None else steps) * world_size
+        if product != total or derived < 1:
+            raise ConfigError(
+                f"`train_batch_size` is {total}, but microbatch {micro} × accumulation steps "
+                f"{derived if steps is None else steps} × {world_size} ranks is {product}. Correct one of "
+                "them."
+            )
+    return {"train_batch_size": total, "device_train_microbatch_size": micro}
+
+
+def _whole(top: Mapping[str, Any], name: str) -> int | None:
+    value = top.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"`deepspeed_config['{name}']` is {value!r}, expected a whole number from 1.")
+    return value
+
+
+def _positive(top: Mapping[str, Any], name: str) -> float | None:
+    value = top.get(name)
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigError(f"`deepspeed_config['{name}']` is {value!r}, expected a number above 0.")
+    return float(value)
+
+
+def _one_of(*values: tuple[str, Any]) -> Any:
+    """Return the one value that is set, or equal ones.
+
+    Raises:
+        ConfigError: Two differ.
+    """
+    present = [(name, value) for name, value in values if value is not None]
+    for name, value in present[1:]:
+        if value != present[0][1]:
+            raise ConfigError(
+                f"`deepspeed_config` has `{present[0][0]}` ({present[0][1]}) and `{name}` ({value}). Set "
+                "only one."
+            )
+    return present[0][1] if present else None
+
+
+def _compare(argument: str, given: Any, key: str, configured: Any) -> None:
+    if given is None or configured is None or given == "auto":
+        return
+    if getattr(given, "value", given) != configured:
+        raise ConfigError(
+            f"`{argument}` is {getattr(given, 'value', given)!r}, but `deepspeed_config` says {configured!r} "
+            f"({key}). Set only one of them."
+        )

@@ -1,0 +1,73 @@
+"""Recording of the error that ends a rank, for the launcher's report."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+LAUNCHER = "HOCKET_LAUNCH"
+"""Set by `hocket-launch` for its ranks."""
+
+_CONSEQUENCES = re.compile(
+    r"\b(CollectiveError|RankFailedError|AbsentRanksError|DistBackendError|DistNetworkError"
+    r"|Connection closed by peer|Connection reset by peer|Broken pipe)\b"
+)
+
+
+def is_consequence(text: str) -> bool:
+    """Return whether the last lines of a traceback are those of a rank whose peer has ended."""
+    return bool(_CONSEQUENCES.search("\n".join(text.rstrip().splitlines()[-3:])))
+
+
+def install_excepthook() -> None:
+    """Record an uncaught error for the launcher, in a rank that `hocket-launch` started; else do nothing.
+
+    A traceback that only says that another rank has ended is not printed: the launcher prints the cause.
+    """
+    path = os.environ.get(ERROR_FILE)
+    if not path or LAUNCHER not in os.environ or getattr(sys.excepthook, "is_hocket", False):
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        if issubclass(kind, KeyboardInterrupt):
+            return
+        follows = is_consequence(text)
+        _record(Path(path), text, follows)
+        if follows:
+            rank = os.environ.get("RANK", "?")
+            print(
+                f"rank {rank}: {kind.__name__}: another rank has ended; see the launcher's report",
+                file=sys.stderr,
+            )
+        else:
+            before(kind, error, trace)
+
+    hook.is_hocket = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def _record(path: Path, text: str, follows: bool) -> None:
+    record = {
+        "message": {
+            "message": text.rstrip().splitlines()[-1],
+            "errorCode": 1,
+            "extraInfo": {
+                "py_callstack": text,
+                "timestamp": str(int(time.time())),
+                "is_consequence": follows,
+            },
+        }
+    }
+    # torch's agent reads whole seconds; the file's own time orders the ranks.
+    with contextlib.suppress(OSError):  # the report is then made of the log
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(record))
+        part.replace(path)

@@ -1,0 +1,131 @@
+"""Tables of configuration keys: which are honoured, mapped, without effect, or refused.
+
+A table is the single source for validation and for the documentation page that `config_docs` writes.
+"""
+
+import difflib
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hocket.dist.errors import ConfigError
+
+_log = logging.getLogger("hocket.dist")
+_logged: set[tuple[str, str]] = set()
+
+
+class Outcome(Enum):
+    """The treatment of a configuration key."""
+
+    HONOURED = "honoured"
+    """The key has the meaning it had."""
+    MAPPED = "mapped"
+    """The key is translated to the nearest counterpart."""
+    NO_EFFECT = "no effect"
+    """The key is accepted, and logged once unless its value asks for nothing."""
+    REFUSED = "refused"
+    """The key raises `ConfigError`, unless its value asks for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigKey:
+    """One row of a table.
+
+    Attributes:
+        outcome: How the key is treated.
+        meaning: Its effect; for a refused key the alternative, for one without effect the reason.
+        silent: Values that ask for nothing, accepted without a word.
+        accepted: Values that a key without effect may have; None for any.
+    """
+
+    outcome: Outcome
+    meaning: str
+    silent: tuple[Any, ...] = (None,)
+    accepted: tuple[Any, ...] | None = None
+
+
+def honoured(meaning: str) -> ConfigKey:
+    """Return the row of a key that keeps its meaning."""
+    return ConfigKey(outcome=Outcome.HONOURED, meaning=meaning)
+
+
+def mapped(meaning: str) -> ConfigKey:
+    """Return the row of a key that is translated."""
+    return ConfigKey(outcome=Outcome.MAPPED, meaning=meaning)
+
+
+def no_effect(
+    reason: str, *, silent: tuple[Any, ...] = (None,), accepted: tuple[Any, ...] | None = None
+) -> ConfigKey:
+    """Return the row of a key that is accepted and ignored."""
+    return ConfigKey(outcome=Outcome.NO_EFFECT, meaning=reason, silent=silent, accepted=accepted)
+
+
+def refused(alternative: str, *, silent: tuple[Any, ...] = (None, False)) -> ConfigKey:
+    """Return the row of a key that cannot be honoured."""
+    return ConfigKey(outcome=Outcome.REFUSED, meaning=alternative, silent=silent)
+
+
+def resolve_keys(
+    config: Mapping[str, Any], table: Mapping[str, ConfigKey], known: Collection[str], where: str
+) -> dict[str, Any]:
+    """Return the keys of `config` that a dataclass takes, in its spelling, and deal with all others.
+
+    Args:
+        config: As the user wrote it, keys in any letter case.
+        table: Rows of every key that is known.
+        known: The keys that the caller takes.
+        where: The argument's name, for messages.
+
+    Raises:
+        ConfigError: A key is unknown, given twice, or cannot be honoured.
+    """
+    taken: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for given, value in config.items():
+        key = str(given).lower()
+        if key in spelt:
+            raise ConfigError(f"`{where}` has the key `{key}` twice, as `{spelt[key]}` and as `{given}`.")
+        spelt[key] = str(given)
+        row = table.get(key)
+        if key in known:
+            taken[key] = value
+        elif row is None:
+            raise ConfigError(unknown_key(given, {*table, *known}, where))
+        else:
+            _settle(key, value, row, where)
+    return taken
+
+
+def _settle(key: str, value: Any, row: ConfigKey, where: str) -> None:
+    if _is_one_of(value, row.silent):
+        return
+    if row.outcome is Outcome.REFUSED:
+        raise ConfigError(f"`{where}['{key}']` is {value!r} and cannot be honoured: {row.meaning}")
+    if row.accepted is not None and not _is_one_of(value, row.accepted):
+        expected = " or ".join(map(repr, row.accepted))
+        raise ConfigError(f"`{where}['{key}']` is {value!r}, expected {expected}: {row.meaning}")
+    if (where, key) not in _logged and os.environ.get("RANK", "0") == "0":
+        _logged.add((where, key))
+        _log.warning("`%s['%s'] = %r` has no effect: %s", where, key, value, row.meaning)
+
+
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    if isinstance(value, str):
+        return any(isinstance(each, str) and each.lower() == value.lower() for each in values)
+    return any(value is each or (type(value) is type(each) and value == each) for each in values)
+
+
+def unknown_key(key: object, known: Iterable[str], where: str) -> str:
+    """Return the message for an unknown key, with the nearest known one."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(str(key).lower(), names, n=1, cutoff=0.5)
+    hint = (
+        f"Did you mean `{nearest[0]}`?"
+        if nearest
+        else f"Known are {', '.join(f'`{name}`' for name in names)}."
+    )
+    return f"`{where}` has no key `{key}`. {hint}"

@@ -1,0 +1,68 @@
+"""The files to which ranks write, by the format strings of `--stdout` and `--stderr`."""
+
+import string
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
+
+FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
+_VARIABLES = dict(
+    zip(FIELDS, ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE"), strict=True)
+)
+
+
+class RankLogs(DefaultLogsSpecs):
+    """Where each rank writes: the machine's first rank to the terminal, the others to files.
+
+    Args:
+        log_dir: The folder of files that have no format, and of error records.
+        local_world_size: Ranks on this machine.
+        stdout: Format of the files of standard output; None for the folder.
+        stderr: As `stdout`.
+        redirects: Torch's own option, used if it was given.
+        tee: As `redirects`.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None,
+        *,
+        local_world_size: int,
+        stdout: str | None = None,
+        stderr: str | None = None,
+        redirects: Any = Std.NONE,
+        tee: Any = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if redirects == Std.NONE and tee == Std.NONE:
+            redirects = {local: Std.ALL if local else Std.NONE for local in range(local_world_size)}
+        super().__init__(log_dir, redirects, tee, local_ranks_filter)
+        self._formats = (stdout, stderr)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return the files of every local rank, and create their folders."""
+        dest = super().reify(envs)
+        for template, files in zip(self._formats, (dest.stdouts, dest.stderrs), strict=True):
+            for local_rank, env in envs.items():
+                if template is not None and local_rank > 0:
+                    path = Path(template.format(**{field: env[name] for field, name in _VARIABLES.items()}))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    files[local_rank] = str(path)
+        return dest
+
+
+def check_format(option: str, template: str | None, local_world_size: int) -> str | None:
+    """Return what is wrong with a format string, None if nothing is."""
+    if template is None:
+        return None
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        return f"`{option} {template}` is no format string: {error}"
+    if unknown := fields - set(FIELDS):
+        known = ", ".join(f"{{{field}}}" for field in FIELDS)
+        return f"`{option} {template}` has the unknown field {{{min(unknown)}}}; known are {known}"
+    if local_world_size > 2 and not fields & {"rank", "local_rank"}:
+        return f"`{option} {template}` names one file for several ranks; add {{rank}}"
+    return None

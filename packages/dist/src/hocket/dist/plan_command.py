@@ -1,0 +1,130 @@
+"""`hocket-launch plan`: the memory of a layout on each rank, before any rank is started."""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.dist.config import FSDPConfig
+from hocket.dist.dtypes import parse_precision
+from hocket.dist.errors import ConfigError, DistError
+from hocket.dist.memory import MemoryEstimate, estimate_memory, ladder, measure_activations
+from hocket.dist.mesh import MeshShape, mesh_shape
+from hocket.dist.world import World
+
+_DESCRIPTION = """\
+Estimate the memory that each rank needs, without a GPU and without starting ranks.
+
+BUILD names a function, as `file.py:function` or `package.module:function`. It is called with tensors created
+on the meta device and returns a model, or a pair of a model and one microbatch; with a microbatch,
+activations are counted too.
+"""
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="hocket-launch plan",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("build", metavar="BUILD")
+    parser.add_argument("--world_size", "--world-size", type=int, default=8, help="ranks (default 8)")
+    parser.add_argument("-n", "--nproc", type=int, help="ranks on each machine (default: all)")
+    parser.add_argument("--fsdp-config", default="{}", help="a dict, such as '{\"cpu_offload\": True}'")
+    parser.add_argument("--precision", help="of the trainer, such as amp_bf16")
+    parser.add_argument("--optimizer-slots", type=int, default=2, help="2 for Adam (default), 1 for momentum")
+    parser.add_argument("--memory", type=float, help="GiB of a device, to say whether it fits")
+    options = parser.parse_args(argv)
+    try:
+        config = _config(options)
+        per_node = options.nproc or options.world_size
+        shape = mesh_shape(config, World(world_size=options.world_size, local_world_size=per_node))
+        model, batch = _build(options.build)
+        activations = 0 if batch is None else measure_activations(model, batch, config)
+        found = estimate_memory(
+            model, config, shape, activations=activations, optimizer_slots=options.optimizer_slots
+        )
+    except DistError as error:
+        print(f"hocket-launch plan: error: {error}", file=sys.stderr)
+        return 1
+    print(_table(model, found, shape, has_batch=batch is not None))
+    if options.memory is not None:
+        is_enough = found.total <= options.memory * 2**30
+        print(f"{'fits' if is_enough else 'does not fit'} in {options.memory:g} GiB")
+        if not is_enough:
+            for name, saved in ladder(model, config, shape, activations=activations):
+                print(f"  {name}: saves about {saved / 2**30:.2f} GiB")
+            return 3
+    return 0
+
+
+def _config(options: argparse.Namespace) -> FSDPConfig:
+    try:
+        keys = ast.literal_eval(options.fsdp_config.replace("true", "True").replace("false", "False"))
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict: {error}") from error
+    if not isinstance(keys, dict):
+        raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict.")
+    return FSDPConfig.from_mapping({"amp_dtype": parse_precision(options.precision), **keys})
+
+
+def _build(name: str) -> tuple[nn.Module, Any]:
+    """Return what the function makes: a model, and a microbatch or None."""
+    where, _, function = name.rpartition(":")
+    if not where:
+        raise ConfigError(f"BUILD is {name!r}, expected `file.py:function` or `package.module:function`.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = getattr(_load(where), function)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(f"BUILD is {name!r}, which cannot be imported: {error}") from error
+    with torch.device("meta"):
+        made = build()
+    model, batch = made if isinstance(made, tuple) else (made, None)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"`{name}` returned a {type(model).__name__}, expected a model, or a model and a batch."
+        )
+    return model, batch
+
+
+def _load(where: str) -> Any:
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{where} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _table(model: nn.Module, found: MemoryEstimate, shape: MeshShape, *, has_batch: bool) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    rows = [
+        ("parameters (shard)", found.parameters),
+        ("gradients (shard)", found.gradients),
+        ("optimizer state (shard)", found.optimizer),
+        ("gathered groups", found.gathered),
+        ("activations", found.activations),
+        ("buffers", found.buffers),
+    ]
+    lines = [
+        f"{count:,} parameters, {shape.replicate} × {shape.shard} ranks (copies × shards), GiB on each rank:"
+    ]
+    lines += [
+        f"  {name:28}{'not counted' if name == 'activations' and not has_batch else f'{size / 2**30:10.3f}'}"
+        for name, size in rows
+    ]
+    if found.host:
+        lines.append(f"  {'of these in host memory':28}{found.host / 2**30:10.3f}")
+    lines.append(f"  {'total on the device':28}{found.total / 2**30:10.3f}")
+    return "\n".join(lines)

@@ -1,0 +1,251 @@
+"""Checks before the first collective: can the machines reach each other, and were the ranks started alike.
+
+Every check ends within `PREFLIGHT_S` seconds with a message that names host, port, interface and the
+environment variables to set.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import Store, run  # type: ignore[attr-defined]  # public, and missing from its annotations
+
+from hocket.dist.errors import AbsentRanksError, ConfigError, PreflightError
+from hocket.dist.world import World
+
+PREFLIGHT_S = 60.0
+DATA_PATHS = "HOCKET_PREFLIGHT_PATHS"
+"""A JSON list of paths that every rank must see; `hocket-launch --data` sets it."""
+
+_KEY = "hocket/preflight"
+_PACKAGES = (
+    "hocket-trainer-core",
+    "hocket-algos",
+    "hocket-dist",
+    "hocket-ckpt",
+    "hocket-stream",
+    "hocket-native",
+)
+_INTERFACES = "`GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`"
+
+
+def call_roll(store: Store, world: World, timeout_s: float) -> Store:
+    """Wait until every rank has signed in at `store`, and compare how they were started.
+
+    Args:
+        store: A store that all ranks share.
+        world: The place of this process.
+        timeout_s: Seconds to wait; at most `PREFLIGHT_S` are used.
+
+    Returns:
+        The same store, for the process group.
+
+    Raises:
+        AbsentRanksError: Some ranks have not signed in; every present rank names them.
+        PreflightError: Ranks run another script or other versions than rank 0, or do not see the data. The
+            same
+            message on every rank.
+    """
+    timeout_s = min(timeout_s, PREFLIGHT_S)
+    names = [f"{_KEY}/present/{rank}" for rank in range(world.world_size)]
+    store.set(names[world.rank], json.dumps(_facts()))
+    if not _wait(store, names, timeout_s):
+        absent = tuple(rank for rank, name in enumerate(names) if not store.check([name]))
+        if absent:
+            raise AbsentRanksError(_absent_message(absent, world, timeout_s), absent)
+    verdicts = [f"{_KEY}/verdict/{rank}" for rank in range(world.world_size)]
+    first = json.loads(store.get(names[0]))
+    store.set(verdicts[world.rank], _difference(first, _facts(), world.rank))
+    if not _wait(store, verdicts, timeout_s):
+        absent = tuple(rank for rank, name in enumerate(verdicts) if not store.check([name]))
+        if absent:
+            raise AbsentRanksError(_absent_message(absent, world, timeout_s), absent)
+    problems = [text for name in verdicts if (text := store.get(name).decode())]
+    if problems:
+        more = f"\n… and {len(problems) - 8} more ranks" if len(problems) > 8 else ""
+        raise PreflightError("Ranks were started differently:\n" + "\n".join(problems[:8]) + more)
+    return store
+
+
+def check_launcher(options: argparse.Namespace) -> None:
+    """Check script, address and port before the agent starts.
+
+    Args:
+        options: Of `hocket-launch`.
+
+    Raises:
+        ConfigError: The script or command does not exist.
+        AbsentRanksError: Machine 0 does not answer within `PREFLIGHT_S`.
+        PreflightError: The address cannot be resolved or the port is in use.
+    """
+    script = options.training_script
+    if options.no_python and shutil.which(script) is None:
+        raise ConfigError(f"the command `{script}` is not on `PATH`.")
+    if not options.module and not options.no_python and not options.run_path and not Path(script).is_file():
+        raise ConfigError(f"the script `{script}` does not exist in {Path.cwd()}. For a module, use `-m`.")
+    _, num_nodes = run.parse_min_max_nnodes(options.nnodes)
+    if options.rdzv_backend == "static" and options.master_port is None and num_nodes == 1:
+        return
+    host, port = options.master_addr, options.master_port or 29500
+    if options.rdzv_endpoint:
+        host, _, text = options.rdzv_endpoint.rpartition(":")
+        host, port = (host, int(text)) if host and text.isdecimal() else (options.rdzv_endpoint, 29400)
+    if port == 0:
+        return
+    addresses = _resolve(host, port)
+    if options.node_rank == 0 and num_nodes >= 1 and _is_local(addresses):
+        _check_free(host, port)
+    elif options.node_rank:
+        _await_listener(host, port)
+
+
+def describe_route(host: str) -> str:
+    """Return the interface and the address by which this machine reaches another."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return "no interface reaches it"
+    return f"interface {_interface_of(own)} ({own})"
+
+
+def _facts() -> dict[str, object]:
+    """Return how this rank was started."""
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("-c")
+    content = hashlib.sha256(script.read_bytes()).hexdigest()[:12] if script.is_file() else ""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    paths = json.loads(os.environ.get(DATA_PATHS, "[]"))
+    return {
+        "host": socket.gethostname(),
+        "script": f"{script.name} {content}".strip(),
+        "versions": versions,
+        "missing": [path for path in paths if "://" not in path and not Path(path).exists()],
+    }
+
+
+def _difference(first: Mapping[str, object], own: Mapping[str, object], rank: int) -> str:
+    """Return in what this rank differs from rank 0, empty if in nothing."""
+    problems = [f"does not see {path}" for path in own["missing"]]  # type: ignore[attr-defined]
+    if first["script"] != own["script"]:
+        problems.append(f"runs the script `{own['script']}`, rank 0 `{first['script']}` (name and content)")
+    versions: tuple[dict[str, str], dict[str, str]] = (first["versions"], own["versions"])  # type: ignore[assignment]
+    for package in sorted({*versions[0], *versions[1]}):
+        theirs, ours = (each.get(package, "absent") for each in versions)
+        if theirs != ours:
+            problems.append(f"has {package} {ours}, rank 0 has {theirs}")
+    return f"rank {rank} on {own['host']} " + "; ".join(problems) if problems else ""
+
+
+def _wait(store: Store, names: list[str], timeout_s: float) -> bool:
+    try:
+        store.wait(names, timedelta(seconds=timeout_s))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _absent_message(absent: tuple[int, ...], world: World, timeout_s: float) -> str:
+    address, port = os.environ.get("MASTER_ADDR", "?"), os.environ.get("MASTER_PORT", "?")
+    shown = ", ".join(map(str, absent[:16])) + (", …" if len(absent) > 16 else "")
+    return (
+        f"After {timeout_s:g} s rank{'s' if len(absent) > 1 else ''} {shown} of {world.world_size} had not "
+        "appeared "
+        f"(this is rank {world.rank} on {socket.gethostname()}, {describe_route(address)}). Ranks meet at "
+        f"`MASTER_ADDR`:`MASTER_PORT` = {address}:{port}. Look at the logs of the absent ranks, and whether "
+        "their "
+        f"machines reach that port. On machines with several networks, set {_INTERFACES} to the shared one."
+    )
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    try:
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+    except OSError as error:
+        raise PreflightError(
+            f"the host `{host}` (`--master_addr`) cannot be resolved on {socket.gethostname()}: {error}. Use "
+            "an address of machine 0 in numbers."
+        ) from error
+
+
+def _is_local(addresses: list[str]) -> bool:
+    """Return whether one of these addresses is this machine's."""
+    for address in addresses:
+        with socket.socket(
+            socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+        ) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise PreflightError(
+                f"port {port} of {host} (`--master_port`) cannot be used: {error}. Another job may use it; "
+                "choose another port, the same on all machines."
+            ) from error
+
+
+def _await_listener(host: str, port: int) -> None:
+    """Wait until machine 0 listens."""
+    deadline = time.monotonic() + PREFLIGHT_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise AbsentRanksError(
+                    f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {PREFLIGHT_S:g} "
+                    f"s: {error}. "
+                    f"This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
+                    "machine 0, "
+                    "and is the port open in its firewall? On machines with several networks, set "
+                    f"{_INTERFACES}.",
+                    (0,),
+                ) from error
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _interface_of(address: str) -> str:
+    """Return the name of the interface with this IPv4 address."""
+    if sys.platform != "linux":
+        return "unknown"
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                # SIOCGIFADDR
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "unknown"

@@ -1,0 +1,218 @@
+"""A DeepSpeed configuration becomes a layout and arguments of the trainer, or is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.dist import ConfigError, FSDPConfig, config_docs, translate_deepspeed
+from hocket.dist.deepspeed_keys import DEEPSPEED_TABLES
+from hocket.dist.key_table import Outcome
+
+DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
+# A configuration as tutorials have it, for ZeRO-3 with offload.
+TUTORIAL = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "fp16": {"enabled": False},
+    "bf16": {"enabled": True},
+    "steps_per_print": 100,
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 5e8,
+        "stage3_prefetch_bucket_size": "auto",
+        "sub_group_size": 1e9,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "none"},
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "wall_clock_breakdown": False,
+}
+
+
+def test_a_tutorials_configuration_is_translated() -> None:
+    settings = translate_deepspeed(TUTORIAL, world_size=4)
+    assert settings.fsdp == FSDPConfig(
+        sharding_strategy="FULL_SHARD",
+        cpu_offload=True,
+        amp_dtype=torch.bfloat16,
+        gradient_sync="every",
+    )
+    assert settings.precision == "amp_bf16"
+    assert (settings.train_batch_size, settings.device_train_microbatch_size) == (32, 2)
+    assert settings.max_grad_norm == 1.0
+    assert settings.loss_scale is None
+
+
+def test_a_json_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TUTORIAL))
+    assert translate_deepspeed(path, world_size=4) == translate_deepspeed(TUTORIAL, world_size=4)
+    with pytest.raises(ConfigError, match="not a readable JSON file"):
+        translate_deepspeed(str(tmp_path / "absent.json"), world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("stage", "strategy", "sync"),
+    [
+        (None, "NO_SHARD", "last"),
+        (0, "NO_SHARD", "last"),
+        (1, "SHARD_GRAD_OP", "last"),
+        (2, "SHARD_GRAD_OP", "every"),
+        (3, "FULL_SHARD", "every"),
+    ],
+)
+def test_stages_are_strategies(stage: int | None, strategy: str, sync: str) -> None:
+    config = {} if stage is None else {"zero_optimization": {"stage": stage}}
+    settings = translate_deepspeed(config, world_size=2)
+    assert settings.fsdp.sharding_strategy == strategy
+    assert settings.fsdp.gradient_sync == sync
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, {"reshard_after_forward": 8}),
+        (
+            {"zero_optimization": {"stage": 3, "mics_shard_size": 4}},
+            {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": 4},
+        ),
+        ({"zero_optimization": {"stage": 3, "cpu_offload": True}}, {"cpu_offload": True}),
+        (
+            {"zero_optimization": {"stage": 3}, "activation_checkpointing": {"cpu_checkpointing": True}},
+            {"activation_checkpointing": True, "activation_cpu_offload": True},
+        ),
+        (
+            {"zero_optimization": {"stage": 3}, "communication_data_type": "bf16"},
+            {"mixed_precision": {"param_dtype": None, "reduce_dtype": torch.bfloat16}},
+        ),
+        (
+            {
+                "zero_optimization": {"stage": 3},
+                "bf16": {"enabled": True},
+                "data_types": {"grad_accum_dtype": "fp32"},
+            },
+            {
+                "amp_dtype": torch.bfloat16,
+                "mixed_precision": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+            },
+        ),
+    ],
+)
+def test_blocks_are_keys_of_fsdp_config(config: dict, expected: dict) -> None:
+    assert translate_deepspeed(config, world_size=2).fsdp == FSDPConfig(gradient_sync="every", **expected)
+
+
+def test_the_loss_scale_is_that_of_the_gradient_scaler() -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 500}
+    settings = translate_deepspeed({"fp16": fp16}, world_size=1)
+    assert settings.precision == "amp_fp16"
+    assert torch.amp.GradScaler("cpu", **settings.loss_scale).get_scale() == 2.0**10
+    fixed = translate_deepspeed({"fp16": {"enabled": True, "loss_scale": 128}}, world_size=1)
+    assert torch.amp.GradScaler("cpu", **fixed.loss_scale).get_scale() == 128.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"train_batch_size": 16}, (16, None)),
+        ({"train_batch_size": 16, "gradient_accumulation_steps": 2}, (16, 4)),
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}, (12, 3)),
+        ({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 3}, (12, 3)),
+        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}, (None, 3)),
+    ],
+)
+def test_batch_sizes_are_derived(sizes: dict, expected: tuple) -> None:
+    settings = translate_deepspeed(sizes, world_size=2)
+    assert (settings.train_batch_size, settings.device_train_microbatch_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        ({"zero_optimisation": {}}, {}, "no key `zero_optimisation`. Did you mean `zero_optimization`"),
+        ({"zero_optimization": {"stag": 3}}, {}, "Did you mean `stage`"),
+        ({"zero_optimization": {"stage": 4}}, {}, "is 4, expected 0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, {}, "is 'nvme'"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, {}, "`fp16` (torch.float16) and `bf16`"),
+        ({"bf16": {"enabled": True}}, {"precision": "amp_fp16"}, "`precision` is 'amp_fp16', but"),
+        (
+            {"train_micro_batch_size_per_gpu": 4},
+            {"device_train_microbatch_size": 8},
+            "`device_train_microbatch_size` is 8, but `deepspeed_config` says 4",
+        ),
+        (
+            {"train_batch_size": 4},
+            {"train_batch_size": 8},
+            "global batch` is 8, but `deepspeed_config` says 4",
+        ),
+        (
+            {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+            {},
+            "`train_batch_size` is 9, but microbatch 2 × accumulation steps 2 × 2 ranks is 8",
+        ),
+        ({"train_batch_size": 9}, {}, "is 9, which 2 ranks"),
+        ({"train_batch_size": 0}, {}, "is 0, expected a whole number from 1"),
+        ({"gradient_clipping": -1}, {}, "is -1, expected a number above 0"),
+        ({"zero_optimization": 3}, {}, "is 3, expected a dict"),
+        ([], {}, "is a list, expected a dict"),
+    ],
+)
+def test_what_contradicts_or_is_wrong_is_refused(config: Any, arguments: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        translate_deepspeed(config, world_size=2, **arguments)
+    assert message in str(caught.value)
+
+
+def _nest(block: str, key: str, value: Any) -> dict[str, Any]:
+    if block == "deepspeed_config":
+        return {key: value}
+    if block.startswith("offload"):
+        return {"zero_optimization": {"stage": 3, "offload_param": {key: value}}}
+    return {block: {key: value}}
+
+
+def _without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the configuration without a key; the blocks around it stay."""
+    kept = {name: value for name, value in config.items() if name != key}
+    return {name: _without(value, key) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        (block, key)
+        for block, table in DEEPSPEED_TABLES.items()
+        for key, row in table.items()
+        if row.outcome is Outcome.REFUSED
+    ],
+)
+def test_a_key_that_cannot_be_honoured_is_refused_by_name(block: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}'.*cannot be honoured"):
+        translate_deepspeed(_nest(block, key, {"on": True}), world_size=1)
+    for silent in DEEPSPEED_TABLES[block][key].silent:
+        translate_deepspeed(_nest(block, key, silent), world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        (block, key)
+        for block, table in DEEPSPEED_TABLES.items()
+        for key, row in table.items()
+        if row.outcome is Outcome.NO_EFFECT
+    ],
+)
+def test_a_key_without_effect_changes_nothing(block: str, key: str) -> None:
+    changed = translate_deepspeed(_nest(block, key, "anything"), world_size=1)
+    assert changed == translate_deepspeed(_without(_nest(block, key, "anything"), key), world_size=1)
+
+
+def test_the_page_of_keys_is_what_the_tables_say() -> None:
+    assert DOCS.read_text() == config_docs.render(), f"run `python -m hocket.dist.config_docs {DOCS}`"

@@ -1,0 +1,134 @@
+"""A rank that is late, gone, diverged or started differently is named on the others, in time."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.dist import PreflightError, provide
+from support.ranks import run_ranks
+
+TIMEOUT_S = 4.0
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+
+def _notes(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _hang(kind: str, folder: str) -> tuple[str, float] | None:
+    """Let rank 1 leave the others alone; return the error that they see, and after how many seconds."""
+    done = Path(folder, "done")
+    started = time.monotonic()
+    try:
+        with provide({}, device="cpu", timeout_s=TIMEOUT_S) as parallelism:
+            rank = parallelism.data_parallel[0]
+            module = parallelism.lay_out(_model())
+            module(torch.ones(2, 4)).sum().backward()
+            started = time.monotonic()
+            if rank == 1 and kind.startswith("late"):
+                deadline = time.monotonic() + 60
+                while not done.exists() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                return None
+            if kind == "late for a sum":
+                parallelism.reduce_async(torch.ones(3)).wait()
+            elif kind == "late for gradients":
+                module(torch.ones(2, 4)).sum().backward()
+            elif kind == "another branch":
+                if rank == 1:
+                    torch.distributed.barrier()
+                else:
+                    module(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        return _notes(error), time.monotonic() - started
+    finally:
+        if kind.startswith("late") and int(os.environ["RANK"]) == 0:
+            done.touch()
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["late for gradients", "late for a sum", "another branch"])
+def test_a_rank_that_is_elsewhere_is_named_within_the_deadline(kind: str, tmp_path: Path) -> None:
+    results = run_ranks(_hang, 2, kind, str(tmp_path), timeout_s=90)
+    if kind == "another branch":
+        messages = [result[0] for result in results if result is not None]
+        assert any("the ranks are in different collectives" in message for message in messages), messages
+        return
+    first, second = results
+    assert second is None
+    assert first is not None
+    message, seconds = first
+    assert "late: rank 1 did not answer" in message
+    assert "rank 0: gloo:" in message, "the flight recorder's last collective is missing"
+    assert seconds < TIMEOUT_S + 15
+
+
+def _start_differently(kind: str, folder: str) -> str:
+    rank = int(os.environ["RANK"])
+    if kind == "script":
+        script = Path(folder, f"train{rank}.py")
+        script.write_text(f"# rank {rank}\n")
+        sys.argv = [str(script)]
+    else:
+        os.environ["HOCKET_PREFLIGHT_PATHS"] = json.dumps(
+            [folder, "s3://bucket/data", f"{folder}/only-{rank}"]
+        )
+        Path(folder, "only-0").touch()
+    with pytest.raises(PreflightError) as caught:
+        provide({}, device="cpu", timeout_s=30)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["script", "data"])
+def test_ranks_that_were_started_differently_are_refused_alike(kind: str, tmp_path: Path) -> None:
+    first, second = run_ranks(_start_differently, 2, kind, str(tmp_path), timeout_s=60)
+    assert first == second
+    assert "rank 1 on" in first
+    if kind == "script":
+        assert "runs the script `train1.py" in first
+    else:
+        assert f"does not see {tmp_path}/only-1" in first
+        assert "s3://" not in first
+
+
+def _run_out_of_memory() -> str:
+    try:
+        with provide({"sharding_strategy": "SHARD_GRAD_OP"}, device="cpu", timeout_s=30) as parallelism:
+            parallelism.lay_out(_model())
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    except torch.OutOfMemoryError as error:
+        return _notes(error)
+
+
+def test_out_of_memory_is_answered_with_the_levers_in_order(one_rank: None) -> None:
+    """The error is torch's own, raised by hand, since a CPU has no such limit."""
+    message = _run_out_of_memory()
+    levers = [
+        line.strip() for line in message.splitlines() if line.strip()[:2] in ("1.", "2.", "3.", "4.", "5.")
+    ]
+    for lever, words in zip(
+        levers,
+        (
+            "device_train_microbatch_size",
+            "FULL_SHARD",
+            "activation_checkpointing",
+            "`cpu_offload",
+            "activation_cpu",
+        ),
+        strict=True,
+    ):
+        assert words in lever
+        assert "saves about" in lever
+    assert "Other processes that hold memory here: " in message

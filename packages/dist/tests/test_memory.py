@@ -1,0 +1,166 @@
+"""The estimate of memory is near what ranks use, and `hocket-launch plan` prints it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.dist import FSDPConfig, launch, provide
+from hocket.dist.memory import estimate_memory, ladder, measure_activations
+from hocket.dist.mesh import MeshShape
+from support.ranks import run_ranks
+
+WIDTH, LAYERS, ROWS = 768, 6, 512
+MIB = 2**20
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "FULL_SHARD": {},
+    "SHARD_GRAD_OP": {"sharding_strategy": "SHARD_GRAD_OP"},
+    "checkpointing": {"activation_checkpointing": True},
+}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def _model(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(*(Block(width) for _ in range(LAYERS)))
+
+
+def _peak(config: dict[str, Any]) -> int:
+    """Return by how much a training job's peak resident memory exceeds that before the model was made."""
+    with provide(config, device="cpu", timeout_s=120) as parallelism:
+        _train(parallelism, _model(8), torch.ones(4, 8))  # loads and caches what torch needs
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+    with provide(config, device="cpu", timeout_s=120) as parallelism:
+        with torch.device("meta"):
+            model = _model()
+        _train(parallelism, model, torch.ones(ROWS, WIDTH))
+        return _status("VmHWM") - before
+
+
+def _train(parallelism: Any, model: nn.Module, batch: torch.Tensor) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    module = parallelism.lay_out(model, [optimizer])
+    for _ in range(2):
+        module(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def _estimate(config: dict[str, Any], shape: MeshShape) -> int:
+    made = FSDPConfig(**config)
+    activations = measure_activations(
+        _model(), torch.ones(ROWS, WIDTH), made, loss=lambda outputs, _: outputs.sum()
+    )
+    return estimate_memory(_model(), made, shape, activations=activations).total
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc/self/clear_refs")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_estimate_is_near_what_two_ranks_use(name: str) -> None:
+    """Within 30%: the resident set has gloo's buffers and heap that the allocator keeps, too."""
+    # Large blocks go back to the system when they are freed, else the resident set keeps what is not used.
+    env = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    estimated = _estimate(LAYOUTS[name], MeshShape(replicate=1, shard=2))
+    for measured in run_ranks(_peak, 2, LAYOUTS[name], init="gloo", timeout_s=120, env=env):
+        assert 0.7 < measured / estimated < 1.3, (
+            f"{measured / MIB:.0f} MiB used, {estimated / MIB:.0f} estimated"
+        )
+
+
+def test_the_parts_of_an_estimate_are_exact() -> None:
+    block = 2 * 4 * WIDTH * WIDTH
+    found = estimate_memory(_model(), FSDPConfig(amp_dtype="bf16"), MeshShape(replicate=2, shard=4))
+    assert found.parameters == found.gradients == LAYERS * block * 4 // 4
+    assert found.optimizer == 2 * found.parameters
+    assert found.gathered == 2 * block * 2 + block * (2 + 4)
+    offloaded = estimate_memory(_model(), FSDPConfig(cpu_offload=True), MeshShape(replicate=1, shard=8))
+    assert offloaded.total == offloaded.gathered
+
+
+def test_activations_are_counted_by_lever() -> None:
+    batch = torch.ones(ROWS, WIDTH)
+
+    def count(**config: Any) -> int:
+        return measure_activations(
+            _model(), batch, FSDPConfig(**config), loss=lambda outputs, _: outputs.sum()
+        )
+
+    row = ROWS * WIDTH * 4
+    # Each block saves its input, and the inner layer before and after gelu, four times as wide each.
+    assert count() == LAYERS * 9 * row
+    assert count(activation_checkpointing=True) == LAYERS * row + 9 * row
+    assert count(activation_checkpointing=True, activation_checkpointing_every=2) < count()
+    assert count(activation_cpu_offload=True) == 9 * row
+
+
+def test_the_ladder_has_the_cheapest_lever_first_and_leaves_out_what_is_on() -> None:
+    config = FSDPConfig(sharding_strategy="HYBRID_SHARD", activation_checkpointing=True)
+    shape = MeshShape(replicate=2, shard=2)
+    names = [name for name, _ in ladder(_model(8), config, shape, activations=1000, microbatch_size=4)]
+    assert names == [
+        "`device_train_microbatch_size`=2",
+        "one copy over all 4 ranks instead of 2",
+        "`cpu_offload=True`",
+        "`activation_cpu_offload=True`",
+    ]
+    saved = dict(ladder(_model(8), config, shape, activations=1000, microbatch_size=4))
+    assert saved["one copy over all 4 ranks instead of 2"] > 0
+
+
+BUILD = """
+import torch
+from torch import nn
+def build():
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))), torch.ones(8, 1024)
+"""
+
+
+def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(BUILD)
+    arguments = ["plan", f"{path}:build", "--world_size", "8", "--precision", "amp_bf16"]
+    assert launch.main([*arguments, "--memory", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "4,198,400 parameters, 1 × 8 ranks" in out
+    assert "fits in 1 GiB" in out
+    total = float(out.split("total on the device")[1].split()[0])
+    assert math.isclose(total, (4_198_400 * 4 * 4 / 8 + 1_049_600 * 10) / 2**30, rel_tol=0.1)
+    assert launch.main([*arguments, "--memory", "0.001"]) == 3
+    assert "`activation_checkpointing=True`: saves about" in capsys.readouterr().out
+    for wrong, message in (
+        (["plan", "absent.py:build"], "cannot be imported"),
+        (["plan", f"{path}:build", "--fsdp-config", "{'shard': 1}"], "no key `shard`"),
+        (
+            [
+                "plan",
+                f"{path}:build",
+                "--world_size",
+                "8",
+                "-n",
+                "3",
+                "--fsdp-config",
+                "{'process_group': 'set3'}",
+            ],
+            "set3",
+        ),
+    ):
+        assert launch.main(wrong) == 1
+        assert message in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""A job over two network namespaces, as over two machines; the cable between them is pulled in mid-run."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 5
+TRAIN = f"""
+import os, pathlib, sys, time, torch
+from torch import nn
+from hocket.dist import provide
+out = pathlib.Path(sys.argv[1])
+with provide({{}}, device="cpu", timeout_s={TIMEOUT_S}) as parallelism:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    module = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])
+    for step in range(1000):
+        module(torch.ones(2, 4)).sum().backward()
+        parallelism.reduce_async(torch.ones(1)).wait()
+        time.sleep(0.05)
+        if step == 3:
+            (out / f"ready-{{parallelism.data_parallel[0]}}").touch()
+"""
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+def _can_make_networks() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"hocket-probe-{os.getpid()}"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "delete", name)
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
+@pytest.fixture
+def networks() -> Iterator[tuple[str, str]]:
+    """Two namespaces, 10.77.31.1 and 10.77.31.2, with a cable `hk0`-`hk1` between them."""
+    if not _can_make_networks():
+        pytest.skip("needs root and `ip netns`")
+    names = (f"hocket-a-{os.getpid()}", f"hocket-b-{os.getpid()}")
+    for name in names:
+        _ip("netns", "add", name)
+    try:
+        _ip("link", "add", "hk0", "netns", names[0], "type", "veth", "peer", "name", "hk1", "netns", names[1])
+        for index, name in enumerate(names):
+            _ip("-n", name, "address", "add", f"10.77.31.{index + 1}/24", "dev", f"hk{index}")
+            _ip("-n", name, "link", "set", f"hk{index}", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            _ip("netns", "delete", name)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_cut_off_is_named(networks: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    launchers = []
+    for node, name in enumerate(networks):
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            name,
+            sys.executable,
+            "-m",
+            "hocket.dist",
+            "-n",
+            "1",
+            "--nnodes",
+            "2",
+        ]
+        place = ["--node_rank", str(node), "--master_addr", "10.77.31.1", "--master_port", "29571"]
+        with (tmp_path / f"log-{node}").open("w") as log:
+            launchers.append(
+                subprocess.Popen(
+                    [*command, *place, "--shutdown-timeout", "3", str(path), str(tmp_path)],
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": f"hk{node}", "TMPDIR": str(tmp_path)},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            assert time.monotonic() < deadline, (tmp_path / "log-0").read_text()
+            assert launchers[0].poll() is None, (tmp_path / "log-0").read_text()
+            time.sleep(0.1)
+        _ip("-n", networks[1], "link", "set", "hk1", "down")
+        cut_at = time.monotonic()
+        launchers[0].wait(timeout=90)
+        assert time.monotonic() - cut_at < TIMEOUT_S + 60
+    finally:
+        for launcher in launchers:
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+            for pid in children.read_text().split() if children.exists() else ():
+                os.kill(int(pid), 9)
+            launcher.kill()
+            launcher.wait()
+    assert launchers[0].returncode != 0
+    report = (tmp_path / "log-0").read_text()
+    assert "late: rank 1 did not answer" in report, report

@@ -1,0 +1,61 @@
+"""Ranks started from a notebook: functions that no file defines."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.dist import ConfigError, RankFailedError, notebook_launcher
+
+pytest.importorskip("cloudpickle", reason="needs cloudpickle")
+CELL = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hocket.trainer import Trainer
+
+inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+
+def train(duration):
+    import os
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8)
+    with Trainer(
+        model=model, loss_fn=torch.nn.functional.mse_loss, train_dataloader=loader, max_duration=duration,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1), progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+        return int(os.environ["RANK"]), trainer.state.timestamp.sample.value, model.weight.detach()
+
+
+def fail():
+    raise ValueError("no such data")
+"""
+
+
+@pytest.fixture
+def cell():
+    variables = {"__name__": "__main__"}
+    exec(CELL, variables)
+    return variables
+
+
+def test_a_function_of_a_cell_trains_on_two_ranks(cell):
+    (first, samples, weight), (second, _, other) = notebook_launcher(cell["train"], ("1ep",), num_processes=2)
+    assert (first, second, samples) == (0, 1, 64)
+    assert weight.equal(other)
+
+
+def test_a_failure_has_the_ranks_traceback(cell):
+    with pytest.raises(RankFailedError, match=r"ValueError: no such data[\s\S]*rank 0 .*failed first"):
+        notebook_launcher(cell["fail"], num_processes=1)
+
+
+def test_wrong_calls_are_refused(cell, monkeypatch):
+    with pytest.raises(ConfigError, match="`num_processes` is 0"):
+        notebook_launcher(cell["fail"], num_processes=0)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="rank of a job already"):
+        notebook_launcher(cell["fail"], num_processes=1)

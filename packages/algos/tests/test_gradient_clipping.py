@@ -130,6 +130,14 @@ def test_wrong_arguments_are_named(kind: Any, threshold: Any, message: str) -> N
         apply_gradient_clipping([], kind, clipping_threshold=threshold)
 
 
+def test_norm_is_the_default_and_the_threshold_is_required() -> None:
+    assert repr(GradientClipping(clipping_threshold=1.0)) == (
+        "GradientClipping(clipping_type='norm', clipping_threshold=1.0)"
+    )
+    with pytest.raises(AlgorithmConfigError, match="`clipping_threshold` is None"):
+        GradientClipping("norm")
+
+
 def test_it_listens_where_gradients_are_whole() -> None:
     algorithm = GradientClipping("norm", 1.0)
     assert GradientClipping.events == {Event.AFTER_TRAIN_BATCH}

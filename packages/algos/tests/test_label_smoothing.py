@@ -59,7 +59,7 @@ def test_shapes_that_do_not_fit_are_named(logits: torch.Tensor, target: torch.Te
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
-def test_a_share_is_within_nought_and_one(smoothing: float) -> None:
+def test_a_share_is_within_zero_and_one(smoothing: float) -> None:
     with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):
         LabelSmoothing(smoothing)
     with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):

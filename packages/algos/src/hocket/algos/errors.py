@@ -3,7 +3,12 @@
 ```
 AlgorithmError               catch this for "a training method cannot do what was asked"
 ├── AlgorithmConfigError     an argument is wrong: correct it (also a ValueError)
-└── IncompatibleError        the method and this model, layout or batch do not go together (also a TypeError)
+├── IncompatibleError        the method and this model, layout or batch do not go together (also a TypeError)
+├── MissingLibraryError      an optional library is missing or too old: install it (also an ImportError)
+└── SurgeryError             replacing modules went wrong; the model may be changed in part (a RuntimeError)
+
+NoEffectWarning              a method found nothing to change
+SurgeryWarning               modules changed after surgery, or a detail of surgery deserves a look
 ```
 """
 
@@ -18,3 +23,22 @@ class AlgorithmConfigError(AlgorithmError, ValueError):
 
 class IncompatibleError(AlgorithmError, TypeError):
     """A training method and this model, layout or batch do not go together; the message says what would."""
+
+
+class MissingLibraryError(AlgorithmError, ImportError):
+    """An optional library is missing or in a version that does not do; the message has the command."""
+
+
+class SurgeryError(AlgorithmError, RuntimeError):
+    """Replacing modules went wrong: a policy returned something unusable, or the model cannot be changed now.
+
+    Modules that were replaced before the failing one stay replaced.
+    """
+
+
+class NoEffectWarning(UserWarning):
+    """A method found nothing to change in the model, so training goes on as if it were not there."""
+
+
+class SurgeryWarning(UserWarning):
+    """Modules changed after surgery, or a detail of surgery deserves a look."""

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from hocket.algos.errors import IncompatibleError
+from hocket.algos.weight_average import local_part
 
-_LEAST_WEIGHT_NORM = 1e-3  # so that units that start at nought can move
+_LEAST_WEIGHT_NORM = 1e-3  # so that units that start at zero can move
 _LEAST_GRADIENT_NORM = 1e-6
 
 Groups = tuple[dist.ProcessGroup, ...]
@@ -18,42 +19,56 @@ Groups = tuple[dist.ProcessGroup, ...]
 def clip_adaptively(parameters: Iterable[torch.Tensor], threshold: float) -> None:
     """Scale each unit's gradient to at most `threshold` times the norm of the unit's weights, in place.
 
-    A unit of a parameter with several dims is one index of its first, which a shard along that dim has whole.
-    The one unit of a vector is cut by sharding: its squares are summed over the ranks, all vectors at once.
+    A unit of a parameter with several dims is one index of its first dim, which a shard along that dim holds
+    whole. A vector is one unit, which sharding cuts: its squares are summed over the ranks, for all vectors
+    in one collective per group.
 
     Args:
-        parameters: Plain, replicated, or sharded along their first dim; without a gradient, passed over.
+        parameters: Plain, replicated, or sharded along their first dim; those without a gradient are skipped.
         threshold: λ of the paper.
 
     Raises:
         IncompatibleError: A parameter is laid out otherwise; nothing has been clipped then.
     """
     cut: dict[Groups, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
-    whole: list[tuple[torch.Tensor, torch.Tensor]] = []
+    gradients: list[torch.Tensor] = []
+    weight_norms: list[torch.Tensor] = []
+    gradient_norms: list[torch.Tensor] = []
     for parameter in parameters:
         if parameter.grad is None:
             continue
         groups = _groups(parameter)
-        pair = (_local(parameter.detach()), _local(parameter.grad))
+        weight, gradient = local_part(parameter.detach()), local_part(parameter.grad)
         if groups and parameter.ndim <= 1:
-            cut[groups].append(pair)
+            cut[groups].append((weight, gradient))
         else:
-            whole.append(pair)
-    for weight, gradient in whole:
-        _scale(gradient, _norms(weight), _norms(gradient), threshold)
+            gradients.append(gradient)
+            weight_norms.append(_norms(weight))
+            gradient_norms.append(_norms(gradient))
     for groups, pairs in cut.items():
         squares = torch.stack([_norms(tensor).square() for pair in pairs for tensor in pair])
         for group in groups:
             dist.all_reduce(squares, group=group)
         norms = squares.sqrt().unbind()
-        for index, (_, gradient) in enumerate(pairs):
-            _scale(gradient, norms[2 * index], norms[2 * index + 1], threshold)
+        gradients += [gradient for _, gradient in pairs]
+        weight_norms += norms[::2]
+        gradient_norms += norms[1::2]
+    if gradients:
+        _scale(gradients, weight_norms, gradient_norms, threshold)
 
 
-def _scale(gradient: torch.Tensor, weight_norm: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
-    most = weight_norm.clamp(min=_LEAST_WEIGHT_NORM) * threshold
-    factor = torch.where(norm > most, most / norm.clamp(min=_LEAST_GRADIENT_NORM), torch.ones_like(norm))
-    gradient.mul_(factor)
+def _scale(
+    gradients: list[torch.Tensor],
+    weight_norms: list[torch.Tensor],
+    gradient_norms: list[torch.Tensor],
+    threshold: float,
+) -> None:
+    """Multiply gradients by min(1, threshold * weight norm / gradient norm), in a few fused kernels."""
+    factors = list(torch._foreach_clamp_min(weight_norms, _LEAST_WEIGHT_NORM))
+    torch._foreach_mul_(factors, threshold)
+    torch._foreach_div_(factors, list(torch._foreach_clamp_min(gradient_norms, _LEAST_GRADIENT_NORM)))
+    torch._foreach_clamp_max_(factors, 1.0)
+    torch._foreach_mul_(gradients, factors)
 
 
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +94,3 @@ def _groups(parameter: torch.Tensor) -> Groups:
                 f"{tuple(parameter.shape)} is laid out as {placement}. Clip by 'norm' instead."
             )
     return tuple(groups)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Label smoothing: targets that are a little less sure."""
+"""Label smoothing: targets that are mixed with the uniform distribution."""
 
 from hocket.algos.label_smoothing.label_smoothing import LabelSmoothing, smooth_labels
 

@@ -1,0 +1,5 @@
+"""CutOut: square holes in images."""
+
+from hocket.algos.cutout.cutout import CutOut, cutout_batch
+
+__all__ = ["CutOut", "cutout_batch"]

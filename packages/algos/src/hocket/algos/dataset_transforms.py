@@ -1,0 +1,116 @@
+"""Adding a transform to the data set behind a data loader."""
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hocket.algos.errors import IncompatibleError
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+
+class DatasetTransform(Algorithm):
+    """Base of methods that change single samples: they add a transform to the training data set.
+
+    The transform is added before the data loader's first batch is fetched, so that worker processes have it,
+    and once for each data set.
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset({Event.BEFORE_LOAD, Event.FIT_START})
+
+    def __init__(self) -> None:
+        self._transformed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def make_transform(self) -> Callable[[Any], Any]:
+        """Return the transform of one image."""
+        raise NotImplementedError
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Return whether the training data set still lacks the transform."""
+        if event not in (Event.BEFORE_LOAD, Event.FIT_START) or state.dataloader is None:
+            return False
+        return dataset_of(type(self).__name__, state.dataloader) not in self._transformed
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:
+        """Add the transform.
+
+        Raises:
+            IncompatibleError: The loader has no data set with a transform.
+        """
+        dataset = dataset_of(type(self).__name__, state.dataloader)
+        add_transform(dataset, self.make_transform())
+        self._transformed.add(dataset)
+
+
+def dataset_of(method: str, loader: Any) -> Any:
+    """Return the data set with a `transform` that a loader reads, through `Subset`s.
+
+    Raises:
+        IncompatibleError: There is none.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    while not hasattr(dataset, "transform") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    if not hasattr(dataset, "transform"):
+        raise IncompatibleError(
+            f"`{method}` adds a transform to the data set, but the `{type(loader).__name__}` reads a "
+            f"`{type(dataset).__name__}`, which has no attribute `transform`. Use a torchvision data set, "
+            "give yours a `transform` that it applies to each image, or apply the method's transform in it."
+        )
+    return dataset
+
+
+def add_transform(dataset: Any, transform: Callable[[Any], Any]) -> None:
+    """Add an image transform to a data set: before a conversion to tensors, else after its own transforms.
+
+    Args:
+        dataset: Applies its `transform` to each image; torchvision's keep a copy in `transforms`.
+        transform: Takes and returns an image.
+    """
+    own = dataset.transform
+    steps = getattr(own, "transforms", None)
+    if own is None:
+        dataset.transform = transform
+    elif isinstance(steps, list):
+        place = next((index for index, step in enumerate(steps) if _makes_tensor(step)), len(steps))
+        # A new object: another data set may share this one.
+        dataset.transform = _Steps([*steps[:place], transform, *steps[place:]])
+    elif _makes_tensor(own):
+        dataset.transform = _Steps([transform, own])
+    else:
+        dataset.transform = _Steps([own, transform])
+    standard: Any = getattr(dataset, "transforms", None)
+    if hasattr(standard, "transform"):
+        standard.transform = dataset.transform
+    elif standard is None and hasattr(dataset, "transforms"):
+        dataset.transforms = _ImageOnly(transform)
+
+
+def _makes_tensor(step: Any) -> bool:
+    return type(step).__name__ in {"ToTensor", "PILToTensor", "ToImage"}
+
+
+class _Steps:
+    """Transforms one after another, as torchvision's `Compose`."""
+
+    def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+class _ImageOnly:
+    """A transform of (image, target) that changes the image."""
+
+    def __init__(self, transform: Callable[[Any], Any]) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any, target: Any) -> tuple[Any, Any]:
+        return self.transform(image), target

@@ -1,0 +1,157 @@
+"""Layers that are two thin ones: a matrix of low rank as a product."""
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from hocket.algos.errors import AlgorithmConfigError
+
+Initialize = Literal["random", "svd"]
+
+
+def latent_size_of(latent_size: float, in_size: int, out_size: int) -> int:
+    """Return the number of latent channels: `latent_size`, below 1 as a share of the smaller side."""
+    return max(1, int(latent_size * min(in_size, out_size))) if latent_size < 1 else int(latent_size)
+
+
+def max_rank_with_speedup(in_size: int, out_size: int, kernel_elements: int = 1) -> int:
+    """Return the largest rank whose two factors have fewer elements than the product."""
+    fan_in = in_size * kernel_elements
+    return math.ceil(fan_in * out_size / (fan_in + out_size) - 1)
+
+
+class FactorizedLinear(nn.Module):
+    """A linear layer of low rank: `module1(module0(x))`.
+
+    Args:
+        in_features: As of `nn.Linear`.
+        out_features: As of `nn.Linear`.
+        bias: Of the second layer; the first has none.
+        latent_features: Width between the two; below 1, as a share of the smaller side.
+
+    Raises:
+        AlgorithmConfigError: The factors would not be smaller than the whole.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        latent_features: float = 0.25,
+    ) -> None:
+        super().__init__()
+        rank = latent_size_of(latent_features, in_features, out_features)
+        _check_rank(rank, max_rank_with_speedup(in_features, out_features), "latent_features")
+        self.in_features, self.out_features, self.latent_features = in_features, out_features, rank
+        self.module0 = nn.Linear(in_features, rank, bias=False)
+        self.module1 = nn.Linear(rank, out_features, bias=bias)
+
+    @classmethod
+    def from_linear(
+        cls, module: nn.Linear, latent_features: float = 0.25, *, initialize: Initialize = "random"
+    ) -> "FactorizedLinear":
+        """Make one with the sizes of a linear layer, and with `initialize="svd"` its nearest weights."""
+        made = cls(module.in_features, module.out_features, module.bias is not None, latent_features)
+        made.to(module.weight.dtype)
+        if initialize == "svd":
+            first, second = _nearest(module.weight, made.latent_features)
+            _fill(made.module0.weight, first)
+            _fill(made.module1.weight, second)
+            if module.bias is not None:
+                _fill(made.module1.bias, module.bias)
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Map `(..., in_features)` to `(..., out_features)`."""
+        out: torch.Tensor = self.module1(self.module0(input))
+        return out
+
+
+class FactorizedConv2d(nn.Module):
+    """A convolution of low rank: one into few channels, then one of 1 by 1.
+
+    Args:
+        in_channels: As of `nn.Conv2d`.
+        out_channels: As of `nn.Conv2d`.
+        kernel_size: As of `nn.Conv2d`.
+        latent_channels: Channels between the two; below 1, as a share of the smaller side.
+        bias: Of the second convolution; the first has none.
+        **options: `stride`, `padding`, `dilation`, `padding_mode` of the first.
+
+    Raises:
+        AlgorithmConfigError: The factors would not be smaller than the whole, or it is to have groups.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        latent_channels: float = 0.25,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if options.pop("groups", 1) != 1:
+            raise AlgorithmConfigError("a convolution with `groups` above 1 cannot be factorised.")
+        rank = latent_size_of(latent_channels, in_channels, out_channels)
+        sides = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _check_rank(
+            rank, max_rank_with_speedup(in_channels, out_channels, math.prod(sides)), "latent_channels"
+        )
+        self.in_channels, self.out_channels, self.latent_channels = in_channels, out_channels, rank
+        self.module0 = nn.Conv2d(in_channels, rank, kernel_size, bias=False, **options)
+        self.module1 = nn.Conv2d(rank, out_channels, 1, bias=bias)
+
+    @classmethod
+    def from_conv2d(
+        cls, module: nn.Conv2d, latent_channels: float = 0.25, *, initialize: Initialize = "random"
+    ) -> "FactorizedConv2d":
+        """Make one with the settings of a convolution, and with `initialize="svd"` its nearest weights."""
+        made = cls(
+            module.in_channels,
+            module.out_channels,
+            cast("tuple[int, int]", module.kernel_size),
+            latent_channels,
+            module.bias is not None,
+            stride=module.stride,
+            padding=module.padding,
+            dilation=module.dilation,
+            groups=module.groups,
+            padding_mode=module.padding_mode,
+        )
+        made.to(module.weight.dtype)
+        if initialize == "svd":
+            first, second = _nearest(module.weight.flatten(1), made.latent_channels)
+            _fill(made.module0.weight, first)
+            _fill(made.module1.weight, second)
+            if module.bias is not None and made.module1.bias is not None:
+                _fill(made.module1.bias, module.bias)
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Convolve `(B, C, H, W)`."""
+        out: torch.Tensor = self.module1(self.module0(input))
+        return out
+
+
+def _nearest(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `(rank, in)` and `(out, rank)`, whose product is the nearest to `weight` of that rank."""
+    left, sizes, right = torch.linalg.svd(weight.detach().float(), full_matrices=False)
+    root = sizes[:rank].sqrt()
+    return root[:, None] * right[:rank], left[:, :rank] * root
+
+
+def _fill(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(values.reshape(parameter.shape))
+
+
+def _check_rank(rank: int, most: int, name: str) -> None:
+    if rank > most:
+        raise AlgorithmConfigError(
+            f"`{name}` asks for {rank}, and the two layers are smaller than the one only up to {most}."
+        )

@@ -1,0 +1,62 @@
+"""NoOpModel: replaces the model by one without computation, to measure the data loader and the trainer."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from hocket.algos.surgery import update_params_in_optimizer
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+from hocket.trainer.models import ComposerModel
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+
+class NoOpModelClass(ComposerModel):
+    """A model with one weight, whose loss is 0 times that weight whatever the batch is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Return the weight times 0."""
+        return (self.weight * 0).sum()
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        """Return `outputs`, a 0 with a gradient."""
+        return outputs
+
+
+class NoOpModel(Algorithm):
+    """Replaces `state.model` by a `NoOpModelClass` at INIT, so that a step costs what loading data costs.
+
+    Example:
+        >>> NoOpModel()
+        NoOpModel()
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT})
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Whether it must be applied before a checkpoint made with it is loaded."""
+        return True
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Whether to replace the model: at INIT."""
+        return event is Event.INIT
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:
+        """Replace the model, and its parameters in the optimizers: the first one gets the single weight."""
+        old = state.model
+        new = NoOpModelClass()
+        for number, optimizer in enumerate(state.optimizers):
+            update_params_in_optimizer(old.parameters(), new.parameters() if number == 0 else [], optimizer)
+        state.model = state.module = new
+
+    def __repr__(self) -> str:
+        return "NoOpModel()"

@@ -1,0 +1,32 @@
+"""Places of the methods among each other, so that the order of the user's list does not matter."""
+
+from enum import IntEnum
+
+
+class Order(IntEnum):
+    """The `order` of each method that changes something another method changes, too.
+
+    Lower numbers run earlier at the events that change something, and later at the `AFTER_*` events that
+    restore it. Methods without a place here have order 0.
+    """
+
+    SELECTIVE_BACKPROP = -100  # chooses samples as the loader gave them
+    SEQUENCE_PACKING = -95
+    SEQ_LENGTH_WARMUP = -90
+    PROGRESSIVE_RESIZING = -80  # shapes first, so that the rest has fewer pixels to change
+    COL_OUT = -75
+    AUG_MIX = -72
+    RAND_AUGMENT = -71
+    CUT_OUT = -70
+    CUT_MIX = -60
+    MIX_UP = -50
+    LABEL_SMOOTHING = -40
+    Z_LOSS = -30
+    SAM = -20
+    LAYER_FREEZING = 40  # gradients of frozen layers are dropped before the rest is clipped
+    GRADIENT_CLIPPING = 50
+    SCHEDULE_FREE = 60
+    SWA = 70  # may replace the weights that EMA then averages
+    EMA = 80
+    FUSED_LAYERNORM = 90  # after surgery that puts norms in
+    LOW_PRECISION_NORM = 100  # treats the norms that other surgery leaves

@@ -1,0 +1,38 @@
+"""How much of the training is done, in whatever unit its duration is given."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+    from hocket.trainer.time import Time
+
+
+def elapsed_fraction(state: "State") -> float:
+    """Return the share of `max_duration` that is trained, 0 to 1; a host number.
+
+    Where the duration is in epochs of known length, the batches of the present epoch count, too.
+    """
+    duration = state.max_duration
+    assert duration is not None  # `fit` refuses to start without one
+    done = float(state.timestamp.get(duration.unit).value)
+    if duration.unit.value == "ep" and state.dataloader_len:
+        done += state.timestamp.counts.batch_in_epoch / state.dataloader_len
+    return min(done / duration.value, 1.0)
+
+
+def has_come(state: "State", time: "Time") -> bool:
+    """Whether training has reached `time`; one in `dur` is a share of `max_duration`."""
+    if time.unit.value == "dur":
+        return elapsed_fraction(state) >= time.value
+    return state.timestamp.get(time.unit).value >= time.value
+
+
+def num_batches_in_all(state: "State") -> int | None:
+    """Return the number of batches in `max_duration`; None where its unit does not tell."""
+    duration = state.max_duration
+    assert duration is not None  # `fit` refuses to start without one
+    if duration.unit.value == "ba":
+        return int(duration.value)
+    if duration.unit.value == "ep" and state.dataloader_len:
+        return int(duration.value * state.dataloader_len)
+    return None

@@ -1,0 +1,186 @@
+"""SAM: gradients taken where the loss nearby is largest."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from hocket.algos.checks import check_count, check_number
+from hocket.algos.errors import IncompatibleError
+from hocket.algos.order import Order
+from hocket.algos.weight_average import local_part
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+from hocket.trainer.rng import capture_rng, restore_rng
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+    from hocket.trainer.step import TrainStep
+
+
+class SAM(Algorithm):
+    """Sharpness-aware minimization: a step with the gradient at the worst point within `rho` of the weights.
+
+    A step takes two forward and backward passes over the batch. Both see the same random draws, and the
+    second leaves batch norm's statistics and the training metrics alone.
+
+    Args:
+        rho: Distance of the point at which gradients are taken, at least 0.
+        epsilon: Added to the gradients' norm.
+        interval: Steps between two such steps; the others are plain.
+
+    Raises:
+        AlgorithmConfigError: An argument is out of range.
+
+    Example:
+        >>> SAM(rho=0.05)
+        SAM(rho=0.05, epsilon=1e-12, interval=1)
+
+    Source: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, 2020,
+    algorithm 1.
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT})
+    order = Order.SAM
+
+    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
+        check_number("rho", rho, least=0)
+        check_number("epsilon", epsilon, least=0)
+        check_count("interval", interval)
+        self.rho = rho
+        self.epsilon = epsilon
+        self.interval = interval
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Return whether the trainer is being built."""
+        return event == Event.INIT
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:
+        """Wrap the training step.
+
+        Raises:
+            IncompatibleError: The optimizer evaluates the loss within its step.
+        """
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in state.optimizers):
+            raise IncompatibleError(
+                "`SAM` gives the optimizer one gradient a step, but `LBFGS` evaluates the loss several "
+                "times; use another optimizer."
+            )
+        state.train_step = SAMStep(
+            state.train_step, state, rho=self.rho, epsilon=self.epsilon, interval=self.interval
+        )
+
+    def conflict_with(self, other: Any) -> str | None:
+        """Refuse a second one."""
+        return "each doubles the passes of a step; remove one of them" if type(other) is SAM else None
+
+    def __repr__(self) -> str:
+        return f"SAM(rho={self.rho!r}, epsilon={self.epsilon!r}, interval={self.interval!r})"
+
+
+class SAMStep:
+    """A training step around another one, which it calls twice.
+
+    Args:
+        inner: Computes gradients and updates.
+        state: Of the run.
+        rho: As for `SAM`.
+        epsilon: As for `SAM`.
+        interval: As for `SAM`.
+    """
+
+    def __init__(
+        self, inner: "TrainStep", state: "State", *, rho: float, epsilon: float, interval: int
+    ) -> None:
+        self.inner = inner
+        self._state = state
+        self._rho = rho
+        self._epsilon = epsilon
+        self._interval = interval
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """Leave the gradients at the worst point nearby; return the loss at the weights themselves.
+
+        Collective: gradients are averaged over the ranks in both passes, so that all of them climb to the
+        same point.
+        """
+        state = self._state
+        if (state.timestamp.counts.batch + 1) % self._interval:
+            return self.inner.compute_gradients(batch)
+        draws = capture_rng(state.device)
+        loss = self.inner.compute_gradients(batch)
+        after, outputs = capture_rng(state.device), state.outputs
+        parameters = [
+            parameter
+            for optimizer in state.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        norm = state.parallelism.clip_grad_norm_(parameters, float("inf"))
+        locals_ = [local_part(parameter) for parameter in parameters]
+        kept = [part.clone() for part in locals_]
+        try:
+            _climb(parameters, locals_, self._rho / (norm + self._epsilon))
+            restore_rng(draws, state.device)
+            with _frozen_statistics(state.model), _kept_facts(self.inner):
+                self.inner.compute_gradients(batch)
+        finally:
+            # Copies and not a step back, which would not give the same bits, nor survive an overflow.
+            with torch.no_grad():
+                if kept:
+                    torch._foreach_copy_(locals_, kept)
+        restore_rng(after, state.device)
+        state.loss, state.outputs = loss, outputs
+        return loss
+
+    def update(self) -> None:
+        """Update the weights with the gradients that are there."""
+        self.inner.update()
+
+
+@torch.no_grad()
+def _climb(parameters: list[torch.Tensor], locals_: list[torch.Tensor], scale: torch.Tensor) -> None:
+    """Add the scaled gradients to the weights; the gradients are used up."""
+    if not parameters:
+        return
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+    torch._foreach_add_(locals_, gradients)
+
+
+@contextmanager
+def _frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep batch norm from updating its statistics, while it still normalizes by the batch's."""
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+    ]
+    for module in norms:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.track_running_stats = True
+
+
+@contextmanager
+def _kept_facts(step: Any) -> Iterator[None]:
+    """Keep the standard step's mean loss, which is logged, and keep metrics from counting a batch twice."""
+    context: Any = None
+    while step is not None and context is None:
+        context, step = getattr(step, "context", None), getattr(step, "inner", None)
+    if context is None:
+        yield
+        return
+    mean, context.mean = context.mean, None
+    metrics, context.train_metrics = context.train_metrics, None
+    try:
+        yield
+    finally:
+        context.mean, context.train_metrics = mean, metrics

@@ -1,0 +1,88 @@
+"""Schedule-free optimizers: no learning rate schedule, averaged weights for evaluation."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hocket.algos.errors import IncompatibleError
+from hocket.algos.order import Order
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+_TO_EVALUATION = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START, Event.FIT_END)
+_BACK = (Event.EVAL_AFTER_ALL, Event.PREDICT_END)
+
+
+class ScheduleFree(Algorithm):
+    """Switches the optimizers of the `schedulefree` package between training and evaluation weights.
+
+    Such an optimizer keeps the model at a point between its iterate and their average while it trains. The
+    average is what to evaluate and to keep: the model has it during evaluation and prediction, and after
+    training.
+
+    Raises:
+        IncompatibleError: When the trainer is built, if no optimizer has the methods `train` and `eval`, or a
+            learning rate schedule is given.
+
+    Example:
+        >>> ScheduleFree()
+        ScheduleFree()
+
+    Source: Defazio et al., The Road Less Scheduled, 2024.
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset(
+        {Event.INIT, Event.FIT_START, *_TO_EVALUATION, *_BACK}
+    )
+    order = Order.SCHEDULE_FREE
+
+    def __init__(self) -> None:
+        self._is_fitting = False
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Return whether to check the optimizers, or to switch them."""
+        if event in _BACK:
+            return self._is_fitting
+        return event in (Event.INIT, Event.FIT_START, *_TO_EVALUATION)
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:
+        """Check or switch the optimizers."""
+        optimizers: list[Any] = [one for one in state.optimizers if _is_schedule_free(one)]
+        if event == Event.INIT:
+            _check(state, optimizers)
+            return
+        if event in (Event.FIT_START, Event.FIT_END):
+            self._is_fitting = event == Event.FIT_START
+        for optimizer in optimizers:
+            if event in _TO_EVALUATION:
+                optimizer.eval()
+            else:
+                optimizer.train()
+
+    def conflict_with(self, other: Any) -> str | None:
+        """Refuse a second one; methods that average weights refuse it themselves."""
+        return "one switches all optimizers; remove the other" if type(other) is ScheduleFree else None
+
+    def __repr__(self) -> str:
+        return "ScheduleFree()"
+
+
+def _is_schedule_free(optimizer: Any) -> bool:
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+
+
+def _check(state: "State", optimizers: list[Any]) -> None:
+    if not optimizers:
+        names = ", ".join(f"`{type(one).__name__}`" for one in state.optimizers)
+        raise IncompatibleError(
+            f"`ScheduleFree` needs an optimizer of the `schedulefree` package, but got {names}. "
+            "Install it by `pip install 'hocket-algos[schedulefree]'`, and pass for instance "
+            "`schedulefree.AdamWScheduleFree(model.parameters(), lr=2.5e-3)` as `optimizers=`."
+        )
+    if state.schedulers:
+        raise IncompatibleError(
+            "`ScheduleFree` replaces learning rate schedules; remove `schedulers=` (warmup is the "
+            "optimizer's `warmup_steps=`)."
+        )

@@ -1,0 +1,237 @@
+"""Selective backprop: training on the samples with the largest losses."""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from hocket.algos.batches import ItemKey, get_item, with_item
+from hocket.algos.checks import as_tensor_item, check_count, check_fraction
+from hocket.algos.errors import AlgorithmConfigError, IncompatibleError
+from hocket.algos.order import Order
+from hocket.algos.progress import elapsed_fraction
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+from hocket.trainer.precision import Precision
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+_INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
+
+
+class SelectiveBackprop(Algorithm):
+    """Skips samples with small losses: a forward pass finds the losses, and the samples to keep are drawn.
+
+    Args:
+        start: Share of the training before which all samples are kept.
+        end: Share of the training from which all samples are kept again.
+        keep: Share of the samples of a batch to keep, above 0, to 1.
+        scale_factor: Scale of the images' sides in the forward pass that finds the losses, above 0, to 1.
+        interrupt: Keep all samples of every batch whose number divides by it; 0 never does.
+        input_key: Key of the inputs in the batch: an index, a key, an attribute's name, or a pair of
+            functions (getter, setter).
+        target_key: Key of the targets.
+        loss_fn: `(outputs, target) -> losses`, one for each sample or position; by default the model's
+            `loss(outputs, batch, reduction="none")`, or its `_loss_fn` or `loss_fn` with
+            `reduction="none"`.
+
+    Raises:
+        AlgorithmConfigError: An argument is out of range.
+
+    Example:
+        >>> SelectiveBackprop(start=0.5, end=0.9, keep=0.5)
+        SelectiveBackprop(start=0.5, end=0.9, keep=0.5, scale_factor=1.0, interrupt=2)
+
+    Source: Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT, Event.AFTER_DATALOADER})
+    order = Order.SELECTIVE_BACKPROP
+
+    def __init__(
+        self,
+        start: float = 0.5,
+        end: float = 0.9,
+        keep: float = 0.5,
+        scale_factor: float = 1.0,
+        interrupt: int = 2,
+        input_key: ItemKey = 0,
+        target_key: ItemKey = 1,
+        *,
+        loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    ) -> None:
+        check_fraction("start", start)
+        check_fraction("end", end)
+        if start > end:
+            raise AlgorithmConfigError(f"`start` is {start!r} and `end` {end!r}, expected a later end.")
+        _check_share("keep", keep)
+        _check_share("scale_factor", scale_factor)
+        check_count("interrupt", interrupt, least=0)
+        self.start = start
+        self.end = end
+        self.keep = keep
+        self.scale_factor = scale_factor
+        self.interrupt = interrupt
+        self.input_key = input_key
+        self.target_key = target_key
+        self.loss_fn = loss_fn
+
+    def match(self, event: Event, state: "State") -> bool:
+        """Return whether to check the model, or to select samples of this batch."""
+        if event != Event.AFTER_DATALOADER:
+            return event == Event.INIT
+        return self.keep < 1 and should_selective_backprop(
+            elapsed_fraction(state),
+            state.timestamp.counts.batch_in_epoch,
+            self.start,
+            self.end,
+            self.interrupt,
+        )
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:
+        """Select samples of `state.batch`.
+
+        Raises:
+            IncompatibleError: At `INIT`, the model has no loss for each sample.
+        """
+        if event == Event.INIT:
+            if self.loss_fn is None:
+                _sample_loss(state.model)
+            return
+        batch = state.batch
+        inputs = as_tensor_item("SelectiveBackprop", "the inputs", get_item(batch, self.input_key))
+        target = as_tensor_item("SelectiveBackprop", "the targets", get_item(batch, self.target_key))
+        model, is_training = state.model, state.model.training
+        # In evaluation mode, so that neither batch norm's statistics nor dropout's draws are spent here.
+        model.eval()
+        with torch.no_grad(), Precision(state.precision, state.device).forward():
+            losses = self._losses(model, batch, inputs, target)
+        model.train(is_training)
+        chosen = _draw(losses, self.keep)
+        batch = with_item(batch, self.input_key, inputs[chosen])
+        state.batch = with_item(batch, self.target_key, target[chosen])
+
+    def _losses(self, model: Any, batch: Any, inputs: Any, target: Any) -> torch.Tensor:
+        scaled = with_item(batch, self.input_key, _scaled(inputs, self.scale_factor))
+        outputs = model(scaled)
+        if self.loss_fn is not None:
+            return self.loss_fn(outputs, target)
+        return _sample_loss(model)(outputs, scaled, target)
+
+    def __repr__(self) -> str:
+        return (
+            f"SelectiveBackprop(start={self.start!r}, end={self.end!r}, keep={self.keep!r}, "
+            f"scale_factor={self.scale_factor!r}, interrupt={self.interrupt!r})"
+        )
+
+
+def should_selective_backprop(
+    current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
+) -> bool:
+    """Return whether samples are to be selected in a batch.
+
+    Args:
+        current_duration: Share of the training that is done, 0 to 1.
+        batch_idx: The batch's index in its epoch.
+        start: From this share on.
+        end: Up to this share, exclusive.
+        interrupt: Not in every batch whose number, from 1, divides by it; 0 for no such batch.
+    """
+    is_interrupted = interrupt != 0 and (batch_idx + 1) % interrupt == 0
+    return start <= current_duration < end and not is_interrupted
+
+
+def select_using_loss(
+    input: torch.Tensor,  # noqa: A002 - Composer's name
+    target: torch.Tensor,
+    model: Callable[[torch.Tensor], Any],
+    loss_fun: Callable[..., torch.Tensor],
+    keep: float = 0.5,
+    scale_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw samples of a batch, those with larger losses more likely; needs no trainer.
+
+    The probability of the sample with the r-th smallest of B losses is proportional to
+    `((r - 0.5) / B) ** (1 / keep - 1)`. The losses stay on the device.
+
+    Args:
+        input: `(B, ...)`.
+        target: `(B, ...)`.
+        model: Maps inputs to outputs; called without gradients.
+        loss_fun: `(outputs, target, reduction="none") -> losses`.
+        keep: Share of the samples to keep, above 0, to 1; at least one is kept.
+        scale_factor: Scale of the inputs' sides for the model, above 0, to 1.
+
+    Returns:
+        The samples kept and their targets.
+
+    Raises:
+        AlgorithmConfigError: An argument is out of range, or `loss_fun` has no `reduction`.
+        IncompatibleError: Inputs that cannot be scaled.
+
+    Source: Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
+    """
+    _check_share("keep", keep)
+    _check_share("scale_factor", scale_factor)
+    if not _has_reduction(loss_fun):
+        raise AlgorithmConfigError("`loss_fun` must be a function with the argument `reduction`.")
+    with torch.no_grad():
+        losses = loss_fun(model(_scaled(input, scale_factor)), target, reduction="none")
+        chosen = _draw(losses, keep)
+    return input[chosen], target[chosen]
+
+
+def _draw(losses: torch.Tensor, keep: float) -> torch.Tensor:
+    """Draw the indices of the samples to keep, on the device of the losses."""
+    size = losses.shape[0]
+    ranked = losses.float().flatten(1).mean(1) if losses.ndim > 1 else losses
+    order = torch.argsort(ranked)
+    shares = (torch.arange(size, dtype=torch.float64, device=losses.device) + 0.5) / size
+    drawn = torch.multinomial(shares ** (1.0 / keep - 1.0), max(int(keep * size), 1))
+    return order[drawn]
+
+
+def _scaled(inputs: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 1:
+        return inputs
+    mode = _INTERPOLATION.get(inputs.ndim)
+    if mode is None or not inputs.is_floating_point():
+        raise IncompatibleError(
+            f"`scale_factor` {scale} needs floating point inputs with 3 to 5 dims, but they are "
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}; leave it at 1."
+        )
+    return nn.functional.interpolate(
+        inputs, scale_factor=scale, mode=mode, align_corners=False, recompute_scale_factor=False
+    )
+
+
+def _sample_loss(model: Any) -> Callable[[Any, Any, Any], torch.Tensor]:
+    """Return a function (outputs, batch, target) -> losses of the samples."""
+    if _has_reduction(model.loss):
+        return lambda outputs, batch, _: model.loss(outputs, batch, reduction="none")
+    for name in ("_loss_fn", "loss_fn"):
+        function = getattr(model, name, None)
+        if callable(function) and _has_reduction(function):
+            return lambda outputs, _, target: function(outputs, target, reduction="none")
+    raise IncompatibleError(
+        f"`SelectiveBackprop` needs the loss of each sample, but `{type(model).__name__}.loss` has no "
+        "argument `reduction`. Add `reduction='mean'` to it and heed 'none', or give "
+        "`SelectiveBackprop(loss_fn=lambda outputs, target: ...)`."
+    )
+
+
+def _has_reduction(function: Any) -> bool:
+    try:
+        return "reduction" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_share(name: str, value: float) -> None:
+    check_fraction(name, value)
+    if value == 0:
+        raise AlgorithmConfigError(f"`{name}` is 0, expected a number above 0.")

@@ -1,0 +1,22 @@
+"""Module surgery: replacing modules by class, with a report, and optimizers that follow."""
+
+from hocket.algos.surgery.algorithm import SurgeryAlgorithm
+from hocket.algos.surgery.checks import check_memory, is_plain
+from hocket.algos.surgery.optimizers import repair_optimizers, update_params_in_optimizer
+from hocket.algos.surgery.replace import count_module_instances, replace_module_classes
+from hocket.algos.surgery.report import OptimizerChange, Replacement, SurgeryReport
+from hocket.algos.surgery.watch import SurgeryWatch
+
+__all__ = [
+    "OptimizerChange",
+    "Replacement",
+    "SurgeryAlgorithm",
+    "SurgeryReport",
+    "SurgeryWatch",
+    "check_memory",
+    "count_module_instances",
+    "is_plain",
+    "repair_optimizers",
+    "replace_module_classes",
+    "update_params_in_optimizer",
+]

@@ -1,0 +1,172 @@
+"""`SurgeryAlgorithm`: the base of training methods that change the model's modules."""
+
+import warnings
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hocket.algos.errors import IncompatibleError, SurgeryError, SurgeryWarning
+from hocket.algos.surgery.optimizers import named_parameters, repair_optimizers
+from hocket.algos.surgery.report import SurgeryReport
+from hocket.algos.surgery.watch import SurgeryWatch
+from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.event import Event
+
+if TYPE_CHECKING:
+    from hocket.trainer.logger import Logger
+    from hocket.trainer.state import State
+
+_COMPARED_AT = frozenset({Event.EPOCH_START, Event.EVAL_BEFORE_ALL})
+_SAVED_AFTER = frozenset(
+    {Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.FIT_END}
+)
+
+
+class SurgeryAlgorithm(Algorithm):
+    """Changes modules once, at INIT, and notices when modules are swapped later.
+
+    A subclass says what to do in `operate` and which classes it treats in `targets`. At each epoch's start,
+    before evaluation and at each save the model is compared with what the surgery left: modules that were
+    swapped or added since are named in a `SurgeryWarning`, or treated as well with `reapply=True`.
+
+    Args:
+        reapply: Treat modules that appear later, instead of naming them. Possible in one process; what is
+            sharded or replicated cannot be operated on.
+
+    Attributes:
+        report: What the surgery did; None before it.
+    """
+
+    events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT, Event.AFTER_LOAD, *_COMPARED_AT})
+    operates_at: Event = Event.INIT
+
+    def __init__(self, *, reapply: bool = False) -> None:
+        self.reapply = reapply
+        self.report: SurgeryReport | None = None
+        self._watch: SurgeryWatch | None = None
+        self._model: nn.Module | None = None
+        self._named: set[str] = set()
+        # Weakly, since sharding replaces the parameters.
+        self._parameters: weakref.WeakValueDictionary[str, nn.Parameter] = weakref.WeakValueDictionary()
+        if reapply:
+            # A save must find the modules treated, and saves happen at these events, after the algorithms.
+            self.events: frozenset[Event] | None = (type(self).events or frozenset()) | _SAVED_AFTER  # type: ignore[misc]
+
+    @abstractmethod
+    def operate(self, state: "State") -> SurgeryReport:
+        """Change the modules of `state.model`, repair `state.optimizers`, and return the report."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> tuple[type[nn.Module], ...]:
+        """The classes of modules that it treats."""
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Whether it must be applied before its checkpoints are loaded: yes, since names differ."""
+        return True
+
+    def match(self, event: Event, state: "State") -> bool:  # the protocol's
+        """Whether to operate, or to compare."""
+        return self.events is not None and event in self.events
+
+    def apply(self, event: Event, state: "State", logger: "Logger") -> None:  # the protocol's
+        """Operate at `operates_at`; at the other events compare the model with what was left."""
+        if event is self.operates_at and self.report is None:
+            self.report = self.operate(state)
+            self._model = state.model
+            self._watch = SurgeryWatch(self.report, self.targets)
+            self._settle(state.model)
+            logger.log_hyperparameters(
+                {f"{type(self).__name__}/num_{kind}": count for kind, count in self.report.counts.items()}
+            )
+        elif event is Event.AFTER_LOAD:
+            # Every surgery at INIT is done: what they put in is known from here on.
+            self._settle(state.model)
+        else:
+            if self.report is None and event in _COMPARED_AT:
+                raise SurgeryError(
+                    f"`{type(self).__name__}` was added after the trainer was built, so it never changed the "
+                    "model. Pass it to `Trainer(algorithms=...)`, which applies it at INIT."
+                )
+            self._compare(state.model, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the treated modules, by name and class; name those that were swapped since."""
+        if self._watch is None or self._model is None:
+            return {}
+        self._compare(self._model, None)
+        return {"modules": self._watch.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compare the treated modules with those of the run that was saved.
+
+        Raises:
+            IncompatibleError: They differ, so that the weights would go to other places.
+        """
+        if self._watch is None or "modules" not in state:
+            return
+        saved, mine = dict(state["modules"]), self._watch.fingerprint
+        if saved == mine:
+            return
+        differing = [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]
+        raise IncompatibleError(
+            f"`{type(self).__name__}` treated other modules in the run that was saved: "
+            + "; ".join(
+                f"`{name}` is {mine.get(name, 'untreated')} here and {saved.get(name, 'untreated')} there"
+                for name in differing[:5]
+            )
+            + ". Make the model and the algorithm with the arguments of that run."
+        )
+
+    def _compare(self, model: nn.Module, state: "State | None") -> None:
+        if self._watch is None or not (changes := self._watch.changes(model)):
+            return
+        if self.reapply and state is not None:
+            self._operate_again(state, changes)
+            return
+        fresh = [change for change in changes if change not in self._named]
+        if fresh:
+            self._named |= set(fresh)
+            warnings.warn(
+                f"modules changed after `{type(self).__name__}` was applied: {'; '.join(fresh[:5])}. Swap "
+                "modules before the trainer is made, or pass `reapply=True` to have them treated.",
+                SurgeryWarning,
+                stacklevel=3,
+            )
+
+    def _operate_again(self, state: "State", changes: list[str]) -> None:
+        if state.parallelism.data_parallel[1] > 1 or any(
+            isinstance(module, FSDPModule) for module in state.model.modules()
+        ):
+            raise IncompatibleError(
+                f"modules changed after `{type(self).__name__}` was applied: {'; '.join(changes[:5])}. They "
+                "cannot be treated now, as the model is laid out over ranks; swap modules before the trainer "
+                "is made."
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            more = self.operate(state)
+        state.model.to(state.device)
+        # What was swapped in was in no optimizer: it takes the places of what it replaced.
+        before = dict(self._parameters)
+        more.optimizer_changes = repair_optimizers(state.optimizers, before, named_parameters(state.model))
+        # What was swapped in was in no optimizer: it takes the places of what it replaced.
+        changed = repair_optimizers(state.optimizers, dict(self._parameters), named_parameters(state.model))
+        more.optimizer_changes = changed
+        if self.report is not None:
+            inside = set(state.model.modules())
+            self.report.replacements = [one for one in self.report.replacements if one.new in inside]
+            self.report.merge(more)
+            self._watch = SurgeryWatch(self.report, self.targets)
+            self._settle(state.model)
+
+    def _settle(self, model: nn.Module) -> None:
+        """Take the model as it is for known."""
+        if self._watch is not None:
+            self._watch.settle(model)
+            self._parameters = weakref.WeakValueDictionary(named_parameters(model))

@@ -1,0 +1,142 @@
+"""Checks of what surgery takes for granted; each failure is named."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from hocket.algos.errors import IncompatibleError, SurgeryError
+
+
+def check_operable(model: nn.Module, title: str) -> None:
+    """Refuse a model whose modules must not be replaced any more, or not yet.
+
+    Raises:
+        SurgeryError: The model is wrapped in DDP, sharded by FSDP, or has parameters without values.
+    """
+    for name, module in model.named_modules():
+        place = f"`{name}`" if name else "the model"
+        if isinstance(module, DistributedDataParallel):
+            raise SurgeryError(
+                f"{title}: {place} is wrapped in DistributedDataParallel, which holds the old parameters. "
+                "Apply the method before wrapping, or give it to the trainer, which applies it at INIT."
+            )
+        if isinstance(module, FSDPModule | FullyShardedDataParallel):
+            how = "fully_shard" if isinstance(module, FSDPModule) else "FullyShardedDataParallel"
+            raise SurgeryError(
+                f"{title}: {place} is sharded by {how}, and new modules would not be. Apply the method "
+                "before sharding, or give it to the trainer, which applies it at INIT."
+            )
+        if hasattr(module.__dict__.get("forward"), "__self__") and (
+            type(module.__dict__["forward"].__self__).__name__ == "Replica"
+        ):
+            raise SurgeryError(
+                f"{title}: the forward of {place} goes through DistributedDataParallel, which holds the old "
+                "parameters. Give the method to the trainer, which applies it at INIT."
+            )
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if parameter.is_meta:
+            raise SurgeryError(
+                f"{title}: tensor `{name}` has no values (it is on the meta device), so none can be taken "
+                "over. Apply the method after the model has values (`to_empty` and initialisation)."
+            )
+        if isinstance(parameter, DTensor):
+            raise SurgeryError(
+                f"{title}: parameter `{name}` is sharded ({parameter.placements}). Apply the method before "
+                "the model is laid out over ranks."
+            )
+
+
+def check_forward(old: inspect.Signature | None, new: nn.Module, where: str) -> None:
+    """Refuse a replacement that cannot be called as the module before.
+
+    Modules with a single input are called by position, so its name may differ; otherwise every argument of
+    the old `forward` must be one of the new.
+
+    Raises:
+        SurgeryError: An argument is missing, or the new `forward` requires one that the old does not have.
+    """
+    now = signature_of(new)
+    if old is None or now is None:
+        return
+    before, after = list(old.parameters.values()), list(now.parameters.values())
+    takes_any = {parameter.kind for parameter in after}
+    if len(before) == 1 and len([one for one in after if one.default is one.empty]) <= 1 and after:
+        return
+    names = {parameter.name for parameter in after}
+    missing = [
+        parameter.name
+        for parameter in before
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in names
+        and inspect.Parameter.VAR_KEYWORD not in takes_any
+    ]
+    required = [
+        parameter.name
+        for parameter in after
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in old.parameters
+    ]
+    if missing or required:
+        raise SurgeryError(
+            f"{where}: `{type(new).__name__}.forward{now}` cannot be called as `forward{old}`: "
+            f"it lacks {missing or 'nothing'} and requires {required or 'nothing more'}. Give the "
+            "replacement's `forward` the same arguments."
+        )
+
+
+def signature_of(module: nn.Module) -> inspect.Signature | None:
+    """Return the signature of `forward`, or None where it cannot be told."""
+    try:
+        return inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Return the one device of a module's parameters and buffers, or None where there are none or several."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    return next(iter(devices)) if len(devices) == 1 else None
+
+
+def check_memory(num_bytes: int, device: torch.device, what: str) -> None:
+    """Refuse what would not fit in the memory that a device has left.
+
+    Raises:
+        IncompatibleError: `num_bytes` are more than are available. Nothing is checked on devices that do not
+            tell.
+    """
+    available = _available_bytes(device)
+    if available is not None and num_bytes > available:
+        raise IncompatibleError(
+            f"{what} takes {num_bytes / 2**30:.1f} GiB, and {device} has {available / 2**30:.1f} GiB left. "
+            "Choose a smaller size."
+        )
+
+
+def _available_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    memory = Path("/proc/meminfo")
+    if device.type != "cpu" or not memory.exists():
+        return None
+    for line in memory.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Whether a module computes what one of `classes` does: its `forward` is not overridden."""
+    return any(type(module).forward is one.forward for one in classes) and "forward" not in module.__dict__
+
+
+def describe(classes: Sequence[type[nn.Module]]) -> str:
+    """Name classes for a message."""
+    return ", ".join(sorted(one.__name__ for one in classes)) or "no class"

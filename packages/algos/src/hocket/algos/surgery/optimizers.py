@@ -1,0 +1,166 @@
+"""Repairing optimizers after surgery, so that they hold the parameters that the model has now."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.algos.surgery.report import OptimizerChange
+
+Optimizers = Optimizer | Sequence[Optimizer]
+
+
+def as_optimizers(optimizers: Optimizers | None) -> list[Optimizer]:
+    """Return a list of optimizers, whatever form they were given in."""
+    if optimizers is None:
+        return []
+    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every parameter under its first name."""
+    return dict(model.named_parameters())
+
+
+def repair_optimizers(
+    optimizers: Optimizers | None, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
+) -> list[OptimizerChange]:
+    """Point optimizers at a model's present parameters, by name.
+
+    Parameters that the model still has keep their place and state, also under another name. A new parameter
+    with the name of one that is gone takes its place in the group, and its state where the shape is the same.
+    Other new parameters go to the group of the parameters they replace: those whose names share the longest
+    prefix, and the same last part (`weight`, `bias`) where groups differ in that. What is gone is removed
+    with its state. Where the replaced parameters were in no optimizer (frozen, say), the new ones are not
+    added.
+
+    Args:
+        optimizers: One or several; None repairs nothing.
+        before: The model's parameters by name, before the surgery.
+        after: The same, after.
+
+    Returns:
+        What was changed.
+    """
+    kept = {id(parameter) for parameter in after.values()}
+    gone = {name: parameter for name, parameter in before.items() if id(parameter) not in kept}
+    known = {id(parameter) for parameter in before.values()}
+    new = {name: parameter for name, parameter in after.items() if id(parameter) not in known}
+    changes: list[OptimizerChange] = []
+    placed: set[str] = set()
+    for index, optimizer in enumerate(as_optimizers(optimizers)):
+        changes += _repair(
+            optimizer, f"{type(optimizer).__name__} {index}", before=before, gone=gone, new=new, placed=placed
+        )
+    if optimizers is not None:
+        changes += [OptimizerChange("", "not optimized", name, None) for name in new if name not in placed]
+    return changes
+
+
+def _repair(
+    optimizer: Optimizer,
+    title: str,
+    *,
+    before: Mapping[str, nn.Parameter],
+    gone: Mapping[str, nn.Parameter],
+    new: Mapping[str, nn.Parameter],
+    placed: set[str],
+) -> list[OptimizerChange]:
+    changes: list[OptimizerChange] = []
+    group_of = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    renamed = {
+        id(parameter): name for name, parameter in gone.items() if name in new and id(parameter) in group_of
+    }
+    # A parameter that a policy took out of the model and that lives in no optimizer attracts nothing.
+    homes = {name: group_of[id(parameter)] for name, parameter in before.items() if id(parameter) in group_of}
+    strays = {name: group for name in new if name not in placed and name not in gone
+              for group in [_home(name, before, homes)] if group is not None}  # fmt: skip
+    names = {id(parameter): name for name, parameter in gone.items()}
+    for index, group in enumerate(optimizer.param_groups):
+        params: list[torch.Tensor] = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                params.append(parameter)
+                continue
+            state = optimizer.state.pop(parameter, None)
+            if id(parameter) in renamed and name not in placed:
+                params.append(new[name])
+                placed.add(name)
+                fits = state is not None and new[name].shape == parameter.shape
+                if fits and state is not None:
+                    optimizer.state[new[name]] = state
+                changes.append(OptimizerChange(title, "renamed" if fits else "added", name, index, fits))
+            else:
+                changes.append(OptimizerChange(title, "removed", name, index, bool(state)))
+        for name in (name for name, home in strays.items() if home == index):
+            params.append(new[name])
+            placed.add(name)
+            changes.append(OptimizerChange(title, "added", name, index))
+        group["params"] = params
+    return changes
+
+
+def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int | None:
+    """Choose the group for a new parameter: that of its nearest relative before the surgery."""
+    parts = name.split(".")
+    best, near = 0, list[str]()
+    for other in before:
+        there = other.split(".")
+        shared = next((i for i, pair in enumerate(zip(parts, there, strict=False)) if pair[0] != pair[1]),
+                      min(len(parts), len(there)))  # fmt: skip
+        if shared > best:
+            best, near = shared, []
+        if shared == best:
+            near.append(other)
+    alike = [other for other in near if other.split(".")[-1] == parts[-1]] or near
+    found = [homes.get(other) for other in alike]
+    return found[0] if found else None
+
+
+def update_params_in_optimizer(
+    old_params: Iterable[nn.Parameter], new_params: Iterable[nn.Parameter], optimizers: Optimizers
+) -> None:
+    """Put new parameters into an optimizer in place of old ones, as Composer's function of that name does.
+
+    Parameters in both stay. Old ones go, with their state; new ones are appended to the group that the old
+    ones were in. `replace_module_classes(..., optimizers=...)` does more, by name.
+
+    Args:
+        old_params: The parameters of a module before.
+        new_params: The parameters after.
+        optimizers: One or several; the old parameters may be in one of them.
+
+    Raises:
+        ValueError: The old parameters are in several groups, or in none, and there are new ones to place.
+    """
+    old, new = list(old_params), list(new_params)
+    kept, known = {id(parameter) for parameter in new}, {id(parameter) for parameter in old}
+    added = [parameter for parameter in new if id(parameter) not in known]
+    removed = {id(parameter) for parameter in old if id(parameter) not in kept}
+    if not added and not removed:
+        return
+    groups = [group for optimizer in as_optimizers(optimizers) for group in optimizer.param_groups]
+    homes = [group for group in groups if any(id(parameter) in removed for parameter in group["params"])]
+    if added and len(groups) == 1:
+        homes = groups
+    if added and len(homes) != 1:
+        raise ValueError(
+            f"{len(added)} new parameters replace parameters that are in {len(homes)} parameter groups, "
+            "expected one. Add them to the optimizer yourself, or use `replace_module_classes(..., "
+            "optimizers=...)`, which goes by name."
+        )
+    for optimizer in as_optimizers(optimizers):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in removed:
+                    optimizer.state.pop(parameter, None)
+            group["params"] = [one for one in group["params"] if id(one) not in removed]
+    if added:
+        homes[0]["params"] += added

@@ -1,0 +1,200 @@
+"""Replacing modules of a model by class."""
+
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hocket.algos.errors import AlgorithmConfigError, NoEffectWarning, SurgeryError
+from hocket.algos.surgery.checks import (
+    check_forward,
+    check_operable,
+    describe,
+    device_of,
+    signature_of,
+)
+from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
+from hocket.algos.surgery.report import Replacement, SurgeryReport
+
+Policy = Callable[[Any, int], nn.Module | None]
+"""`policy(module, index)` returns the module to put in its place, itself changed in place, or None."""
+Policies = Mapping[type[nn.Module], Policy]
+IfNone = Literal["warn", "error", "ignore"]
+
+
+def replace_module_classes(
+    model: nn.Module,
+    policies: Policies,
+    optimizers: Optimizers | None = None,
+    recurse_on_replacements: bool = False,
+    indices: MutableMapping[type[nn.Module], int] | None = None,
+    *,
+    if_none: IfNone = "warn",
+    title: str = "surgery",
+) -> SurgeryReport:
+    """Replace the modules inside `model` that are instances of given classes.
+
+    A policy sees each module once, also one that stands in several places, and returns what to put there; the
+    first class in `policies` that fits decides. New modules get the old one's training mode, and its device
+    where their own parameters are elsewhere. The insides of a replaced module are visited only as far as they
+    are still in use: what a policy kept of the old module is not offered again.
+
+    Args:
+        model: Changed in place; itself never replaced.
+        policies: For each class, the function that makes the replacement.
+        optimizers: Built over the model's parameters; repaired by name, with their state.
+        recurse_on_replacements: Visit the insides of replacements, too.
+        indices: For each class, the index of the next module; advanced in place. Starts at 0 if None.
+        if_none: What to do if nothing was replaced: warn, raise, or neither.
+        title: Who replaces, for messages.
+
+    Returns:
+        The report: what was replaced and how many, what was left, and what changed in the optimizers.
+
+    Raises:
+        SurgeryError: A policy returned no module, one that cannot be called as the old one, or one on several
+            devices; the model is wrapped, sharded or without values; nothing was replaced and `if_none` is
+            `"error"`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> len(replace_module_classes(model, {nn.ReLU: lambda module, index: nn.GELU()}))
+        1
+    """
+    if not policies:
+        raise AlgorithmConfigError(
+            f"{title}: `policies` is empty, expected at least one class with a policy."
+        )
+    check_operable(model, title)
+    report, before = SurgeryReport(title), named_parameters(model)
+    counts: MutableMapping[type[nn.Module], int] = {} if indices is None else indices
+    done: set[int] = {id(model)}
+    todo = list(model.children())
+    names = _names(model)
+    while todo:
+        module = todo.pop(0)
+        if id(module) in done:
+            continue
+        done.add(id(module))
+        found = next((one for one in policies if isinstance(module, one)), None)
+        new = None if found is None else _ask(model, policies[found], found, module, counts, names, report)
+        if new is None:
+            todo = [*module.children(), *todo]
+            continue
+        if new is not module:
+            _put(model, names[id(module)], module, new)
+        report.replacements.append(Replacement(tuple(names[id(module)]), module, new))
+        inside = list(new.modules())[1:]
+        if recurse_on_replacements:
+            names |= _names(model)
+            todo = [*new.children(), *todo]
+        elif new is module:
+            todo = [*module.children(), *todo]
+        else:
+            done |= {id(new), *map(id, inside)}
+    report.optimizer_changes = repair_optimizers(optimizers, before, named_parameters(model))
+    if not report:
+        _tell_no_effect(report, model, policies, if_none)
+    return report
+
+
+def count_module_instances(
+    module: nn.Module, module_class: type[nn.Module] | tuple[type[nn.Module], ...]
+) -> int:
+    """Count the modules inside `module`, itself left out, that are instances of a class; shared ones once."""
+    return sum(isinstance(one, module_class) for one in list(module.modules())[1:])
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return names
+
+
+def _ask(
+    model: nn.Module,
+    policy: Policy,
+    found: type[nn.Module],
+    module: nn.Module,
+    counts: MutableMapping[type[nn.Module], int],
+    names: Mapping[int, list[str]],
+    report: SurgeryReport,
+) -> nn.Module | None:
+    """Ask a policy for a replacement, and hold it to what can stand in the module's place."""
+    name = names[id(module)][0]
+    before = signature_of(module)
+    was_training, device = module.training, _device_near(model, name)
+    index = counts.get(found, 0)
+    new: Any = policy(module, index)
+    counts[found] = index + 1
+    if new is None:
+        report.skipped[name] = ""
+        return None
+    where = f"{report.title}: the policy for `{name}` ({type(module).__name__})"
+    if not isinstance(new, nn.Module):
+        raise SurgeryError(
+            f"{where} returned a {type(new).__name__}, expected a torch.nn.Module, or None to leave it."
+        )
+    check_forward(before, new, where)
+    if new is not module:
+        new.train(was_training)
+        _to_device(new, device, where)
+    return new
+
+
+def _device_near(model: nn.Module, name: str) -> torch.device | None:
+    """Return the device of a module, or of the nearest module around it that has one."""
+    while True:
+        device = device_of(model.get_submodule(name))
+        if device is not None or not name:
+            return device
+        name = name.rpartition(".")[0]
+
+
+def _to_device(new: nn.Module, device: torch.device | None, where: str) -> None:
+    tensors = [*new.parameters(), *new.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise SurgeryError(
+            f"{where} returned a {type(new).__name__} on the meta device, which has no values. Make it on a "
+            "real device."
+        )
+    if device is None and len({tensor.device for tensor in tensors}) > 1:
+        raise SurgeryError(
+            f"{where} returned a {type(new).__name__} whose parameters are on several devices, and the old "
+            "module has no device to move them to. Make it on one device."
+        )
+    if device is not None and any(tensor.device != device for tensor in tensors):
+        new.to(device)
+
+
+def _put(model: nn.Module, names: list[str], old: nn.Module, new: nn.Module) -> None:
+    for name in names:
+        parent_name, _, last = name.rpartition(".")
+        try:
+            parent = model.get_submodule(parent_name)
+        except AttributeError:
+            continue  # the parent itself was replaced, and this place with it
+        if getattr(parent, last, None) is old:
+            setattr(parent, last, new)
+
+
+def _tell_no_effect(report: SurgeryReport, model: nn.Module, policies: Policies, if_none: IfNone) -> None:
+    if if_none == "ignore":
+        return
+    if report.skipped:
+        some = ", ".join(f"`{name}`" for name in list(report.skipped)[:3])
+        found = (
+            f"its policies returned None for all {len(report.skipped)} modules of its classes ({some}, ...): "
+            "they are too small, already treated, or a policy lacks its `return`"
+        )
+    else:
+        found = f"the model has no module of its classes ({describe(list(policies))})"
+    if isinstance(model, tuple(policies)):
+        found += f". The model itself is a {type(model).__name__}; wrap it in a module to have it replaced"
+    message = f"{report.title} replaced nothing in {type(model).__name__}: {found}."
+    if if_none == "error":
+        raise SurgeryError(message)
+    warnings.warn(message, NoEffectWarning, stacklevel=4)

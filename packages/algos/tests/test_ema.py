@@ -1,0 +1,183 @@
+"""EMA: averages by the formula, around evaluation and prediction, and in the power-function profile."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.algos import EMA, SWA, AlgorithmConfigError, IncompatibleError, compute_ema
+from hocket.algos.ema.profiles import MOST_SIGMA_REL, power_exponent, power_smoothing
+from hocket.algos.weight_average import WeightAverage
+from hocket.trainer import Trainer
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import TrainerConfigError
+from support.methods import make_loader, make_model, train
+
+
+class Weights(Callback):
+    """Keeps the head's weights after each batch, and those that evaluation and prediction see."""
+
+    def __init__(self) -> None:
+        self.trained: list[torch.Tensor] = []
+        self.evaluated: list[torch.Tensor] = []
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        self.trained.append(state.model.head.weight.detach().clone())
+
+    def eval_start(self, state: Any, logger: Any) -> None:
+        self.evaluated.append(state.model.head.weight.detach().clone())
+
+    def predict_batch_start(self, state: Any, logger: Any) -> None:
+        self.evaluated.append(state.model.head.weight.detach().clone())
+
+
+def _run(ema: EMA, steps: int = 5, **arguments: Any) -> tuple[torch.Tensor, Weights, nn.Module]:
+    model, weights = make_model("images"), Weights()
+    initial = model.head.weight.detach().clone()  # type: ignore[operator]
+    with Trainer(
+        model=model,
+        train_dataloader=make_loader("images", steps),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=ema,
+        callbacks=weights,
+        max_duration=f"{steps}ba",
+        device="cpu",
+        progress_bar=False,
+        **arguments,
+    ) as trainer:
+        trainer.fit()
+        trainer.eval(make_loader("images", 1))
+        trainer.predict(make_loader("images", 1))
+    return initial, weights, model
+
+
+def test_averages_follow_the_formula_and_are_seen_by_evaluation_alone() -> None:
+    ema = EMA("2ba")
+    average, weights, model = _run(ema)
+    for trained in weights.trained:
+        average = 2**-0.5 * average + (1 - 2**-0.5) * trained
+    for evaluated in weights.evaluated:
+        torch.testing.assert_close(evaluated, average)
+    assert len(weights.evaluated) == 2
+    assert torch.equal(model.head.weight, weights.trained[-1])  # type: ignore[arg-type]
+    assert not torch.equal(weights.evaluated[0], weights.trained[-1])
+    # A half-life after its update, a weight's share is half of what it was.
+    assert ema.smoothing is not None
+    assert ema.smoothing**2 == pytest.approx(0.5)
+
+
+def test_a_late_start_and_a_longer_interval() -> None:
+    _, weights, _ = _run(EMA(None, 0.5, ema_start="2ba", update_interval="2ba"), steps=6)
+    average = weights.trained[1]
+    for trained in weights.trained[3::2]:
+        average = 0.5 * average + 0.5 * trained
+    torch.testing.assert_close(weights.evaluated[0], average)
+
+
+def test_before_the_start_evaluation_sees_the_trained_weights() -> None:
+    _, weights, _ = _run(EMA("1ba", ema_start="1.0dur"), steps=2)
+    torch.testing.assert_close(weights.evaluated[0], weights.trained[-1])
+    _, weights, _ = _run(EMA("1ep"), steps=2)
+    assert not torch.equal(weights.evaluated[0], weights.trained[-1])
+
+
+def test_the_power_function_has_its_width() -> None:
+    # Weights of the past in the average after n updates, straight from the recursion.
+    for sigma in (0.05, 0.1, 0.25):
+        gamma, size = power_exponent(sigma), 4000
+        shares = torch.zeros(size, dtype=torch.float64)
+        for update in range(1, size + 1):
+            smoothing = power_smoothing(update, gamma)
+            shares *= smoothing
+            shares[update - 1] += 1 - smoothing
+        times = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+        mean = (shares * times).sum()
+        width = float(((times - mean).square() * shares).sum().sqrt())
+        assert float(shares.sum()) == pytest.approx(1)
+        assert width == pytest.approx(sigma, rel=0.01)
+    assert power_exponent(MOST_SIGMA_REL) == pytest.approx(0, abs=1e-6)
+    assert math.isclose(MOST_SIGMA_REL, 12**-0.5)
+
+
+def test_the_widest_power_function_is_the_plain_mean() -> None:
+    _, weights, _ = _run(EMA(None, sigma_rel=MOST_SIGMA_REL))
+    torch.testing.assert_close(weights.evaluated[0], torch.stack(weights.trained).mean(0))
+
+
+def test_the_models_can_be_exchanged_after_training() -> None:
+    ema = EMA("2ba")
+    _, weights, model = _run(ema)
+    other = make_model("images", seed=5)
+    ema.get_ema_model(other)
+    torch.testing.assert_close(other.head.weight, weights.evaluated[0])  # type: ignore[arg-type]
+    assert ema.get_ema_model(model) is model
+    torch.testing.assert_close(model.head.weight, weights.evaluated[0])  # type: ignore[arg-type]
+    ema.get_training_model(model)
+    assert torch.equal(model.head.weight, weights.trained[-1])  # type: ignore[arg-type]
+
+
+def test_half_precision_is_averaged_in_fp32() -> None:
+    model = nn.Linear(2, 2, bias=False).to(torch.bfloat16)
+    average = WeightAverage(model, has_buffers=True)
+    with torch.no_grad():
+        model.weight.copy_(torch.ones(2, 2))
+        average.copy_from_model()
+        model.weight.mul_(2)
+    for _ in range(3):
+        average.update(1e-3)
+    torch.testing.assert_close(average.tensors["weight"], torch.full((2, 2), 2 - 0.999**3))
+    average.swap_in()
+    assert model.weight.dtype == torch.bfloat16
+    average.swap_out()
+    assert (model.weight == 2).all()
+
+
+def test_the_function_averages_floats_and_copies_counts() -> None:
+    model = nn.BatchNorm1d(3)
+    averages = copy.deepcopy(model)
+    model(torch.randn(8, 3) + 4)
+    expected = 0.9 * averages.running_mean + 0.1 * model.running_mean  # type: ignore[operator]
+    compute_ema(model, averages, smoothing=0.9)
+    torch.testing.assert_close(averages.running_mean, expected)
+    assert averages.num_batches_tracked == 1
+    with pytest.raises(IncompatibleError, match=r"differ in .*expected a copy"):
+        compute_ema(model, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"smoothing": 0.9}, r"2 are given, expected one.*pass `half_life=None`"),
+        ({"half_life": None}, "0 are given, expected one"),
+        ({"half_life": "0.1dur"}, "`half_life` is `0.1dur`, expected at least 1 in batches"),
+        ({"half_life": "0ba"}, "`half_life` is `0ba`"),
+        (
+            {"half_life": "10ba", "update_interval": "1ep"},
+            "`half_life` is in `ba`",
+        ),
+        ({"half_life": None, "smoothing": 1.5}, "`smoothing` is 1.5, expected 0 to 1"),
+        ({"half_life": None, "sigma_rel": 0.5}, "`sigma_rel` is 0.5, expected 0.001 to 0.288"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AlgorithmConfigError, match=message):
+        EMA(**arguments)
+
+
+def test_methods_that_average_weights_are_refused_together() -> None:
+    for other in (EMA("3ba"), SWA()):
+        with pytest.raises(TrainerConfigError, match="each replaces the weights by its own average"):
+            train([], kind="text", algorithms=[other, EMA("2ba")])
+
+
+def test_averages_are_needed_before_they_are_taken() -> None:
+    with pytest.raises(IncompatibleError, match="`EMA` has no averages yet"):
+        EMA().get_ema_model(nn.Linear(2, 2))
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match=r"of another model: they differ in \['bias', 'other'\]"):
+        WeightAverage(nn.Linear(2, 2), has_buffers=True).load({"weight": torch.zeros(2, 2), "other": None})

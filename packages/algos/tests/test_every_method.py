@@ -1,0 +1,100 @@
+"""Every method by itself: its effect, microbatches, compiled models, save and resume."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hocket import algos
+from hocket.trainer.algorithm import Algorithm
+from support.methods import CASES, common_kind, make_model, train
+
+pytest.importorskip("torchvision", reason="needs torchvision")
+pytest.importorskip("schedulefree", reason="needs schedulefree")
+NAMES = sorted(CASES)
+STEPS = 4
+
+
+def _check_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+def _differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() != other.keys() or any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_cases_are_methods() -> None:
+    assert all(issubclass(getattr(algos, name), Algorithm) for name in CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_and_changes_the_training(name: str) -> None:
+    kind = common_kind([name])
+    parameters, losses = train([name], steps=STEPS)
+    if name == "NoOpModel":  # it trains nothing, whatever the model was
+        assert losses == [0.0] * STEPS
+        return
+    assert all(0 < loss < 100 for loss in losses)
+    assert _differ(parameters, make_model(kind).state_dict())  # type: ignore[arg-type]
+    if CASES[name].pil or CASES[name].optimizer or name == "EMA":
+        return  # other data, another optimizer, or an effect on evaluation alone
+    assert _differ(parameters, train([], kind=kind, steps=STEPS, **dict(CASES[name].arguments))[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_with_microbatches(name: str) -> None:
+    _, whole = train([name], steps=STEPS)
+    _, split = train([name], steps=STEPS, device_train_microbatch_size=3)
+    assert len(split) == len(whole) == STEPS
+    if name in ("GradientClipping", "ScheduleFree", "SeqLengthWarmup", "SequencePacking"):
+        # No batch norm, dropout or mixing within a microbatch: the training is the same.
+        _, whole = train([name], kind="text", steps=STEPS)
+        _, split = train([name], kind="text", steps=STEPS, device_train_microbatch_size=3)
+        assert split == pytest.approx(whole, rel=1e-4)
+
+
+def test_samples_and_tokens_are_counted_as_methods_leave_them() -> None:
+    counts: list[tuple[int, int]] = []
+
+    def keep(trainer: Any) -> None:
+        counts.append((trainer.state.timestamp.sample.value, trainer.state.timestamp.token.value))
+
+    train(["SelectiveBackprop"], look=keep)
+    train(["SeqLengthWarmup"], look=keep)
+    reshaping = [algos.SeqLengthWarmup(1.0, 8, 16, 8, truncate=False)]
+    train([], kind="text", steps=2, algorithms=reshaping, look=keep)
+    # Half of 8 samples in three of four batches; lengths 8, 12, 16 and 16; 16 rows of 8 and 16 rows of 8.
+    assert counts == [(3 * 4 + 8, 0), (4 * 8, 8 * (8 + 12 + 16 + 16)), (32, 256)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    whole, losses = train([name], steps=STEPS, save_folder=tmp_path, save_interval="2ba")
+    resumed, rest = train([name], steps=STEPS, save_folder=tmp_path / "again", load_path=tmp_path / "ep0-ba2")
+    assert rest == losses[2:]
+    _check_equal(resumed, whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restart_gives_the_same_training(name: str) -> None:
+    _check_equal(train([name], steps=STEPS)[0], train([name], steps=STEPS)[0])
+
+
+def _compiled(kind: Any) -> torch.nn.Module:
+    model = make_model(kind)
+    model.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_with_a_compiled_model(name: str) -> None:
+    torch._dynamo.reset()
+    kind = common_kind([name])
+    _, plain = train([name], steps=STEPS)
+    _, compiled = train([name], steps=STEPS, model=_compiled(kind))
+    # In bf16 a compiled model rounds elsewhere.
+    assert compiled == pytest.approx(plain, rel=2e-2 if CASES[name].arguments else 1e-3)

@@ -1,0 +1,107 @@
+"""Every method on two ranks, replicated (DDP) and sharded (FSDP2), and through save and resume there."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from support.methods import CASES, common_kind, make_model, train
+from support.ranks import run_ranks
+
+pytest.importorskip("torchvision", reason="needs torchvision")
+pytest.importorskip("schedulefree", reason="needs schedulefree")
+LAYOUTS: dict[str, Any] = {"ddp": None, "fsdp2": {}}
+NAMES = sorted(CASES)
+# Neither batch norm, which has its own statistics on each rank, nor draws of its own on each rank.
+SAME_AS_ONE_RANK = {"EMA", "GradientClipping", "SAM", "SWA", "ScheduleFree", "SeqLengthWarmup"}
+
+
+def _train(name: str, layout: str, **options: Any) -> tuple[dict[str, torch.Tensor], list[float]]:
+    ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    kind = "text" if name in SAME_AS_ONE_RANK else common_kind([name])
+    arguments = {} if ranks[1] == 1 else {"fsdp_config": LAYOUTS[layout]}
+    if (name, layout) == ("LowPrecisionGroupNorm", "fsdp2"):
+        # On a CPU torch's batch norm, which the model has too, takes no bf16 weights beside fp32 statistics.
+        arguments["precision"] = "fp32"
+    return train([name], kind=kind, ranks=ranks, shuffle=False, **arguments, **options)
+
+
+def _on_ranks(names: list[str], folder: str) -> dict[tuple[str, str], Any]:
+    results: dict[tuple[str, str], Any] = {}
+    for name in names:
+        for layout in LAYOUTS:
+            place = Path(folder, name, layout)
+            whole = _train(name, layout, save_folder=place, save_interval="2ba")
+            resumed = _train(name, layout, save_folder=place / "again", load_path=place / "ep0-ba2")
+            results[name, layout] = (whole, resumed)
+    return results
+
+
+def _mean_losses(ranks: list[Any], key: tuple[str, str]) -> list[float]:
+    """Return the mean of the ranks' losses, which weigh the same but for their labels."""
+    (_, first), _ = ranks[0][key]
+    (_, second), _ = ranks[1][key]
+    return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+
+
+def _check(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = run_ranks(_on_ranks, 2, names, folder, init="gloo", timeout_s=280)
+    for key, ((trained, losses), (resumed, rest)) in ranks[0].items():
+        assert rest == losses[2:], key
+        (others, _), _ = ranks[1][key]
+        for name, value in trained.items():
+            assert torch.equal(resumed[name], value), (key, name)
+            if "running" not in name:  # batch norm's statistics are each rank's own
+                assert torch.equal(others[name], value), (key, name)
+        if key[0] in SAME_AS_ONE_RANK:
+            alone, alone_losses = _train(*key)
+            if key[0] == "ScheduleFree":
+                # Adam divides the gradient of the keys' bias, which is zero but for rounding, by itself.
+                assert _mean_losses(ranks, key) == pytest.approx(alone_losses, rel=2e-2)
+                continue
+            for name, value in alone.items():
+                torch.testing.assert_close(trained[name], value, atol=2e-5, rtol=1e-3, msg=f"{key} {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [NAMES[start : start + 3] for start in range(0, len(NAMES), 3)], ids="-".join
+)
+def test_every_method_runs_on_two_ranks_and_resumes_there(names: list[str]) -> None:
+    _check(names)
+
+
+def test_methods_that_hold_weights_or_change_the_step_run_on_two_ranks() -> None:
+    _check(["EMA", "SAM"])
+
+
+def _draws(name: str) -> list[Any]:
+    seen: list[Any] = []
+    model = make_model("images")
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].sum().item()))
+    ranks = (dist.get_rank(), dist.get_world_size())
+    loader = [(torch.linspace(0, 1, 8 * 768).view(8, 3, 16, 16), torch.zeros(8, dtype=torch.long))]
+    train([name], kind="images", steps=1, ranks=ranks, model=model, train_dataloader=Share(loader, ranks))
+    return seen
+
+
+class Share:
+    """The same batches on every rank."""
+
+    def __init__(self, batches: list[Any], data_parallel: tuple[int, int]) -> None:
+        self.batches, self.data_parallel = batches, data_parallel
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def test_ranks_draw_differently() -> None:
+    first, second = run_ranks(_draws, 2, "CutOut", init="gloo", timeout_s=60)
+    assert first != second

@@ -1,0 +1,104 @@
+"""Every pair of methods that may meet trains together; the order of the list does not matter."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.algos import ColOut, CutMix, LabelSmoothing, MixUp, ProgressiveResizing, SelectiveBackprop
+from hocket.trainer.errors import TrainerConfigError
+from support.methods import CASES, common_kind, make_model, train
+
+pytest.importorskip("torchvision", reason="needs torchvision")
+pytest.importorskip("schedulefree", reason="needs schedulefree")
+
+# Pairs that make no sense, and a part of the reason that the trainer gives.
+REFUSED = {
+    ("CutMix", "MixUp"): "each mixes every sample with another one",
+    ("EMA", "SWA"): "each replaces the weights by its own average",
+    ("EMA", "ScheduleFree"): "each replaces the weights by its own average",
+    ("SWA", "ScheduleFree"): "each replaces the model's weights by its own average",
+    ("SeqLengthWarmup", "SequencePacking"): "no longer fit their attention masks",
+}
+PAIRS = [pair for pair in combinations(sorted(CASES), 2) if common_kind(pair) is not None]
+RUNNING = [pair for pair in PAIRS if pair not in REFUSED]
+
+
+def test_refusals_name_real_pairs() -> None:
+    assert set(REFUSED) <= set(PAIRS)
+
+
+@pytest.mark.parametrize("pair", sorted(REFUSED), ids="-".join)
+def test_pairs_that_make_no_sense_are_refused_with_the_reason(pair: tuple[str, str]) -> None:
+    for names in (pair, pair[::-1]):
+        with pytest.raises(TrainerConfigError, match=f"cannot be used together: .*{REFUSED[pair]}"):
+            train(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", RUNNING, ids="-".join)
+def test_a_pair_trains_alike_in_both_orders(pair: tuple[str, str]) -> None:
+    first, losses = train(pair, steps=2)
+    second, other_losses = train(pair[::-1], steps=2)
+    assert losses == other_losses
+    assert all(0 < loss < 100 for loss in losses)
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name
+
+
+def test_many_methods_train_together() -> None:
+    names = [
+        "ColOut", "CutOut", "EMA", "GradientClipping", "LabelSmoothing", "MixUp",
+        "ProgressiveResizing", "RandAugment", "SAM", "SelectiveBackprop", "ZLoss",
+    ]  # fmt: skip
+    first, losses = train(names)
+    second, _ = train(names[::-1])
+    assert len(losses) == 4
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_methods_of_the_batch_run_in_one_order() -> None:
+    seen: list[str] = []
+
+    def note(algorithm: Any) -> Any:
+        apply = algorithm.apply
+
+        def noting(event: Any, state: Any, logger: Any) -> None:
+            seen.append(f"{type(algorithm).__name__}@{event.value}")
+            apply(event, state, logger)
+
+        algorithm.apply = noting
+        return algorithm
+
+    methods = [
+        LabelSmoothing(), MixUp(), ColOut(), ProgressiveResizing(), SelectiveBackprop(0, 1, interrupt=0),
+    ]  # fmt: skip
+    train([], kind="images", steps=1, algorithms=[note(method) for method in methods])
+    assert seen == [
+        "SelectiveBackprop@init",
+        "SelectiveBackprop@after_dataloader",
+        "ProgressiveResizing@after_dataloader",
+        "ColOut@after_dataloader",
+        "MixUp@before_forward",
+        "MixUp@before_loss",
+        "LabelSmoothing@before_loss",
+        "LabelSmoothing@after_loss",
+        "MixUp@after_loss",
+    ]
+
+
+def test_smoothed_and_mixed_targets_are_both() -> None:
+    targets: list[torch.Tensor] = []
+
+    def keep(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        targets.append(batch[1])
+        return torch.nn.functional.cross_entropy(outputs, batch[1])
+
+    for mixing in (MixUp(0.5), CutMix(0.5)):
+        model: Any = make_model("images")
+        model.loss = keep
+        train([], kind="images", steps=1, model=model, algorithms=[LabelSmoothing(0.2), mixing])
+    for target in targets:
+        torch.testing.assert_close(target.sum(1), torch.ones(8))
+        torch.testing.assert_close(target.min(), torch.tensor(0.05))

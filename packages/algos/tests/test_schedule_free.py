@@ -1,0 +1,95 @@
+"""Schedule-free optimizers are switched around evaluation, and refused where there is none."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.algos import EMA, IncompatibleError, ScheduleFree
+from hocket.trainer import Trainer
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.optim import LinearScheduler
+from support.methods import make_loader, make_model, train
+
+schedulefree = pytest.importorskip("schedulefree", reason="needs schedulefree")
+
+
+class Modes(Callback):
+    """Keeps whether the optimizer was in training mode, and the head's weights."""
+
+    def __init__(self) -> None:
+        self.modes: list[tuple[str, bool]] = []
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def run_event(self, event: Any, state: Any, logger: Any) -> None:
+        if event.value in (
+            "before_forward",
+            "eval_start",
+            "predict_batch_start",
+            "batch_checkpoint",
+            "fit_end",
+        ):
+            is_training = state.optimizers[0].param_groups[0]["train_mode"]
+            self.modes.append((event.value, is_training))
+            self.weights[event.value] = state.model.head.weight.detach().clone()
+
+
+def test_evaluation_and_the_end_of_training_see_the_average() -> None:
+    model, modes = make_model("text"), Modes()
+    with Trainer(
+        model=model,
+        train_dataloader=make_loader("text", 3),
+        eval_dataloader=make_loader("text", 1),
+        eval_interval="2ba",
+        optimizers=schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05),
+        algorithms=ScheduleFree(),
+        callbacks=modes,
+        max_duration="3ba",
+        device="cpu",
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+        trainer.predict(make_loader("text", 1))
+        assert modes.modes[:6] == [
+            ("before_forward", True),
+            ("batch_checkpoint", True),
+            ("before_forward", True),
+            ("eval_start", False),
+            ("batch_checkpoint", True),
+            ("before_forward", True),
+        ]
+        seen = dict(modes.modes)
+        assert not seen["fit_end"]
+        assert not seen["predict_batch_start"]
+        assert torch.equal(modes.weights["fit_end"], model.head.weight)  # type: ignore[arg-type, union-attr]
+        assert not torch.equal(modes.weights["before_forward"], modes.weights["fit_end"])
+        trainer.fit("1ba")
+        assert ("before_forward", True) in modes.modes[-4:]
+
+
+def test_it_is_the_packages_own_training() -> None:
+    model = make_model("text")
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01, warmup_steps=2)
+    optimizer.train()
+    loader = make_loader("text", 4, shuffle=False)
+    for batch in loader:
+        model.loss(model(batch), batch).backward()  # type: ignore[operator]
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.eval()
+    trained, _ = train(["ScheduleFree"], kind="text", train_dataloader=loader)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(trained[name], value.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_misuse_is_refused_at_the_build() -> None:
+    with pytest.raises(
+        IncompatibleError, match="needs an optimizer of the `schedulefree` package, but got `SGD`"
+    ):
+        train([], kind="text", algorithms=[ScheduleFree()])
+    with pytest.raises(IncompatibleError, match="replaces learning rate schedules; remove `schedulers=`"):
+        train(["ScheduleFree"], schedulers=LinearScheduler())
+    for other in (ScheduleFree(), EMA()):
+        with pytest.raises(TrainerConfigError, match="cannot be used together"):
+            train(["ScheduleFree"], algorithms=[ScheduleFree(), other])

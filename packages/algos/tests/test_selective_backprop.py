@@ -1,0 +1,150 @@
+"""Selective backprop: when, which samples, and with what probability."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.algos import (
+    AlgorithmConfigError,
+    CutOut,
+    IncompatibleError,
+    SelectiveBackprop,
+    select_using_loss,
+    should_selective_backprop,
+)
+from support.methods import make_loader, make_model, train
+
+
+def test_the_span_and_the_interruptions() -> None:
+    chosen = [should_selective_backprop(0.6, batch, interrupt=3) for batch in range(6)]
+    assert chosen == [True, True, False, True, True, False]
+    assert should_selective_backprop(0.6, 0, interrupt=0)
+    assert [should_selective_backprop(at, 0) for at in (0.49, 0.5, 0.89, 0.9)] == [False, True, True, False]
+
+
+def test_samples_are_drawn_by_the_rank_of_their_loss() -> None:
+    torch.manual_seed(0)
+    size, keep, runs = 6, 0.34, 4000
+    losses = torch.tensor([3.0, 1.0, 5.0, 0.0, 4.0, 2.0])
+    rank = losses.argsort().argsort()
+    count = torch.zeros(size)
+    for _ in range(runs):
+        kept, targets = select_using_loss(
+            losses.view(size, 1),
+            torch.arange(size),
+            lambda x: x,
+            lambda outputs, target, reduction: outputs[:, 0],
+            keep=keep,
+        )
+        assert len(kept) == len(set(targets.tolist())) == 2
+        assert torch.equal(kept[:, 0], losses[targets])
+        count[targets] += 1
+    shares = ((torch.arange(size) + 0.5) / size) ** (1 / keep - 1)
+    shares = shares / shares.sum()
+    # Probability of being one of two drawn without replacement.
+    expected = shares + sum(
+        shares[other] * shares / (1 - shares[other]) * (torch.arange(size) != other) for other in range(size)
+    )
+    torch.testing.assert_close(count / runs, expected[rank], atol=0.03, rtol=0)
+
+
+def test_losses_of_several_positions_are_averaged_and_one_sample_is_kept_at_least() -> None:
+    kept, _ = select_using_loss(
+        torch.rand(3, 2), torch.zeros(3, 2), lambda x: x, nn.functional.mse_loss, keep=0.01
+    )
+    assert len(kept) == 1
+
+
+def test_scaled_inputs_find_the_losses_and_whole_ones_are_returned() -> None:
+    seen: list[Any] = []
+
+    def model(images: torch.Tensor) -> torch.Tensor:
+        seen.append(images.shape)
+        return images.flatten(1)[:, :3]
+
+    kept, _ = select_using_loss(
+        torch.rand(4, 3, 8, 8),
+        torch.zeros(4, dtype=torch.long),
+        model,
+        nn.functional.cross_entropy,
+        scale_factor=0.5,
+    )
+    assert seen == [(4, 3, 4, 4)]
+    assert kept.shape == (2, 3, 8, 8)
+    with pytest.raises(IncompatibleError, match=r"`scale_factor` 0\.5 needs floating point inputs"):
+        select_using_loss(torch.rand(4, 3), torch.zeros(4), model, nn.functional.mse_loss, scale_factor=0.5)
+
+
+def test_training_steps_on_fewer_samples_of_the_loaders_batch() -> None:
+    sizes: list[tuple[bool, int, float]] = []
+    model = make_model("images")
+    model.register_forward_pre_hook(
+        lambda module, args: sizes.append(
+            (module.training, len(args[0][0]), float((args[0][0] == 0).float().mean()))
+        )
+    )
+    statistics = model.norm.running_mean.clone()  # type: ignore[operator, union-attr]
+    loader = make_loader("images", 2)
+    train(
+        [],
+        kind="images",
+        steps=2,
+        model=model,
+        train_dataloader=loader,
+        algorithms=[CutOut(length=1.0), SelectiveBackprop(0, 1, interrupt=2)],
+    )
+    # The pass that finds losses is in evaluation mode and sees images without holes.
+    assert [(training, size) for training, size, _ in sizes] == [(False, 8), (True, 4), (True, 8)]
+    assert sizes[0][2] < 0.05 < sizes[1][2]
+    assert model.norm.num_batches_tracked == 2  # type: ignore[union-attr]
+    assert not torch.equal(model.norm.running_mean, statistics)  # type: ignore[arg-type, union-attr]
+
+
+class Plain(nn.Module):
+    """A model whose loss is a mean only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(768, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(batch[0].flatten(1))
+        return logits
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def test_a_model_without_a_loss_of_samples_is_refused_at_the_build() -> None:
+    with pytest.raises(IncompatibleError, match=r"`Plain.loss` has no argument `reduction`.*loss_fn="):
+        train([], kind="images", model=Plain(), algorithms=[SelectiveBackprop()])
+    given = SelectiveBackprop(
+        0, 1, loss_fn=lambda outputs, target: nn.functional.cross_entropy(outputs, target, reduction="none")
+    )
+    _, losses = train([], kind="images", model=Plain(), algorithms=[given])
+    assert len(losses) == 4
+
+
+def test_a_loss_function_of_the_model_will_do() -> None:
+    class WithFunction(Plain):
+        loss_fn = staticmethod(nn.functional.cross_entropy)
+
+    assert len(train([], kind="images", model=WithFunction(), algorithms=[SelectiveBackprop(0, 1)])[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": 0.9, "end": 0.5}, "expected a later end"),
+        ({"keep": 0}, "`keep` is 0, expected a number above 0"),
+        ({"scale_factor": 2}, "`scale_factor` is 2, expected 0 to 1"),
+        ({"interrupt": -1}, "`interrupt` is -1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(AlgorithmConfigError, match=message):
+        SelectiveBackprop(**arguments)
+    with pytest.raises(AlgorithmConfigError, match="argument `reduction`"):
+        select_using_loss(torch.zeros(2), torch.zeros(2), lambda x: x, lambda outputs, target: outputs)

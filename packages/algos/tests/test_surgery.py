@@ -1,0 +1,156 @@
+"""Module surgery: what is replaced, what is checked, and how optimizers follow."""
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.algos import (
+    IncompatibleError,
+    NoEffectWarning,
+    SurgeryError,
+    SurgeryWarning,
+    WeightStandardization,
+)
+from hocket.algos.blurpool import BlurPool
+from hocket.algos.surgery import (
+    count_module_instances,
+    replace_module_classes,
+    update_params_in_optimizer,
+)
+from hocket.trainer.callback import Callback
+from support.methods import make_model, train
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    )
+
+
+def swap(module: nn.Linear, index: int) -> nn.Module:
+    return nn.Linear(module.in_features, module.out_features, bias=False)
+
+
+def test_the_report_says_what_was_replaced_and_how_many() -> None:
+    model = small()
+    report = replace_module_classes(
+        model, {nn.Linear: lambda module, index: swap(module, index) if index else None}
+    )
+    assert [one.names[0] for one in report] == ["2.0", "3"]
+    assert list(report.skipped) == ["0"]
+    assert report.counts == {"Linear": 2}
+    assert "2 modules replaced (2 Linear)" in str(report)
+    assert count_module_instances(model, nn.Linear) == 3
+
+
+def test_a_shared_module_is_replaced_in_all_its_places() -> None:
+    shared = nn.ReLU()
+    model = nn.Sequential(shared, nn.Linear(2, 2), shared)
+    report = replace_module_classes(model, {nn.ReLU: lambda module, index: nn.GELU()})
+    assert len(report) == 1
+    assert report.replacements[0].names == ("0", "2")
+    assert model[0] is model[2]
+    assert isinstance(model[0], nn.GELU)
+
+
+def test_zero_replacements_warn_or_raise() -> None:
+    with pytest.warns(NoEffectWarning, match="no module of its classes"):
+        replace_module_classes(small(), {nn.Conv2d: swap})
+    with pytest.raises(SurgeryError, match="returned None for all 3 modules"):
+        replace_module_classes(small(), {nn.Linear: lambda module, index: None}, if_none="error")
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (lambda module, index: "linear", "returned a str"),
+        (lambda module, index: TwoInputs(), "forward"),
+        (lambda module, index: nn.Linear(4, 4, device="meta"), "meta device"),
+    ],
+)
+def test_a_replacement_that_cannot_stand_there_is_named(policy: object, message: str) -> None:
+    with pytest.raises(SurgeryError, match=message) as caught:
+        replace_module_classes(small(), {nn.Linear: policy})  # type: ignore[dict-item]
+    assert "`0`" in str(caught.value)
+
+
+def test_models_that_must_not_be_changed_are_refused() -> None:
+    with pytest.raises(SurgeryError, match="meta device"):
+        replace_module_classes(small().to("meta"), {nn.Linear: swap})
+
+
+def test_an_optimizer_follows_by_name_and_keeps_the_state_of_what_remains() -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [model[0].weight, model[3].weight], "weight_decay": 0.1},
+            {"params": [model[0].bias, model[3].bias]},
+        ]
+    )
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    kept = optimizer.state[model[0].weight]["exp_avg"]
+    report = replace_module_classes(
+        model,
+        {nn.Linear: lambda module, index: swap(module, index) if module is model[3] else None},
+        optimizers=optimizer,
+    )
+    assert optimizer.param_groups[0]["params"] == [model[0].weight, model[3].weight]
+    assert optimizer.param_groups[1]["params"] == [model[0].bias]
+    assert optimizer.state[model[0].weight]["exp_avg"] is kept
+    actions = {(change.action, change.name) for change in report.optimizer_changes}
+    assert ("removed", "3.bias") in actions
+    assert any(name == "3.weight" for _, name in actions)
+
+
+def test_parameters_are_exchanged_in_an_optimizer() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update_params_in_optimizer(model.parameters(), other.parameters(), optimizer)
+    assert optimizer.param_groups[0]["params"] == list(other.parameters())
+
+
+class Swaps(Callback):
+    """Swaps a treated module in mid-run."""
+
+    def batch_end(self, state: object, logger: object) -> None:
+        model = state.model  # type: ignore[attr-defined]
+        if state.timestamp.counts.batch == 1:  # type: ignore[attr-defined]
+            model.body[1] = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+
+
+def test_a_module_that_is_swapped_after_surgery_is_named() -> None:
+    with pytest.warns(SurgeryWarning, match=r"`body\.1` is no longer the BlurConv2d"):
+        train(
+            [],
+            kind="convnet",
+            steps=2,
+            algorithms=[BlurPool(min_channels=8)],
+            max_duration="2ep",
+            callbacks_more=[Swaps()],
+        )
+
+
+def test_a_resumed_run_must_treat_the_same_modules(tmp_path) -> None:
+    train(["GyroDropout"], steps=2, save_folder=tmp_path, save_interval="1ba")
+    model = make_model("convnet")
+    model.body[7] = nn.Identity()  # type: ignore[index,operator]
+    model.body.append(nn.Dropout(0.1))  # type: ignore[union-attr,operator]
+    with pytest.raises(IncompatibleError, match="treated other modules"):
+        train(["GyroDropout"], steps=2, model=model, load_path=tmp_path / "ep0-ba1")
+
+
+def test_weights_are_standardized() -> None:
+    from hocket.algos import apply_weight_standardization
+
+    model = make_model("convnet")
+    apply_weight_standardization(model, n_last_layers_ignore=1)
+    weight = model.stem.weight  # type: ignore[union-attr]
+    torch.testing.assert_close(weight.mean((1, 2, 3)), torch.zeros(8), atol=1e-6, rtol=0)  # type: ignore[operator]
+    torch.testing.assert_close(weight.var((1, 2, 3), correction=0), torch.ones(8), atol=1e-2, rtol=0)  # type: ignore[operator]
+    assert WeightStandardization().n_last_layers_ignore == 0

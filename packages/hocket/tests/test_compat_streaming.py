@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from hocket.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from hocket.compat.streaming.base.util import clean_stale_shared_memory, merge_index
+from hocket.compat.streaming.stream import streams_registry
 from hocket.stream.errors import ConfigError
 from hocket.trainer import Trainer
 from support.s3d import Server
@@ -138,9 +139,12 @@ def test_arguments_are_attributes_and_what_is_absent_says_so(folder: str) -> Non
     assert (dataset.shuffle, dataset.shuffle_seed, dataset.batch_size) == (True, 7, 16)
     assert (dataset.replication, dataset.num_canonical_nodes, dataset.cache_limit) == (None, None, None)
     assert dataset.streams == [Stream(local=folder)]
-    assert dataset.num_shards == len(list(Path(folder).glob("*.mds")))
+    assert dataset.num_shards == len(list(Path(folder).glob("*.mds"))) == len(dataset.shards)
+    assert sum(shard.samples for shard in dataset.shards) == dataset.num_samples
+    assert dataset.shards[0].compression is None
+    assert dataset.shards[0].basename == "shard.00000.mds"
     assert dataset._engine.settings.prefetch_batches == 8
-    with pytest.raises(AttributeError, match="no `evict_coldest_shard`: `cache_limit` evicts by itself"):
+    with pytest.raises(AttributeError, match="no `evict_coldest_shard`: `cache_limit` evicts automatically"):
         dataset.evict_coldest_shard()
     assert not hasattr(dataset, "anything_else")
 
@@ -158,11 +162,82 @@ def test_states_by_number_of_samples(folder: str) -> None:
     assert dataset.state_dict(16, True)["sample_in_epoch"] == 16
 
 
+class CountedStream(Stream):
+    """A stream with an argument of its own, as clients register them."""
+
+    def __init__(self, *, label: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.label = label
+
+
+class FetchingStream(Stream):
+    def prepare_shard(self, shard: Any) -> int:
+        return 0
+
+
+def test_streams_of_other_classes(folder: str, tmp_path: Path) -> None:
+    streams_registry.register("counted", func=CountedStream)
+    options: Any = {"batch_size": 16, "streams": [], "local": folder}
+    dataset = StreamingDataset(stream_name="counted", stream_config={"label": "x", "repeat": 2}, **options)
+    (stream,) = dataset.streams
+    assert isinstance(stream, CountedStream)
+    assert (stream.label, stream.choose, stream.repeat, stream.proportion) == ("x", 2 * COUNT, 2.0, 1.0)
+    # The weights that were filled in are not taken for given ones.
+    assert StreamingDataset(streams=[stream], batch_size=16).stream_counts == [2 * COUNT]
+    remote = StreamingDataset(remote=write(tmp_path / "remote"), batch_size=16)
+    assert remote.streams[0].local is not None
+    with pytest.raises(ConfigError, match="`FetchingStream` defines `prepare_shard`, which is not called"):
+        FetchingStream(local=folder)
+
+
+class OwnState(StreamingDataset):
+    """A data set that wraps `state_dict`, as LLM-foundry's do."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:  # type: ignore[override]
+        return super().state_dict(num_samples=num_samples, from_beginning=from_beginning) | {"epoch": 7}
+
+
+def test_the_loader_calls_an_overridden_state_dict(folder: str) -> None:
+    loader = StreamingDataLoader(OwnState(local=folder, batch_size=16), batch_size=16)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state is not None
+    assert (state["epoch"], state["sample_in_epoch"]) == (7, 16)
+
+
+def test_the_epoch_of_a_state_by_number_of_samples(folder: str) -> None:
+    dataset = open_data(folder)
+    for epoch in (0, 1):
+        ids(DataLoader(dataset, batch_size=16))
+        assert dataset.state_dict(0, False)["epoch"] == epoch
+        assert dataset.next_epoch == epoch + 1
+
+
+def test_samples_have_the_columns_of_their_own_stream(folder: str, tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int", "name": "str"}, out=str(tmp_path / "named")) as writer:
+        writer.write({"id": -1, "name": "a"})
+    streams = [Stream(local=str(tmp_path / "named")), Stream(local=folder)]
+    dataset = StreamingDataset(streams=streams, batch_size=1, batching_method="random")
+    samples = {sample["id"]: sample for sample in dataset}
+    assert samples[-1] == {"id": -1, "name": "a"}
+    assert set(samples[3]) == {"id", "x"}
+
+
+def test_writers_have_a_config_and_no_digests(tmp_path: Path) -> None:
+    writer = MDSWriter(columns={"id": "int"}, out=str(tmp_path / "data"))
+    config = writer.get_config()
+    writer.finish()
+    assert (config["column_names"], config["hashes"], config["version"]) == (["id"], [], 2)
+    with pytest.raises(ConfigError, match=r"no arguments \['min_workers'\]"):
+        MDSWriter(columns={"id": "int"}, out=str(tmp_path / "other"), min_workers=1)
+    assert Stream(remote="s3://bucket/data").local is not None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"cache_limit": "1gigs"}, "`cache_limit` is '1gigs'"),
-        ({"stream_name": "mine"}, "`stream_name` is 'mine'"),
+        ({"stream_name": "mine"}, "`stream_name` is 'mine': expected one of .*'stream'"),
         (
             {"batching_method": "device_per_stream"},
             "`batching_method` is 'device_per_stream', which comes later",
@@ -199,17 +274,12 @@ def test_arguments_reach_the_data(folder: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_spawned_is_told_by_our_loader_alone(folder: str) -> None:
-    options: Any = {
-        "batch_size": 16,
-        "num_workers": 1,
-        "multiprocessing_context": "forkserver",
-        "timeout": 90,
-    }
-    loader = StreamingDataLoader(open_data(folder), **options)
-    assert ids(loader) == ids(DataLoader(open_data(folder), batch_size=16))
-    with pytest.raises(ConfigError, match="cannot know which epoch"):
-        next(iter(DataLoader(open_data(folder), **options)))
+def test_spawned_workers_read_the_epochs_in_turn(folder: str) -> None:
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "forkserver", "timeout": 90}
+    expected = [ids(DataLoader(dataset, batch_size=16)) for dataset in [open_data(folder)] for _ in range(2)]
+    for kind in (StreamingDataLoader, DataLoader):
+        loader = kind(open_data(folder), batch_size=16, **options)
+        assert [ids(loader), ids(loader)] == expected
 
 
 SCRIPT = """

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="PyTorch training that carries on.")
+app = typer.Typer(name="hocket", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"hocket {importlib.metadata.version('hocket')}")
+        raise typer.Exit
 
 
 @app.callback()
-def hocket() -> None:
-    """Keeps `demo` a verb of its own while it is the only one."""
+def hocket(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """PyTorch training that carries on."""
 
 
 @app.command()
@@ -29,7 +42,7 @@ def demo(
         str, typer.Option(help="Processes of the run that is killed, then of each resumption.")
     ] = "2,2,1,4",
 ) -> None:
-    """Trains, is killed in the middle of a save, carries on elsewhere, and shows that nothing changed."""
+    """Train, is killed in the middle of a save, carries on elsewhere, and shows that nothing changed."""
     # Here and not above: `hocket --help` should not wait for torch.
     from hocket.native.errors import HocketError
     from hocket.recipes.demo import DemoOptions, run_demo
@@ -51,6 +64,52 @@ def demo(
         Console(stderr=True).print(f"[red]hocket demo:[/] {error}", highlight=False)
         raise typer.Exit(1) from error
     raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="A run's YAML file; with --resume, the first setting.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings in place of the file's: optimizer.lr=3e-4 …")
+    ] = None,
+    is_printed: Annotated[
+        bool, typer.Option("--print", help="Print the resolved configuration, and do not train.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on from a checkpoint of such a run, or the newest in a folder; needs no file."),
+    ] = None,
+) -> None:
+    """Train a run from a file; `hocket-launch -n 2 -m hocket.recipes train run.yaml` on several ranks."""
+    # Here and not above: `hocket --help` should not wait for torch.
+    from hocket.native.errors import HocketError
+    from hocket.recipes.config.reading import as_yaml, config_of_checkpoint, read_config, with_overrides
+    from hocket.recipes.config.resolving import resolve
+    from hocket.recipes.config.trainer import trainer_from
+    from hocket.trainer.errors import TrainerError
+
+    changes = list(settings or [])
+    try:
+        if resume is not None:
+            uri, given = config_of_checkpoint(resume)
+            changes = [*([] if config is None else [config]), *changes]
+            # The last word is a setting's: one of them may name another checkpoint.
+            given = with_overrides(given, [f"checkpoint.load_path={uri}"])
+        elif config is None:
+            raise typer.BadParameter("give a YAML file, or --resume with a checkpoint", param_hint="CONFIG")
+        else:
+            given = read_config(config)
+        given = with_overrides(given, changes)
+        if is_printed:
+            sys.stdout.write(as_yaml(resolve(given)))
+            return
+        with trainer_from(given) as trainer:
+            trainer.fit()
+    except (TrainerError, HocketError) as error:
+        Console(stderr=True).print(f"[red]hocket train:[/] {error}", highlight=False)
+        raise typer.Exit(1) from error
 
 
 def main() -> None:

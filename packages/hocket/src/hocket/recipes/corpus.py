@@ -34,7 +34,7 @@ def source_files() -> list[Path]:
 
 
 def samples(length: int) -> Iterator[dict[str, object]]:
-    """Cuts the corpus into samples.
+    """Cut the corpus into samples.
 
     Args:
         length: Bytes in a sample, `L + 1`; a sample begins with the last byte of the one before it, so that
@@ -50,7 +50,7 @@ def samples(length: int) -> Iterator[dict[str, object]]:
 
 
 def write_corpus(out: str | tuple[str, str], length: int) -> int:
-    """Writes the corpus as zstd-compressed MDS shards.
+    """Write the corpus as zstd-compressed MDS shards.
 
     Args:
         out: Where to: a folder, a URI, or a pair (local folder, URI).

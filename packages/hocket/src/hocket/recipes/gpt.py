@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.algos.alibi import AlibiAttention, policy_registry
+
 VOCABULARY = 256
 
 
@@ -36,7 +38,7 @@ class GPTConfig:
     num_heads: int = 4
 
     def __post_init__(self) -> None:
-        """Refuses a width that the heads cannot share.
+        """Refuse a width that the heads cannot share.
 
         Raises:
             ValueError: `width` is no multiple of `num_heads`.
@@ -54,6 +56,8 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
+        self.is_causal = True
+        self.alibi: AlibiAttention | None = None
         self.attention_norm = nn.LayerNorm(config.width)
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.attention_out = nn.Linear(config.width, config.width, bias=False)
@@ -68,12 +72,20 @@ class Block(nn.Module):
         return out
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention."""
+        """Self-attention, over earlier positions if `is_causal`."""
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attend = F.scaled_dot_product_attention if self.alibi is None else self.alibi
+        mixed = attend(q, k, v, is_causal=self.is_causal)
         out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
+
+
+@policy_registry.register(Block)
+def give_alibi(block: Block, index: int, max_sequence_length: int) -> nn.Module:  # noqa: ARG001
+    """Give a block attention with linear biases; `hocket.algos.Alibi` calls it."""
+    block.alibi = AlibiAttention(block.num_heads, max_sequence_length)
+    return block
 
 
 class GPT(nn.Module):
@@ -94,12 +106,20 @@ class GPT(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Logits of the next byte at each position, `(B, L, V)`."""
-        seen = batch["tokens"][:, :-1].long()
+        return self.logits(batch["tokens"][:, :-1].long())
+
+    def logits(self, seen: Tensor) -> Tensor:
+        """Logits at each position of `(B, L) int64`."""
+        logits: Tensor = self.head(self.encode(seen))
+        return logits
+
+    def encode(self, seen: Tensor) -> Tensor:
+        """The last features at each position of `(B, L) int64`, `(B, L, D)`."""
         x = self.byte_embedding(seen) + self.position_embedding.weight[: seen.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        features: Tensor = self.norm(x)
+        return features
 
     def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy over the batch, in nats a byte."""

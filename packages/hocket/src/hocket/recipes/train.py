@@ -34,18 +34,18 @@ class Journal(Callback):
         self._file: TextIO | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Opens the file."""
+        """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("w", encoding="utf-8")
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Writes a line."""
+        """Write a line."""
         if self._file is not None:
             ids = state.batch["id"].tolist()
             print(json.dumps({"step": state.timestamp.counts.batch, "ids": ids}), file=self._file, flush=True)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains."""
+    """Train."""
     args = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)

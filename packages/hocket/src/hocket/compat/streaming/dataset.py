@@ -2,65 +2,60 @@
 
 from __future__ import annotations
 
-import mmap
-import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import torch.utils.data
-
-from hocket.stream import Stream
+from hocket.compat.streaming.shards import ShardInfo, read_shards
+from hocket.compat.streaming.stream import Stream, streams_registry, to_core
+from hocket.stream import Stream as CoreStream
 from hocket.stream import StreamingDataset as _StreamingDataset
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
-from hocket.stream.samples import SampleIterator
 
-_MOST_WORKERS = 1024
 _MOST_AHEAD = 8
 
-#: What mosaicml-streaming's data sets have and these have not, and why.
+#: Attributes of mosaicml-streaming's data sets that do not exist here, and what to use.
 _ABSENT = {
-    "cache_usage": "the cache folder's files are counted as they are; `metrics()` says what was fetched",
-    "evict_coldest_shard": "`cache_limit` evicts by itself",
-    "evict_shard": "`cache_limit` evicts by itself",
-    "get_item": "ask with `dataset[number]`",
-    "prepare_shard": "shards are fetched ahead by themselves, and by `dataset[number]`",
-    "resample_streams": "each epoch draws its samples by itself",
-    "sample_offset_per_shard": "ask for samples by number: `dataset[number]`",
-    "samples_per_shard": "`hocket-stream inspect` shows each shard",
-    "shard_offset_per_stream": "ask for samples by number: `dataset[number]`",
-    "shards": "`hocket-stream inspect` shows each one; `num_shards` is their number",
+    "cache_usage": "usage is read from the cache folder; `metrics()` has the bytes fetched",
+    "evict_coldest_shard": "`cache_limit` evicts automatically",
+    "evict_shard": "`cache_limit` evicts automatically",
+    "get_item": "use `dataset[number]`",
+    "prepare_shard": "shards are prefetched automatically, and read by `dataset[number]`",
+    "resample_streams": "samples are drawn anew in each epoch automatically",
+    "sample_offset_per_shard": "read samples by number: `dataset[number]`",
+    "samples_per_shard": "each of `shards` has its `samples`",
+    "shard_offset_per_stream": "read samples by number: `dataset[number]`",
     "shards_per_stream": "`hocket-stream inspect` shows each stream's",
-    "spanner": "ask for samples by number: `dataset[number]`",
-    "stream_per_shard": "ask for samples by number: `dataset[number]`",
+    "spanner": "read samples by number: `dataset[number]`",
+    "stream_per_shard": "read samples by number: `dataset[number]`",
 }
-_TURN = struct.Struct("I")
 
 
 class StreamingDataset(_StreamingDataset):
     """A data set of MDS, JSON or XSV shards in mosaicml-streaming's order, for any torch `DataLoader`.
 
-    Arguments are mosaicml-streaming's, and mean what they mean there and in `hocket.stream.StreamingDataset`,
-    but for these:
+    Arguments are those of mosaicml-streaming, with the meaning that they have there and in
+    `hocket.stream.StreamingDataset`, except for these:
 
     Args:
-        predownload: Samples ahead, rounded up to whole batches of `batch_size`, which it needs, and at most 8
-            of them: what is fetched further ahead are shards, as far as memory of 256 MiB allows.
+        predownload: Number of samples to prefetch, rounded up to batches of `batch_size`, which is
+            required, and limited to 8 batches. Shards are prefetched further ahead, up to 256 MiB.
         batching_method: `random`, `stratified` or `per_stream`; `device_per_stream` comes later.
-        stream_name: `stream`: there is no registry of other classes.
-        stream_config: Arguments of the one `Stream`, beside `remote`, `local` and `split`.
+        stream_name: Name of the class of the stream in `streams_registry`, if `streams` is not given.
+        stream_config: Arguments of that class, beside `remote`, `local` and `split`.
 
     Raises:
-        ConfigError: An argument does not work, or has no counterpart here.
-        IndexNotFoundError: There is no data set.
-        IndexCorruptError: Its index cannot be trusted.
-        StoreError: The store's own errors, as they come.
+        ConfigError: An argument is not valid, or not supported.
+        IndexNotFoundError: There is no index.
+        IndexCorruptError: The index is not valid.
+        StoreError: The object store failed.
     """
 
     def __init__(
         self,
         *,
-        streams: Sequence[Stream] | None = None,
+        streams: Sequence[Stream | CoreStream] | None = None,
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
@@ -86,11 +81,7 @@ class StreamingDataset(_StreamingDataset):
         stream_name: str = "stream",
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
-        if stream_name != "stream":
-            raise ConfigError(
-                f"`stream_name` is {stream_name!r}: expected 'stream'; there is no registry of other "
-                "classes, give `streams`"
-            )
+        make_stream = streams_registry.get(stream_name)
         ahead: dict[str, Any] = {}
         if predownload is not None:
             if batch_size is None or predownload < 0:
@@ -99,16 +90,17 @@ class StreamingDataset(_StreamingDataset):
                     "beside the size of a batch"
                 )
             ahead["prefetch_batches"] = min(max(-(-predownload // batch_size), 1), _MOST_AHEAD)
-        if stream_config:
-            if streams is not None:
-                raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
-            streams = [Stream(**{"remote": remote, "local": local, "split": split} | dict(stream_config))]
-            remote = local = split = None
+        place = {"remote": remote, "local": local, "split": split}
+        is_placed = any(value is not None for value in place.values())
+        if streams and is_placed:
+            given = [name for name, value in place.items() if value is not None]
+            raise ConfigError(f"`streams` is given beside {given}: expected one of them")
+        if streams and stream_config:
+            raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
+        # Clients' configurations have an empty list beside `remote` and `local`.
+        self.streams = list(streams) if streams else [make_stream(**place | dict(stream_config or {}))]
         super().__init__(
-            streams=streams,
-            remote=remote,
-            local=local,
-            split=split,
+            streams=to_core(self.streams),
             epoch_size=epoch_size,
             batch_size=batch_size,
             batching_method=batching_method,
@@ -130,7 +122,11 @@ class StreamingDataset(_StreamingDataset):
             download_retry=download_retry,
             **ahead,
         )
-        self.streams = [Stream(remote=remote, local=local, split=split)] if streams is None else list(streams)
+        for stream, source, count, size in zip(
+            self.streams, self._engine.sources, self._engine.counts, self._engine.sizes, strict=True
+        ):
+            if isinstance(stream, Stream):
+                stream.fill(local=str(source.location.local), count=count, size=size, total=self.epoch_size)
         self.num_streams = len(self.streams)
         self.predownload = predownload
         self.cache_limit = cache_limit
@@ -146,33 +142,12 @@ class StreamingDataset(_StreamingDataset):
         self.batching_method = batching_method
         self.allow_unsafe_types = allow_unsafe_types
         self.replication = replication
-        self._turns = _Turns()
-        self._begun: tuple[int, int] | None = None
         self._loaded = (0, 0)
-        self._is_told = False
         self._numbers: list[int] = []
         self._ready: tuple[int, dict[str, Any]] | None = None
 
-    def __iter__(self) -> SampleIterator:
-        """Return this rank's samples, each iteration those of the next epoch, in workers too.
-
-        A subclass that overrides `__getitem__` has it called for each sample.
-
-        Raises:
-            ConfigError: In a plain `DataLoader`'s worker that was not forked: it cannot know the epoch.
-        """
-        worker = torch.utils.data.get_worker_info()
-        if worker is not None and not self._is_told:
-            # The workers of a plain loader are copies of a data set that hears nothing of their epochs.
-            if self._begun is None:
-                self._begun = (self.cursor.epoch, self.cursor.batch)
-            turn = self._turns.take(worker.id)
-            epoch, batch = self._begun
-            self.cursor.go(epoch + turn, 0 if turn else batch)
-        return super().__iter__()
-
     def __getitem__(self, at: Any) -> Any:
-        """Return a sample, or a list of them; see `hocket.stream.StreamingDataset`."""
+        """Return a sample, or a list of samples; see `hocket.stream.StreamingDataset`."""
         if self._ready is not None and self._ready[0] == at:
             return self._ready[1]
         return super().__getitem__(at)
@@ -189,8 +164,11 @@ class StreamingDataset(_StreamingDataset):
             yield batch
 
     def samples(self, batch: RankBatch) -> list[dict[str, Any]]:
-        """Return a batch's samples, as a subclass's own `__getitem__` has them."""
-        found = super().samples(batch)
+        """Return the samples of a batch, as a subclass's own `__getitem__` returns them.
+
+        Where streams differ in columns, a sample has those of its own stream.
+        """
+        found = [self._without_absent(sample) for sample in super().samples(batch)]
         if type(self).__getitem__ is StreamingDataset.__getitem__:
             return found
         made = []
@@ -200,22 +178,19 @@ class StreamingDataset(_StreamingDataset):
         self._ready = None
         return made
 
+    def _without_absent(self, sample: dict[str, Any]) -> dict[str, Any]:
+        mixed = self._engine.mixed_columns
+        if not mixed:
+            return sample
+        return {name: value for name, value in sample.items() if name not in mixed or value is not None}
+
     def __getattr__(self, name: str) -> Any:
-        # Only what is nowhere else comes here.
+        # Called only for attributes that are not found otherwise.
         reason = f": {_ABSENT[name]}" if name in _ABSENT else ""
         raise AttributeError(f"this data set has no `{name}`{reason}", name=name, obj=self)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, which the next iteration is of.
-
-        Raises:
-            ConfigError: `epoch` is below 0.
-        """
-        super().set_epoch(epoch)
-        self._turns.clear()
-
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = False) -> dict[str, Any]:
-        """Return the position: after the batch just yielded, or `num_samples` of all ranks further on.
+        """Return the position after the last yielded batch, or after `num_samples` samples of all ranks.
 
         Args:
             num_samples: Samples over all ranks since the latest state was loaded, or the epoch began.
@@ -224,13 +199,14 @@ class StreamingDataset(_StreamingDataset):
         state = super().state_dict()
         if num_samples is None:
             return state
-        epoch, begun = self.cursor.epoch + max(self._turns.count - 1, 0), 0
+        starts = self.cursor.starts
+        epoch, offset = starts.next_position()[0] - starts.is_begun, 0
         if not from_beginning and self._loaded[0] == epoch:
-            begun = self._loaded[1]
-        return state | {"epoch": epoch, "sample_in_epoch": begun + num_samples}
+            offset = self._loaded[1]
+        return state | {"epoch": epoch, "sample_in_epoch": offset + num_samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, here or there.
+        """Set the position from a saved state of this class or of mosaicml-streaming.
 
         Raises:
             StateMismatchError: It has another seed, or other canonical nodes; the message names the field.
@@ -239,58 +215,24 @@ class StreamingDataset(_StreamingDataset):
         super().load_state_dict(state)
         self._loaded = (self.cursor.epoch, state["sample_in_epoch"])
         self.num_canonical_nodes = state["num_canonical_nodes"]
-        self._turns.clear()
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next iteration is of."""
-        return self.cursor.epoch + self._turns.count
+        """The epoch of the next iteration."""
+        return self.cursor.starts.next_position()[0]
 
     @property
     def num_shards(self) -> int:
-        """Shards of all streams."""
+        """Number of shards in all streams."""
         return sum(index.num_shards for index in self._engine.indexes)
+
+    @cached_property
+    def shards(self) -> list[ShardInfo]:
+        """The shards of all streams, in order. Reads the indexes when it is first used."""
+        places = (source.location for source in self._engine.sources)
+        return read_shards(place.remote or str(place.local) for place in places)
 
     @property
     def num_samples(self) -> int:
-        """Samples of all streams."""
+        """Number of samples in all streams."""
         return self.size
-
-
-class _Turns:
-    """How often each worker number began an iteration, in memory that forks share with their parent."""
-
-    def __init__(self, *, is_shared: bool = True) -> None:
-        self._is_shared = is_shared
-        self._memory = mmap.mmap(-1, _TURN.size * _MOST_WORKERS)
-
-    def take(self, worker: int) -> int:
-        """Return how often this worker began before, and count one more.
-
-        Raises:
-            ConfigError: The parent's memory is not this process's.
-        """
-        if not self._is_shared:
-            raise ConfigError(
-                "a worker of a plain DataLoader was not forked, so it cannot know which epoch it is: "
-                "expected `StreamingDataLoader`, or `multiprocessing_context='fork'`"
-            )
-        turn = int(_TURN.unpack_from(self._memory, worker * _TURN.size)[0])
-        _TURN.pack_into(self._memory, worker * _TURN.size, turn + 1)
-        return turn
-
-    def clear(self) -> None:
-        """Forget all: the parent has said where to go on."""
-        self._memory[:] = bytes(len(self._memory))
-
-    @property
-    def count(self) -> int:
-        """How often the workers began."""
-        return int(_TURN.unpack_from(self._memory, 0)[0])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unshared_turns, ()
-
-
-def _unshared_turns() -> _Turns:
-    return _Turns(is_shared=False)

@@ -1,4 +1,4 @@
-"""`import streaming`, answered from here."""
+"""Makes `import streaming` load this package instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from hocket.stream.errors import ConfigError
 
-#: Modules of mosaicml-streaming and what answers for them.
+#: Modules of mosaicml-streaming and their replacements.
 MODULES = {
     "streaming": "hocket.compat.streaming",
     "streaming.base": "hocket.compat.streaming.base",
@@ -19,13 +19,13 @@ MODULES = {
     "streaming.base.format.mds": "hocket.compat.streaming.base",
     "streaming.base.format.xsv": "hocket.compat.streaming.base",
     "streaming.base.local": "hocket.compat.streaming.local",
-    "streaming.base.stream": "hocket.stream.streams",
+    "streaming.base.stream": "hocket.compat.streaming.stream",
     "streaming.base.util": "hocket.compat.streaming.base.util",
 }
 
 
 def install() -> None:
-    """Make `import streaming` answer with `hocket.compat.streaming` in this process and its forked children.
+    """Make `import streaming` load `hocket.compat.streaming` in this process and its forked children.
 
     Call it before anything imports `streaming`. A second call changes nothing.
 

@@ -1,4 +1,4 @@
-"""A data set on this machine's disk, by number."""
+"""`LocalDataset`: random access to a data set on local disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.stream.streams import resolve_sources
 
 
 class LocalDataset:
-    """A data set that is here as a whole, as a map-style torch data set. No rank, order or cursor has a part.
+    """A local data set as a map-style torch data set, independent of ranks, order and cursor.
 
     Args:
         local: Its folder.
@@ -32,7 +32,7 @@ class LocalDataset:
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return sum(self._engine.sizes)
 
     def __len__(self) -> int:
@@ -44,18 +44,18 @@ class LocalDataset:
     @overload
     def __getitem__(self, at: slice | list[int] | NDArray[np.integer[Any]]) -> list[dict[str, Any]]: ...
     def __getitem__(self, at: Any) -> Any:
-        """Return a sample, or a list of them, by number.
+        """Return a sample, or a list of samples, by number.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: A number is out of range.
         """
         found = find_samples(self._engine, at)
         return found[0] if isinstance(at, (int, np.integer)) else found
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return samples as torch's fetchers ask for them."""
+        """Return several samples; called by torch's fetchers."""
         return find_samples(self._engine, numbers)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield all samples in the order of storage."""
+        """Yield all samples in storage order."""
         return (self[number] for number in range(len(self)))

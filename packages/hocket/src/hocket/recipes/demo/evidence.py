@@ -59,7 +59,7 @@ class Verdict:
 
 
 def read_evidence(journal: Path, ranks: int) -> Evidence:
-    """Reads what a job's ranks wrote down.
+    """Read what a job's ranks wrote down.
 
     A step counts when every rank has written its line: in a killed job the last one may be cut short.
     """
@@ -74,7 +74,7 @@ def read_evidence(journal: Path, ranks: int) -> Evidence:
 
 
 def compare(name: str, job: Evidence, reference: Evidence, *, start: int, last: int) -> Verdict:
-    """Holds a job against the uninterrupted run.
+    """Hold a job against the uninterrupted run.
 
     Args:
         name: The job.

@@ -44,7 +44,7 @@ class JobSpec:
 
     @property
     def log(self) -> Path:
-        """What the job printed."""
+        """The path of the file that the job printed to."""
         return self.folder / "log.txt"
 
 
@@ -107,7 +107,7 @@ class Job:
         return last_step(self.spec.journal / "samples-rank0.jsonl")
 
     def kill(self) -> None:
-        """Sends SIGKILL to the launcher and everything below it, and waits until all of them are gone."""
+        """Send SIGKILL to the launcher and everything below it, and waits until all of them are gone."""
         try:
             launcher = psutil.Process(self._process.pid)
             family = [launcher, *launcher.children(recursive=True)]

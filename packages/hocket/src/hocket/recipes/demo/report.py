@@ -42,7 +42,7 @@ def _losses(verdict: Verdict) -> str:
 
 
 def draw_curves(path: Path, reference: Evidence, jobs: Mapping[str, Evidence], *, killed_at: int) -> None:
-    """Draws the loss curves on top of each other, and below them how far each is from the uninterrupted run.
+    """Draw the loss curves on top of each other, and below them how far each is from the uninterrupted run.
 
     Args:
         path: The PNG to write.

@@ -52,7 +52,7 @@ class DemoOptions:
     save_every: int = 6
 
     def __post_init__(self) -> None:
-        """Refuses what could show nothing.
+        """Refuse what could show nothing.
 
         Raises:
             DemoError: Too few steps, or numbers of ranks that the batch cannot be cut into.
@@ -71,7 +71,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Runs the demo.
+    """Run the demo.
 
     Args:
         options: What to run.
@@ -136,7 +136,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 
 def _prepare(out: Path) -> None:
-    """Makes `out` an empty folder, if it is ours to empty."""
+    """Make `out` an empty folder, if it is ours to empty."""
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).exists():
             raise DemoError(f"`--out {out}` is not empty and not an earlier demo's: name another folder")
@@ -152,7 +152,7 @@ def _base(options: DemoOptions) -> str:
 
 
 def _kill_in_a_save(spec: JobSpec, base: str, console: Console) -> tuple[JobSpec, str]:
-    """Runs the job anew until it was killed in a save that stayed uncommitted.
+    """Run the job anew until it was killed in a save that stayed uncommitted.
 
     Where the manifest was quicker than the signal, the job carries on from it and the next save is tried;
     where that was its last save, or it ended before one was caught, it starts again in another folder.
@@ -203,7 +203,7 @@ def _resume(killed: JobSpec, base: str, options: DemoOptions, console: Console) 
 
 
 def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
-    """Holds what the killed job wrote down before it died against the uninterrupted run."""
+    """Hold what the killed job wrote down before it died against the uninterrupted run."""
     evidence = read_evidence(killed.journal, killed.ranks)
     last = min(max(evidence.batches, default=0), max(evidence.losses, default=0))
     start = min(evidence.batches, default=1) - 1
@@ -211,7 +211,7 @@ def _compare_killed(killed: JobSpec, reference: Evidence) -> Verdict:
 
 
 def _command(console: Console, verb: str, uri: str) -> None:
-    """Runs `hocket-ckpt VERB URI` as a person would."""
+    """Run `hocket-ckpt VERB URI` as a person would."""
     command = Path(sys.executable).with_name("hocket-ckpt")
     done = subprocess.run(
         [str(command), verb, uri],

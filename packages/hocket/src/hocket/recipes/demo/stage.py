@@ -22,7 +22,7 @@ class Shown:
         self._console, self._title, self._began = console, title, time.monotonic()
 
     def at(self, step: int) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         self._progress.update(self._task, completed=step)
 
     def __enter__(self) -> Self:
@@ -36,7 +36,7 @@ class Shown:
 
 
 def run_job(spec: JobSpec, console: Console, *, kill_in_gap: bool = False) -> str | None:
-    """Runs a job to its end, or kills it in a save.
+    """Run a job to its end, or kills it in a save.
 
     Args:
         spec: The job.

@@ -3,7 +3,8 @@
 from hocket.compat.streaming.dataloader import StreamingDataLoader
 from hocket.compat.streaming.dataset import StreamingDataset
 from hocket.compat.streaming.local import LocalDataset
-from hocket.stream import CSVWriter, JSONWriter, MDSWriter, Stream, TSVWriter, XSVWriter
+from hocket.compat.streaming.stream import Stream
+from hocket.compat.streaming.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __all__ = [
     "CSVWriter",

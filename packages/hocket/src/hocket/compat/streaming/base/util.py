@@ -1,4 +1,4 @@
-"""The names of `streaming.base.util` that scripts call."""
+"""The functions of `streaming.base.util` that scripts use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["clean_stale_shared_memory", "merge_index"]
 
 
 def clean_stale_shared_memory() -> None:
-    """Do nothing: there is no named shared memory that a killed run could leave."""
+    """Do nothing, because no named shared memory is used."""
 
 
 def merge_index(*index_file_urls: Any, keep_local: bool = True, download_timeout: int = 60) -> None:

@@ -1,4 +1,4 @@
-"""A Spark DataFrame as a data set: each partition by itself, and one index over all."""
+"""Conversion of Spark DataFrames: one data set per partition, and one index over all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from hocket.compat.streaming.writers import MDSWriter
 from hocket.native import Store
-from hocket.stream import MDSWriter
 from hocket.stream import merge_index as _merge_index
 from hocket.stream.errors import ConfigError, DatasetExistsError
 from hocket.stream.output import Place, split_place
 
-#: From some rows, as a pandas DataFrame, to samples.
+#: A function that makes samples from rows, given as a pandas DataFrame.
 MakeSamples = Callable[..., Iterable[Mapping[str, Any]]]
 
 _ENCODINGS = {
@@ -44,7 +44,7 @@ def dataframe_to_mds(
     udf_iterable: MakeSamples | None = None,
     udf_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Place, int]:
-    """Write a Spark DataFrame as MDS shards, each partition as a data set in a folder of its own.
+    """Write a Spark DataFrame as MDS shards, with one folder per partition.
 
     Spark's tasks write them side by side and are tried again as Spark tries its tasks: each try begins its
     folder anew. Samples come in the order of the partitions. Needs pyspark without Spark Connect, and Hocket
@@ -89,14 +89,14 @@ def dataframe_to_mds(
     return out, 0
 
 
-#: Its name in older scripts.
+#: The name in older scripts.
 dataframeToMDS = dataframe_to_mds  # noqa: N816
 
 
 def _write_partition(
     number: int, rows: Iterable[Any], *, out: Place, settings: Mapping[str, Any]
 ) -> Iterator[str]:
-    """In a task: write a partition's rows; yields the name of its folder."""
+    """Write the rows of a partition in a Spark task; yield the name of its folder."""
     arrays = {
         column: encoding.split(":")[1]
         for column, encoding in settings["columns"].items()
@@ -115,7 +115,7 @@ def _write_partition(
 def _write_frames(
     frames: Iterable[Any], *, out: Place, settings: Mapping[str, Any], make: MakeSamples
 ) -> Iterator[Any]:
-    """In a task: write what is made of a partition's DataFrames; yields the name of its folder as one."""
+    """Write the samples made from a partition's DataFrames in a Spark task; yield the name of its folder."""
     import pandas as pd  # type: ignore[import-untyped]
     from pyspark import TaskContext
 

@@ -1,0 +1,74 @@
+"""Composer's public names without a counterpart: each raises on use, and says what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hocket.compat.composer.absent_names import ABSENT
+from hocket.trainer.errors import TrainerError
+
+
+class AbsentNameError(TrainerError, NotImplementedError):
+    """A script uses a name of Composer that Hocket does not have; the message says what replaces it."""
+
+
+class Absent:
+    """Stands for a name that is imported and may never be used: a call, a subclass or an attribute raises.
+
+    Nothing is an instance of it.
+
+    Args:
+        name: Its full name in Composer.
+        instead: What to use in its place, as the rest of a sentence.
+    """
+
+    def __init__(self, name: str, instead: str) -> None:
+        self.__name__ = name.rpartition(".")[2]
+        self.__doc__ = f"Raises `AbsentNameError`: {instead}."
+        self._sentence = f"Hocket has no `{name}`; {instead}"
+
+    def _refuse(self) -> NoReturn:
+        raise AbsentNameError(self._sentence)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise `AbsentNameError`."""
+        self._refuse()
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
+        """Raise `AbsentNameError`: a subclass needs the class."""
+        self._refuse()
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Raise `AbsentNameError`."""
+        self._refuse()
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        """Return False: there are no instances."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        # Introspection asks for names of this form, and expects an `AttributeError`.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __repr__(self) -> str:
+        """Return the sentence."""
+        return f"<{self._sentence}>"
+
+
+def absent_from(module: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module of this package.
+
+    Args:
+        module: Its name in Composer, such as `composer.callbacks`.
+    """
+
+    def get(name: str) -> Any:
+        instead = ABSENT.get(module, {}).get(name)
+        if instead is None:
+            raise AttributeError(f"`{module}` of the compatibility layer has no `{name}`", name=name)
+        return Absent(f"{module}.{name}", instead)
+
+    return get

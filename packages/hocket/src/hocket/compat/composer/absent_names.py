@@ -1,0 +1,29 @@
+"""What to use instead of Composer's public names that have no counterpart; by module and name."""
+
+from __future__ import annotations
+
+_URI = (
+    "give the URI (`s3://…`, `gs://…`) as `save_folder` or `load_path`; the environment has the credentials"
+)
+_OTHER_DEVICE = "Hocket trains on CPUs, CUDA and MPS devices"
+_TP = "tensor parallelism is not implemented; shard with `fsdp`"
+
+ABSENT: dict[str, dict[str, str]] = {
+    "composer.callbacks": {
+        "MLPerfCallback": "log by MLCommons' own package `mlperf_logging` from a callback of your own",
+    },
+    "composer.devices": {
+        "DeviceHPU": _OTHER_DEVICE,
+        "DeviceNeuron": _OTHER_DEVICE,
+        "DeviceTPU": _OTHER_DEVICE,
+    },
+    "composer.distributed": {"prepare_tp_module": _TP},
+    "composer.utils": {
+        "LibcloudObjectStore": _URI,
+        "MLFlowObjectStore": _URI,
+        "SFTPObjectStore": _URI,
+        "TPConfig": _TP,
+        "UCObjectStore": _URI,
+        "quantize_dynamic": "use torchao's quantization on the exported model",
+    },
+}

@@ -1,0 +1,188 @@
+"""Composer's own checkpoint files: reading them, and going on from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+import hocket.ckpt as ckpt
+from hocket.ckpt.errors import CheckpointError
+from hocket.trainer import State
+from hocket.trainer.errors import ResumeError
+from hocket.trainer.optimizer_state import model_state, optimizer_state, take_optimizer_state
+from hocket.trainer.timestamp import Counts, Timestamp
+from hocket.trainer.tree_filter import without
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComposerFile:
+    """The tensors and plain values of a file that Composer saved. Nothing in it is executed."""
+
+    uri: str
+    tensors: Mapping[tuple[Any, ...], torch.Tensor]
+    """By path, such as `("state", "model", "module.0.weight")`."""
+    values: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def tree(self, *path: Any) -> dict[Any, Any]:
+        """Return everything below a path as nested dicts."""
+        found: dict[Any, Any] = {}
+        for where, leaf in [*self.values.items(), *self.tensors.items()]:
+            if where[: len(path)] == path and len(where) > len(path):
+                inner = found
+                *above, last = where[len(path) :]
+                for name in above:
+                    inner = inner.setdefault(name, {})
+                inner[last] = leaf
+        return found
+
+
+def is_composer_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a file of `torch.save`, and not a checkpoint folder."""
+    return os.path.isfile(path)
+
+
+def read_composer_file(path: str | os.PathLike[str]) -> ComposerFile:
+    """Read a file that Composer saved.
+
+    Raises:
+        ResumeError: If it is no such file.
+    """
+    uri = os.fspath(path)
+    try:
+        opened = ckpt.open(uri)
+    except CheckpointError as error:
+        raise ResumeError(f"`{uri}` cannot be read as a checkpoint file of Composer: {error}") from error
+    tensors = {tuple(opened.contents.tensors[name].path): _as_tensor(opened[name]) for name in opened}
+    if not any(where[:2] == ("state", "model") for where in tensors):
+        raise ResumeError(f"`{uri}` has no `state.model`; expected a file that Composer's trainer saved")
+    values = {tuple(record.path): record.value for record in opened.contents.values.values()}
+    return ComposerFile(uri=uri, tensors=tensors, values=values)
+
+
+def load_composer_file(
+    file: ComposerFile,
+    state: State,
+    *,
+    weights_only: bool = False,
+    strict: bool = True,
+    ignore_keys: Any = None,
+) -> list[str]:
+    """Put a model, its optimizers and the time of a file into a run.
+
+    Args:
+        file: What to load.
+        state: Of the run.
+        weights_only: Load the model alone; the run starts at 0.
+        strict: Refuse names that only the model or only the file has.
+        ignore_keys: Parts of the file's `state` that are not loaded: globs such as `model/head.*`.
+
+    Returns:
+        Sentences for the user.
+
+    Raises:
+        ResumeError: If the model or an optimizer differs from the file's.
+    """
+    saved = file.tree("state")
+    given = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
+    if isinstance(given, (list, tuple)):
+        # Composer's globs start with `state/`.
+        given = [glob.removeprefix("state/") for glob in given]
+    saved = without(saved, given)
+    _fill_model(state, saved.get("model", {}), file.uri, strict=strict and ignore_keys is None)
+    if weights_only:
+        return [f"weights from `{file.uri}`; the run starts at 0"]
+    by_kind = saved.get("optimizers", {})
+    for optimizer in state.optimizers:
+        kind = type(optimizer).__name__
+        if kind in by_kind:
+            _fill_optimizer(state, optimizer, by_kind[kind])
+        elif by_kind:
+            raise ResumeError(
+                f"`{file.uri}` has the state of `{', '.join(map(str, by_kind))}`, and this run's optimizer "
+                f"is `{kind}`; make the same one, or load with `load_weights_only=True`"
+            )
+    times = saved.get("timestamp", {}).get("Timestamp", {})
+    counts = {name: int(times[name]) for name in Counts._fields[:10] if isinstance(times.get(name), int)}
+    state.timestamp = state.previous_timestamp = Timestamp(**counts)
+    if isinstance(saved.get("rank_zero_seed"), int):
+        state.seed = saved["rank_zero_seed"]
+    done = f"{state.timestamp.counts.batch}ba"
+    notices = [f"going on from `{file.uri}`, {done} of training, with random generators of this run"]
+    others = [name for name in ("algorithms", "callbacks") if saved.get(name)]
+    if others:
+        notices.append(f"the states of Composer's {' and '.join(others)} in `{file.uri}` were left out")
+    return notices
+
+
+def _fill_model(state: State, saved: Mapping[str, Any], uri: str, *, strict: bool) -> None:
+    own = {name: value for name, value in model_state(state.model).items() if isinstance(value, torch.Tensor)}
+    missing, unexpected = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
+    if strict and (missing or unexpected):
+        raise ResumeError(
+            f"the model differs from that of `{uri}`: the file lacks {missing[:5]} and has {unexpected[:5]}; "
+            "make the same model, or set `load_strict_model_weights=False`"
+        )
+    for name in own.keys() & saved.keys():
+        if own[name].shape != saved[name].shape:
+            raise ResumeError(
+                f"`{name}` has shape {list(saved[name].shape)} in `{uri}` and {list(own[name].shape)} in "
+                "the model"
+            )
+        with torch.no_grad():
+            target = own[name]
+            like = _laid_out(saved[name], target)
+            if isinstance(target, DTensor):
+                target.to_local().copy_(like.to_local())  # type: ignore[attr-defined]
+            else:
+                target.copy_(like)
+
+
+def _fill_optimizer(state: State, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    parameter_of = dict(_parameters(state))
+    slots = {
+        name: {
+            slot: _laid_out(value, parameter_of[name])
+            if isinstance(value, torch.Tensor) and value.shape == parameter_of[name].shape
+            else value
+            for slot, value in fields.items()
+        }
+        for name, fields in saved.get("state", {}).items()
+        if name in parameter_of
+    }
+    now = optimizer_state(optimizer, state.model)["param_groups"]
+    groups_by_index = saved.get("param_groups", {})
+    groups = [
+        # Options that Composer's optimizer has and ours does not would mean nothing here.
+        {**own, **{key: value for key, value in groups_by_index.get(index, {}).items() if key in own}}
+        for index, own in enumerate(now)
+    ]
+    kind = type(optimizer).__name__
+    take_optimizer_state(optimizer, state.model, {"kind": kind, "state": slots, "param_groups": groups})
+
+
+def _parameters(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    names = {id(value): name for name, value in model_state(state.model).items()}
+    by_name = dict(model_state(state.model))
+    for name, parameter in state.model.named_parameters():
+        plain = names.get(id(parameter), name)
+        yield plain, by_name.get(plain, parameter)
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(like, DTensor):
+        return distribute_tensor(
+            value.to(like.to_local().device, like.dtype), like.device_mesh, like.placements
+        )
+    return value.to(like.device, like.dtype)
+
+
+def _as_tensor(array: Any) -> torch.Tensor:
+    if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,120 @@
+"""The parts of the loop, as `composer.core`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import Dataset
+
+from hocket.trainer import (
+    Algorithm,
+    Callback,
+    DataSpec,
+    Engine,
+    Evaluator,
+    Event,
+    State,
+    Time,
+    Timestamp,
+    TimeUnit,
+)
+from hocket.trainer.data_spec import as_data_spec as ensure_data_spec
+from hocket.trainer.evaluator import as_evaluators
+from hocket.trainer.passes import AlgorithmPass
+from hocket.trainer.precision import Precision as _Numerics
+from hocket.trainer.protocols import Stateful as Serializable
+from hocket.trainer.time import ensure_time
+
+#: What a data loader yields.
+Batch: TypeAlias = Any
+
+#: A value of JSON.
+JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
+
+
+@dataclass
+class Trace:
+    """What an algorithm did at an event."""
+
+    name: str = ""
+    event: Event | None = None
+    exit_code: int | None = None
+    order: int | None = None
+    run: bool = False
+
+
+class Precision(StrEnum):
+    """Names for `Trainer(precision=…)`."""
+
+    FP32 = "fp32"
+    AMP_FP16 = "amp_fp16"
+    AMP_BF16 = "amp_bf16"
+    AMP_FP8 = "amp_fp8"
+
+
+class TrainerMode(StrEnum):
+    """Names of what a trainer does."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "predict"
+
+
+class MemoryFormat(StrEnum):
+    """Names of torch's memory formats."""
+
+    CONTIGUOUS_FORMAT = "contiguous_format"
+    CHANNELS_LAST = "channels_last"
+    CHANNELS_LAST_3D = "channels_last_3d"
+    PRESERVE_FORMAT = "preserve_format"
+
+
+def get_precision_context(precision: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of forward passes in a precision, on a GPU if there is one.
+
+    Raises:
+        TrainerConfigError: If the precision is not supported.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return _Numerics(str(precision), device).forward()
+
+
+def ensure_evaluator(evaluator: Any, default_metric_names: list[str] | None = None) -> Evaluator:
+    """Return an evaluator: itself, or one of a data loader, named `eval`."""
+    if isinstance(evaluator, Evaluator):
+        return evaluator
+    if default_metric_names is not None:
+        return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
+    (made,) = as_evaluators(evaluator)
+    return made
+
+
+__all__ = [
+    "JSON",
+    "Algorithm",
+    "AlgorithmPass",
+    "Batch",
+    "Callback",
+    "DataSpec",
+    "Dataset",
+    "Engine",
+    "Evaluator",
+    "Event",
+    "MemoryFormat",
+    "Precision",
+    "Serializable",
+    "State",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "Trace",
+    "TrainerMode",
+    "ensure_data_spec",
+    "ensure_evaluator",
+    "ensure_time",
+    "get_precision_context",
+]

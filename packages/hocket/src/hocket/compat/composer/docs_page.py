@@ -1,0 +1,102 @@
+"""The page on what differs from Composer: `python -m hocket.compat.composer.docs_page FILE` writes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hocket.compat.composer.absent_names import ABSENT
+from hocket.compat.composer.spellings import SPELLINGS, Spelling
+from hocket.compat.composer.trainer import DEFAULTS
+
+_HEAD = """\
+# Coming from Composer
+
+This page is generated from the tables that the code uses (`python -m hocket.compat.composer.docs_page FILE`).
+
+## Running a script
+
+A script that imports `composer` runs unchanged in one of these ways:
+
+```
+composer -n 4 script.py
+hocket-launch --compat composer -n 4 script.py
+torchrun --nproc-per-node=4 -m hocket.compat.composer script.py
+python -m hocket.compat.composer script.py
+```
+
+The command `composer` is Composer's own launcher where Composer is installed. In a program of your own,
+either call `install()` before anything imports `composer`, or change the import:
+
+```python
+import torch
+from hocket.compat.composer import Trainer
+from hocket.compat.composer.algorithms import LabelSmoothing
+from hocket.compat.composer.models import ComposerClassifier
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 8), torch.arange(64) % 2)
+model = ComposerClassifier(torch.nn.Linear(8, 2), num_classes=2)
+trainer = Trainer(
+    model=model,
+    train_dataloader=DataLoader(data, batch_size=16),
+    optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+    algorithms=[LabelSmoothing(smoothing=0.1)],
+    max_duration="2ep",
+    progress_bar=False,
+)
+trainer.fit()
+trainer.close()
+assert trainer.state.timestamp.batch == "8ba"
+```
+
+## What is different
+
+- The learning rate of batch k is the schedule at batch k. Composer's is the schedule at batch k - 1, because
+  it steps its schedules before it advances the time. Several schedules multiply; in Composer the last one
+  wins.
+- A checkpoint is a folder that any number of ranks can load. `load_path` may be a checkpoint, a folder or
+  `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved.
+- Every sharding is FSDP2's; `deepspeed_config` is translated to it.
+- A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
+- SAM fires the events of the second forward pass alone, and `SWA` gives the model its mean at `swa_end`.
+- Half precision works on a CPU too.
+"""
+
+
+def render() -> str:
+    """Return the page as Markdown."""
+    lines = [_HEAD, "## Defaults", "", "Where Hocket's own defaults differ, Composer's hold:", ""]
+    lines += ["| argument of `Trainer` | default |", "|---|---|"]
+    lines += [f"| `{name}` | `{value!r}` |" for name, value in DEFAULTS.items()]
+    lines += [
+        "| `optimizers` | `DecoupledSGDW(lr=0.1)` |",
+        '| `precision` | `"amp_fp16"` on a GPU, else `"fp32"` |',
+        "",
+        "## Past spellings",
+        "",
+        "| of | past | now | note |",
+        "|---|---|---|---|",
+    ]
+    lines += [_row(row) for row in SPELLINGS]
+    lines += ["", "## Names without a counterpart", "", "They can be imported, and raise on use.", ""]
+    lines += ["| name | instead |", "|---|---|", *_absent()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: Spelling) -> str:
+    values = [f"`{old!r}` is `{new!r}`" for old, new in row.values.items()]
+    note = ", ".join(values) or row.note
+    now = "no effect" if row.new is None else f"`{row.new}`"
+    return f"| `{row.of}` | `{row.old}` | {now} | {note} |"
+
+
+def _absent() -> Iterator[str]:
+    for module, names in ABSENT.items():
+        for name, instead in names.items():
+            yield f"| `{module}.{name}` | {instead} |"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Makes `import composer` load this package instead."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hocket.trainer.errors import TrainerConfigError
+
+_OURS = "hocket.compat.composer"
+
+_MODULES = (
+    "",
+    "algorithms",
+    "callbacks",
+    "checkpoint",
+    "core",
+    "devices",
+    "distributed",
+    "functional",
+    "loggers",
+    "loss",
+    "metrics",
+    "models",
+    "optim",
+    "optim.scheduler",
+    "profiler",
+    "trainer",
+    "utils",
+    "utils.dist",
+    "utils.dist_checkpoint",
+    "utils.module_surgery",
+    "utils.reproducibility",
+)
+
+#: Modules of Composer that scripts import from, and the module here that has all their names.
+_PARTS = {
+    "core": (
+        "algorithm", "callback", "data_spec", "engine", "evaluator", "event", "passes", "precision",
+        "serializable", "state", "time", "types",
+    ),
+    "models": ("base", "huggingface", "initializers", "resnet", "tasks", "tasks.classification"),
+    "optim": ("decoupled_weight_decay",),
+    "trainer": ("trainer",),
+    "algorithms": (
+        "alibi", "augmix", "blurpool", "channels_last", "colout", "cutmix", "cutout", "ema", "factorize",
+        "gated_linear_units", "ghost_batchnorm", "gradient_clipping", "gyro_dropout", "label_smoothing",
+        "layer_freezing", "low_precision_groupnorm", "low_precision_layernorm", "mixup", "no_op_model",
+        "progressive_resizing", "randaugment", "sam", "selective_backprop", "seq_length_warmup",
+        "squeeze_excite", "stochastic_depth", "swa", "weight_standardization",
+    ),
+    "callbacks": (
+        "activation_monitor", "early_stopper", "export_for_inference", "free_outputs", "generate",
+        "image_visualizer", "load_checkpoint", "lr_monitor", "memory_monitor", "memory_snapshot",
+        "nan_monitor", "oom_observer", "optimizer_monitor", "runtime_estimator", "speed_monitor",
+        "system_metrics_monitor", "threshold_stopper", "checkpoint_saver",
+    ),
+    "loggers": (
+        "console_logger", "file_logger", "in_memory_logger", "logger", "logger_destination",
+        "mlflow_logger", "progress_bar_logger", "remote_uploader_downloader", "tensorboard_logger",
+        "wandb_logger",
+    ),
+    "loss": ("loss", "utils"),
+    "metrics": ("metrics", "nlp"),
+    "profiler": ("json_trace_handler", "marker", "profiler", "profiler_action", "profiler_schedule",
+                 "system_profiler", "torch_profiler", "trace_handler"),
+    "utils": ("misc", "iter_helpers", "string_enum", "import_helpers", "batch_helpers", "parallelism",
+              "auto_log_hparams", "checkpoint", "collect_env", "compression", "device", "file_helpers",
+              "inference",
+              "object_store", "remote_uploader", "retrying", "warnings"),
+}  # fmt: skip
+
+#: Modules of Composer and their replacements.
+MODULES = {
+    **{f"composer.{name}".rstrip("."): f"{_OURS}.{name}".rstrip(".") for name in _MODULES},
+    **{f"composer.{above}.{part}": f"{_OURS}.{above}" for above, parts in _PARTS.items() for part in parts},
+}
+
+
+def install(*, force: bool = False) -> None:
+    """Make `import composer` load `hocket.compat.composer` in this process and its forked children.
+
+    Call it before anything imports `composer`. A second call changes nothing.
+
+    Args:
+        force: Replace Composer itself, if it was imported already. Objects made of it stay what they are.
+
+    Raises:
+        TrainerConfigError: Composer itself was imported already.
+    """
+    present = sys.modules.get("composer")
+    if present is not None and present.__name__ != _OURS:
+        if not force:
+            raise TrainerConfigError(
+                "`composer` was imported already: expected `hocket.compat.composer.install()` before "
+                "anything imports it; call it first, or with `force=True`"
+            )
+        for name in [name for name in sys.modules if name.partition(".")[0] == "composer"]:
+            del sys.modules[name]
+    for name, ours in MODULES.items():
+        module = sys.modules[name] = importlib.import_module(ours)
+        above, _, last = name.rpartition(".")
+        if above and not hasattr(sys.modules[above], last):
+            # What `import a.b as m` and `from a import b` look for.
+            setattr(sys.modules[above], last, module)

@@ -1,0 +1,80 @@
+"""Loggers, as `composer.loggers`; those that Hocket does not have say on use what replaces them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePath
+from typing import Any
+
+from hocket.compat.composer.spellings import translate
+from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
+from hocket.trainer import Logger, LoggerDestination, State
+from hocket.trainer.logger import global_rank
+from hocket.trainer.loggers import (
+    CometMLLogger,
+    ConsoleLogger,
+    InMemoryLogger,
+    MLFlowLogger,
+    MosaicMLLogger,
+    NeptuneLogger,
+    ProgressBarLogger,
+    SlackLogger,
+    TensorboardLogger,
+    WandBLogger,
+)
+from hocket.trainer.loggers import FileLogger as _FileLogger
+
+
+class FileLogger(_FileLogger):
+    """`hocket.trainer.loggers.FileLogger` with Composer's arguments and defaults.
+
+    Args:
+        filename: The file. Without `{rank}` it is rank 0's, and the others put theirs before the suffix.
+        remote_file_name: The name to upload it under.
+        **arguments: The others, and past ones. What the process prints is captured unless they say otherwise.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] = "{run_name}/logs-rank{rank}.txt",
+        remote_file_name: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        name = PurePath(filename)
+        if "{rank}" not in str(name) and global_rank() != 0:
+            name = name.with_name(f"{name.stem}-rank{{rank}}{name.suffix}")
+        captured = {"capture_stdout": True, "capture_stderr": True}
+        super().__init__(
+            name, remote_file_name=remote_file_name, **captured | translate("FileLogger", arguments)
+        )
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Open the file; where it continues one of a run before, write a line that names this run."""
+        path = Path(self.filename.format(run_name=state.run_name, rank=global_rank()))
+        is_continued = not self.overwrite and path.is_file() and path.stat().st_size > 0
+        super().init(state, logger)
+        if is_continued and self.path is not None:
+            self._write({"run_name": state.run_name})
+
+
+#: The progress bar's past name.
+TQDMLogger = ProgressBarLogger
+
+
+__all__ = [
+    "CometMLLogger",
+    "ConsoleLogger",
+    "FileLogger",
+    "InMemoryLogger",
+    "Logger",
+    "LoggerDestination",
+    "MLFlowLogger",
+    "MosaicMLLogger",
+    "NeptuneLogger",
+    "ProgressBarLogger",
+    "RemoteUploaderDownloader",
+    "SlackLogger",
+    "TQDMLogger",
+    "TensorboardLogger",
+    "WandBLogger",
+]

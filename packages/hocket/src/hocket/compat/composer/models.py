@@ -1,0 +1,125 @@
+"""Models, as `composer.models`."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, Self
+
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+import hocket.trainer.models as _models
+from hocket.compat.composer.initializers import Initializer
+from hocket.compat.composer.pretrained import write_huggingface_pretrained_from_composer_checkpoint
+from hocket.compat.composer.utils.small import ensure_tuple
+from hocket.trainer import ComposerClassifier as _ComposerClassifier
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.extras import import_extra
+from hocket.trainer.models import HuggingFaceModel
+
+
+class ComposerModel(_models.ComposerModel, ABC):
+    """`hocket.trainer.ComposerModel` whose subclasses may leave out `super().__init__()`.
+
+    An older model may state `validate(batch) -> (outputs, targets)` and `metrics(train)`. Every model of
+    `hocket.trainer.models` counts as an instance.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - of `__init__`
+        """Make it a module before the subclass's `__init__` assigns its parts."""
+        model = super().__new__(cls)
+        nn.Module.__init__(model)
+        return model
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Compute what metrics are updated with: by an older model's `validate(batch)`, if it has one."""
+        validate = getattr(self, "validate", None)
+        return super().eval_forward(batch, outputs) if validate is None else validate(batch)
+
+    def get_metrics(self, is_train: bool = False) -> dict[str, Any]:
+        """Return the metrics by name: those of an older model's `metrics(train)`, if it has it."""
+        stated = getattr(self, "metrics", None)
+        found = stated(train=is_train) if callable(stated) else {}
+        if isinstance(found, (Mapping, MetricCollection)):
+            return dict(found.items())
+        return {type(found).__name__: found}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric; an older model's `validate` returned outputs and targets."""
+        if getattr(self, "validate", None) is None:
+            super().update_metric(batch, outputs, metric)
+        else:
+            metric.update(*outputs)
+
+
+class ComposerClassifier(_ComposerClassifier):
+    """`hocket.trainer.ComposerClassifier`, which by default measures its accuracy while training too."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_classes: int | None = None,
+        train_metrics: Any = None,
+        *args: Any,
+        **arguments: Any,
+    ) -> None:
+        if num_classes is None:
+            num_classes = getattr(module, "num_classes", None)
+        if train_metrics is None and isinstance(num_classes, int) and num_classes > 1:
+            # The validation of arguments reads the device.
+            train_metrics = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        super().__init__(module, num_classes, train_metrics, *args, **arguments)
+
+
+class ComposerResNet(ComposerClassifier):
+    """A ResNet of torchvision as a classifier, as Composer's releases before 0.18 had it.
+
+    Args:
+        model_name: Such as `"resnet50"`.
+        num_classes: The number of logits.
+        pretrained: Whether to fetch torchvision's weights of ImageNet.
+        weights: The name of these weights instead, such as `"IMAGENET1K_V2"`.
+        initializers: Names of `Initializer`, applied to every module in this order.
+        **options: Of torchvision's function, such as `groups` and `width_per_group`.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        num_classes: int = 1000,
+        pretrained: bool = False,
+        weights: str | None = None,
+        *,
+        initializers: Any = None,
+        **options: Any,
+    ) -> None:
+        models: Any = import_extra("torchvision.models", "torchvision", needed_by="ComposerResNet")
+        known = [name for name in models.list_models(module=models) if "resne" in name]
+        if model_name not in known:
+            raise TrainerConfigError(
+                f"`model_name` is `{model_name}`; expected one of {', '.join(f'`{name}`' for name in known)}"
+            )
+        chosen = weights or ("DEFAULT" if pretrained else None)
+        module = models.get_model(model_name, num_classes=num_classes, weights=chosen, **options)
+        for initializer in ensure_tuple(initializers):
+            module.apply(Initializer(initializer).get_initializer())
+        super().__init__(module, num_classes=num_classes)
+
+
+#: The function that made a `ComposerResNet`.
+composer_resnet = ComposerResNet
+
+ComposerModel.register(_ComposerClassifier)
+ComposerModel.register(HuggingFaceModel)
+
+__all__ = [
+    "ComposerClassifier",
+    "ComposerModel",
+    "ComposerResNet",
+    "HuggingFaceModel",
+    "Initializer",
+    "composer_resnet",
+    "write_huggingface_pretrained_from_composer_checkpoint",
+]

@@ -1,0 +1,87 @@
+"""The profiler, as `composer.profiler`."""
+
+from __future__ import annotations
+
+from hocket.trainer import Callback, Logger, State
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.profiler import (
+    JSONTraceHandler,
+    Marker,
+    Profiler,
+    ProfilerAction,
+    TraceHandler,
+    cyclic_schedule,
+)
+from hocket.trainer.profiler.system import SystemSampler
+from hocket.trainer.profiler.torch_profiler import TorchProfiler
+
+
+class SystemProfiler(Callback):
+    """A callback that adds counters of the host to the trace of `Trainer(profiler=…)`.
+
+    `Profiler(sys_prof_cpu=True, …)` does the same.
+
+    Args:
+        profile_cpu: Sample the use of processors.
+        profile_memory: Sample the host's memory.
+        profile_disk: Sample disks.
+        profile_net: Sample the network.
+        stats_thread_interval_seconds: Seconds between two samples.
+    """
+
+    def __init__(
+        self,
+        profile_cpu: bool = True,
+        profile_memory: bool = False,
+        profile_disk: bool = False,
+        profile_net: bool = False,
+        stats_thread_interval_seconds: float = 0.5,
+    ) -> None:
+        self._chosen = {
+            "cpu": profile_cpu,
+            "memory": profile_memory,
+            "disk": profile_disk,
+            "net": profile_net,
+        }
+        self._interval_s = stats_thread_interval_seconds
+        self._sampler: SystemSampler | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Start to sample.
+
+        Raises:
+            TrainerConfigError: If the trainer has no profiler.
+        """
+        if state.profiler is None:
+            raise TrainerConfigError(
+                "`SystemProfiler` writes to the trace of a profiler, and there is none; set "
+                "`Trainer(profiler=Profiler(…))`"
+            )
+        self._stop()
+        self._sampler = SystemSampler(state.profiler.recorder, interval_s=self._interval_s, **self._chosen)
+        self._sampler.start()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Stop sampling."""
+        self._stop()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Stop sampling, after a failure too."""
+        self._stop()
+
+    def _stop(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.close()
+
+
+__all__ = [
+    "JSONTraceHandler",
+    "Marker",
+    "Profiler",
+    "ProfilerAction",
+    "SystemProfiler",
+    "TorchProfiler",
+    "TraceHandler",
+    "cyclic_schedule",
+]

@@ -1,0 +1,133 @@
+"""Past spellings of Composer's arguments and what they are now, in one table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.trainer.data_spec import as_data_spec
+from hocket.trainer.errors import TrainerConfigError
+
+Convert = Callable[[Any, Mapping[str, Any]], Any]
+"""`(value, all arguments) -> value of the new argument`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """An argument's past form.
+
+    Attributes:
+        of: The class that takes it.
+        old: Its name in scripts.
+        new: The argument in its place; None if it has no effect.
+        values: Past values and those of now; other values stay.
+        convert: Makes the new value of the old one, if it is not the same.
+        note: Where the old argument has no effect, the reason; else how the value is made.
+        is_told: Whether a warning says so. It is false for what changes nothing for the user.
+    """
+
+    of: str
+    old: str
+    new: str | None
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    convert: Convert | None = None
+    note: str = ""
+    is_told: bool = False
+
+
+def _microbatch_size(number: Any, arguments: Mapping[str, Any]) -> int | str:
+    if number == "auto":
+        return "auto"
+    loader = arguments.get("train_dataloader")
+    rows = None if loader is None else getattr(as_data_spec(loader).dataloader, "batch_size", None)
+    if not isinstance(number, int) or number < 1 or rows is None:
+        raise TrainerConfigError(
+            f"`grad_accum` is {number!r} for a data loader with `batch_size` {rows}; expected a number from "
+            "1 on and a loader that knows its batch size, or `device_train_microbatch_size=…` in its place"
+        )
+    return int(-(-rows // number))
+
+
+def _in_unit(unit: str) -> Convert:
+    return lambda number, _: f"{number}{unit}"
+
+
+_CLASSES = "the number of classes is read from the outputs"
+_ONE_FOLDER = "a checkpoint is one folder; it is read from where it is"
+_BY_URI = "the URI says which store"
+_SYNC = "gradients are synchronised once a batch, with the last microbatch"
+_AT_ONCE = "each line is written at once, by a thread beside the training"
+_OWN_METRICS = "training metrics are measured if the model states them"
+
+SPELLINGS = (
+    Spelling(of="Trainer", old="precision", new="precision", values={
+        "amp": "amp_fp16", "fp16": "amp_fp16", "bf16": "amp_bf16",
+    }),
+    Spelling(of="Trainer", old="grad_accum", new="device_train_microbatch_size", convert=_microbatch_size,
+             note="the rows of a batch by this number, rounded up"),
+    Spelling(of="Trainer", old="max_epochs", new="max_duration", convert=_in_unit("ep")),
+    Spelling(of="Trainer", old="steps_per_epoch", new="train_subset_num_batches"),
+    Spelling(of="Trainer", old="validate_every_n_epochs", new="eval_interval", convert=_in_unit("ep")),
+    Spelling(of="Trainer", old="validate_every_n_batches", new="eval_interval", convert=_in_unit("ba")),
+    Spelling(of="Trainer", old="load_path_format", new="load_path"),
+    Spelling(of="Trainer", old="load_strict", new="load_strict_model_weights"),
+    Spelling(of="Trainer", old="save_name_format", new="save_filename"),
+    Spelling(of="Trainer", old="save_latest_format", new="save_latest_filename"),
+    Spelling(of="Trainer", old="load_object_store", new=None, note=_BY_URI),
+    Spelling(of="Trainer", old="load_progress_bar", new=None, note=_ONE_FOLDER),
+    Spelling(of="Trainer", old="load_chunk_size", new=None, note=_ONE_FOLDER),
+    Spelling(of="Trainer", old="load_fsdp_monolith_rank0_only", new=None, note=_ONE_FOLDER),
+    Spelling(of="Trainer", old="ddp_sync_strategy", new=None, note=_SYNC),
+    Spelling(of="Trainer", old="compute_training_metrics", new=None, note=_OWN_METRICS),
+    Spelling(of="Trainer", old="precision_config", new=None, is_told=True,
+             note="there are no float8 layers of Transformer Engine"),
+    Spelling(of="fit", old="grad_accum", new="device_train_microbatch_size", convert=_microbatch_size),
+    Spelling(of="FileLogger", old="flush_interval", new=None, note=_AT_ONCE),
+    Spelling(of="FileLogger", old="buffer_size", new=None, note=_AT_ONCE),
+    Spelling(of="MixUp", old="num_classes", new=None, note=_CLASSES),
+    Spelling(of="CutMix", old="num_classes", new=None, note=_CLASSES),
+    Spelling(of="LabelSmoothing", old="alpha", new="smoothing"),
+)  # fmt: skip
+
+
+def translate(of: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments in the spelling of now.
+
+    Args:
+        of: The class or method that they are for.
+        arguments: As a script gives them.
+
+    Raises:
+        TrainerConfigError: If both forms of one are given, or a value cannot be converted.
+    """
+    found = dict(arguments)
+    for row in SPELLINGS:
+        if row.of == of and row.old in found:
+            _apply(row, found)
+    return found
+
+
+def _apply(row: Spelling, arguments: dict[str, Any]) -> None:
+    value = arguments[row.old]
+    if row.new == row.old:
+        if isinstance(value, str) and value in row.values:
+            arguments[row.old] = row.values[value]
+            _tell(row, value)
+        return
+    del arguments[row.old]
+    if row.new is None:
+        if value is not None:
+            _tell(row, value)
+        return
+    if value is None:
+        return
+    if arguments.get(row.new) is not None:
+        raise TrainerConfigError(f"`{row.old}` and `{row.new}` are both given; leave `{row.old}` out")
+    arguments[row.new] = value if row.convert is None else row.convert(value, arguments)
+
+
+def _tell(row: Spelling, value: Any) -> None:
+    if row.is_told:
+        warnings.warn(f"`{row.of}({row.old}={value!r})`: {row.note}", stacklevel=5)

@@ -1,0 +1,148 @@
+"""`Trainer` with Composer's arguments, past and present, and its defaults."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hocket.compat.composer.algorithms import MixedPrecision
+from hocket.compat.composer.composer_files import (
+    ComposerFile,
+    is_composer_file,
+    load_composer_file,
+    read_composer_file,
+)
+from hocket.compat.composer.load_paths import find_checkpoint
+from hocket.compat.composer.progress_log import ProgressLog
+from hocket.compat.composer.spellings import translate
+from hocket.dist import read_world, translate_deepspeed
+from hocket.trainer import Trainer as _Trainer
+from hocket.trainer.arguments import as_list
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.losses import as_model
+from hocket.trainer.optim import DecoupledSGDW
+
+#: Composer's defaults where Hocket's differ.
+DEFAULTS: dict[str, Any] = {
+    "accumulate_train_batch_on_tokens": False,
+    "nonfinite_loss": "ignore",
+    "save_filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
+}
+
+
+class Trainer(_Trainer):
+    """`hocket.trainer.Trainer` with Composer's arguments and defaults.
+
+    Without `optimizers` it trains with `DecoupledSGDW(lr=0.1)`, and on a GPU without `precision` in fp16.
+
+    Args:
+        **arguments: Those of `hocket.trainer.Trainer`, and past spellings, as `spellings.SPELLINGS` lists
+            them. `deepspeed_config` is translated to FSDP2. `load_path` may name the newest checkpoint.
+
+    Raises:
+        TrainerConfigError: If an argument is unknown, or does not fit the others.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        given = DEFAULTS | translate("Trainer", arguments)
+        _run_name(given)
+        _parallelism(given)
+        _numerics(given)
+        _checkpoints(given)
+        if given.get("optimizers") is None and "model" in given:
+            warnings.warn("no `optimizers`: training with `DecoupledSGDW(lr=0.1)`", stacklevel=2)
+            given["model"] = as_model(given["model"], given.pop("loss_fn", None))
+            given["optimizers"] = DecoupledSGDW(given["model"].parameters(), lr=0.1)
+        given["callbacks"] = [*as_list(given.get("callbacks")), ProgressLog()]
+        file = _composer_file(given)
+        super().__init__(**given)
+        if file is not None:
+            self._go_on_from(file, given)
+
+    def fit(self, *args: Any, **arguments: Any) -> None:
+        """Train, as `hocket.trainer.Trainer.fit`."""
+        super().fit(*args, **translate("fit", arguments))
+
+    def _go_on_from(self, file: ComposerFile, given: dict[str, Any]) -> None:
+        """Load a file of Composer's, unless `autoresume` found a checkpoint of this run."""
+        parts = self._parts
+        if parts.is_own_checkpoint:
+            return
+        weights_only = bool(given.get("load_weights_only"))
+        parts.notices += load_composer_file(
+            file,
+            self.state,
+            weights_only=weights_only,
+            strict=given.get("load_strict_model_weights", True),
+            ignore_keys=given.get("load_ignore_keys"),
+        )
+        if parts.loader is not None and not weights_only:
+            parts.loader.resume(None, num_batches=self.state.timestamp.counts.batch_in_epoch)
+            parts.loader.skip()
+        if parts.checkpointer is not None and not weights_only:
+            parts.checkpointer.loaded_at(self.state.timestamp.counts.batch)
+
+
+def _composer_file(given: dict[str, Any]) -> ComposerFile | None:
+    path = given.get("load_path")
+    if path is None or not is_composer_file(path):
+        return None
+    given["load_path"] = None
+    return read_composer_file(path)
+
+
+def _run_name(given: dict[str, Any]) -> None:
+    if given.get("run_name") is None:
+        given["run_name"] = os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")
+
+
+def _numerics(given: dict[str, Any]) -> None:
+    algorithms = as_list(given.get("algorithms"))
+    if given.get("precision") is None and any(isinstance(one, MixedPrecision) for one in algorithms):
+        has_bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+        given["precision"] = "amp_bf16" if has_bf16 else "amp_fp16"
+    if given.get("precision") is None:
+        device = given.get("device")
+        on_gpu = torch.cuda.is_available() and (device is None or str(device).startswith(("gpu", "cuda")))
+        given["precision"] = "amp_fp16" if on_gpu else "fp32"
+    given["precision"] = str(given["precision"])
+
+
+def _parallelism(given: dict[str, Any]) -> None:
+    layout = given.get("parallelism_config")
+    if layout is not None and not isinstance(layout, Mapping):
+        given["parallelism_config"], given["fsdp_config"] = None, layout
+    config = given.pop("deepspeed_config", None)
+    if config is None or config is False:
+        return
+    if given.get("fsdp_config") is not None or given.get("parallelism_config") is not None:
+        raise TrainerConfigError(
+            "`deepspeed_config` is set beside a configuration of FSDP; state one of them"
+        )
+    settings = translate_deepspeed(
+        {} if config is True else config,
+        world_size=read_world().world_size,
+        precision=given.get("precision"),
+        device_train_microbatch_size=given.get("device_train_microbatch_size"),
+    )
+    given["fsdp_config"] = settings.fsdp
+    for name, value in (
+        ("precision", settings.precision),
+        ("device_train_microbatch_size", settings.device_train_microbatch_size),
+        ("gradient_clipping", settings.max_grad_norm),
+    ):
+        if given.get(name) is None:
+            given[name] = value
+
+
+def _checkpoints(given: dict[str, Any]) -> None:
+    if given.get("load_path") is not None:
+        found = find_checkpoint(given["load_path"], autoresume=bool(given.get("autoresume")))
+        given["load_path"] = found
+
+
+__all__ = ["Trainer"]

@@ -1,0 +1,104 @@
+"""Saving and loading a state without a trainer, as `composer.utils`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from hocket.ckpt.torch.functions import provide
+from hocket.compat.composer.load_paths import find_checkpoint
+from hocket.trainer import Logger, State
+from hocket.trainer.checkpointing import Checkpointer, load
+from hocket.trainer.precision import Precision
+from hocket.trainer.run_state import RunState
+from hocket.trainer.step_sync import StepSync
+
+
+def safe_torch_load(
+    composer_states_filepath: str | os.PathLike[str],
+    map_location: str = "cpu",
+    load_monolith_rank0_only: bool = False,  # noqa: ARG001 - Composer's signature
+) -> dict[str, Any]:
+    """Read a file of `torch.save` that holds tensors and plain values; nothing in it is executed."""
+    loaded: dict[str, Any] = torch.load(
+        composer_states_filepath, map_location=map_location, weights_only=True
+    )
+    return loaded
+
+
+def save_checkpoint(
+    state: State,
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}",
+    *,
+    weights_only: bool = False,
+    ignore_keys: Any = None,
+) -> str:
+    """Save a state as a checkpoint folder; return its path or URI. Collective.
+
+    Args:
+        state: What to save.
+        filename: The folder's path or URI, with fields; a rank's part is left out.
+        weights_only: Save the model and the time alone.
+        ignore_keys: Parts to leave out.
+    """
+    folder, _, name = filename.rpartition("/")
+    with contextlib.closing(provide(folder or ".")) as store:
+        kept: Any = store
+        saver = Checkpointer(
+            kept,
+            _run_state(state),
+            state,
+            save_filename=name,
+            weights_only=weights_only,
+            ignore_keys=ignore_keys,
+        )
+        saved = saver.save()
+        return f"{folder}/{saved.name.rpartition('/')[2]}" if folder else saved.name
+
+
+def load_checkpoint(
+    path: str,
+    state: State,
+    logger: Logger | None = None,  # noqa: ARG001 - Composer's signature
+    object_store: Any = None,  # noqa: ARG001 - the path or URI says which store
+    load_weights_only: bool = False,
+    strict_model_weights: bool = True,
+    progress_bar: bool = True,  # noqa: ARG001
+    ignore_keys: Any = None,
+    exclude_algorithms: list[str] | None = None,
+) -> None:
+    """Load a checkpoint into a state. Collective.
+
+    Args:
+        path: As `Trainer(load_path=…)`.
+        state: What to load into.
+        logger: Accepted for Composer's users.
+        object_store: Accepted for Composer's users: the path or URI says which store.
+        load_weights_only: Load the model alone.
+        strict_model_weights: Refuse names that only the model or only the checkpoint has.
+        progress_bar: Accepted for Composer's users.
+        ignore_keys: Parts of the run that are not loaded.
+        exclude_algorithms: Class names of algorithms whose state is not loaded.
+    """
+    source = find_checkpoint(path)
+    assert source is not None
+    folder = source.rstrip("/").rpartition("/")[0]
+    with contextlib.closing(provide(folder or ".")) as store:
+        kept: Any = store
+        load(
+            kept,
+            source,
+            _run_state(state),
+            StepSync(state.parallelism),
+            weights_only=load_weights_only,
+            strict=strict_model_weights,
+            ignore_keys=ignore_keys,
+            exclude_algorithms=exclude_algorithms or (),
+        )
+
+
+def _run_state(state: State) -> RunState:
+    return RunState(state, Precision(state.precision, state.device))

@@ -1,0 +1,48 @@
+"""Changes of data sets and intervals, as `composer.utils`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hocket.trainer.extras import import_extra
+from hocket.trainer.interval import IsTime, every
+from hocket.trainer.time import TimeInput
+
+
+def add_vision_dataset_transform(
+    dataset: Any, transform: Callable[[Any], Any], is_tensor_transform: bool = False
+) -> None:
+    """Add a transform to a data set of torchvision's kind.
+
+    Args:
+        dataset: Has `transform`; the transform is put there.
+        transform: A function of a picture, or of a tensor.
+        is_tensor_transform: Put it after the conversion to a tensor; False puts it before.
+    """
+    transforms: Any = import_extra(
+        "torchvision.transforms", "torchvision", needed_by="add_vision_dataset_transform"
+    )
+
+    present = dataset.transform
+    steps = list(present.transforms) if isinstance(present, transforms.Compose) else [present]
+    steps = [step for step in steps if step is not None]
+    conversions = (transforms.ToTensor, transforms.PILToTensor)
+    at = next((index for index, step in enumerate(steps) if isinstance(step, conversions)), None)
+    if at is None:
+        at = len(steps)
+    elif is_tensor_transform:
+        at += 1
+    steps.insert(at, transform)
+    dataset.transform = steps[0] if len(steps) == 1 else transforms.Compose(steps)
+
+
+def create_interval_scheduler(
+    interval: TimeInput | IsTime,
+    include_end_of_training: bool = True,
+    checkpoint_events: bool = True,
+) -> IsTime:
+    """Return a function `(state, event) -> bool` that is true once each interval."""
+    return every(
+        interval, include_end_of_training=include_end_of_training, checkpoint_events=checkpoint_events
+    )

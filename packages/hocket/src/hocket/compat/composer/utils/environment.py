@@ -1,0 +1,95 @@
+"""Reports of the machine and its software, as `composer.utils`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from types import TracebackType
+from typing import Any, TextIO
+
+import psutil
+import torch
+
+from hocket.compat.composer.utils import dist
+
+_is_reporting = True
+
+
+def get_composer_env_dict() -> dict[str, Any]:
+    """Return the machine and the versions of what trains on it."""
+    has_gpu = torch.cuda.is_available()
+    return {
+        "composer_version": "0.32.1",
+        "composer_commit_hash": None,
+        "torch_version": torch.__version__,
+        "python_version": platform.python_version(),
+        "node_world_size": max(1, dist.get_world_size() // dist.get_local_world_size()),
+        "accelerator_model_name": torch.cuda.get_device_name() if has_gpu else None,
+        "accelerators_per_node": torch.cuda.device_count() if has_gpu else dist.get_local_world_size(),
+        "cuda_device_count": torch.cuda.device_count() if has_gpu else 0,
+        "cpu_model_name": platform.processor() or platform.machine(),
+        "cpu_core_count": psutil.cpu_count(logical=False) or os.cpu_count(),
+    }
+
+
+def print_env(file: TextIO | None = None) -> None:
+    """Print what `get_composer_env_dict` returns; `python -m torch.utils.collect_env` prints more."""
+    lines = [f"{name}: {value}" for name, value in get_composer_env_dict().items()]
+    print("\n".join(lines), file=file or sys.stderr)
+
+
+def enable_env_report() -> None:
+    """Print a report when an exception ends the program, once `configure_excepthook` was called."""
+    _set_reporting(is_on=True)
+
+
+def disable_env_report() -> None:
+    """Print no report when an exception ends the program."""
+    _set_reporting(is_on=False)
+
+
+def _set_reporting(*, is_on: bool) -> None:
+    global _is_reporting
+    _is_reporting = is_on
+
+
+def configure_excepthook() -> None:
+    """Have an exception that ends the program followed by a report of the machine."""
+    before = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if _is_reporting and not issubclass(kind, KeyboardInterrupt):
+            print_env()
+
+    sys.excepthook = report
+
+
+def is_notebook() -> bool:
+    """Return whether the program runs in a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def is_xla_installed() -> bool:
+    """Return whether `torch_xla` is installed."""
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def is_hpu_installed() -> bool:
+    """Return whether Habana's package for torch is installed."""
+    return importlib.util.find_spec("habana_frameworks") is not None
+
+
+class VersionedDeprecationWarning(UserWarning):
+    """A warning of what will be removed in a release.
+
+    Args:
+        message: What to use in its place.
+        remove_version: The release.
+    """
+
+    def __init__(self, message: str, remove_version: str) -> None:
+        super().__init__(f"{message} It will be removed in version {remove_version}.")

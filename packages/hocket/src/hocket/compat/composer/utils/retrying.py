@@ -1,0 +1,44 @@
+"""Calls tried again, as `composer.utils.retry`."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def retry(
+    exc_class: Any = Exception,
+    num_attempts: int = 3,
+    initial_backoff: float = 1.0,
+    max_jitter: float = 0.5,
+) -> Any:
+    """Return a decorator that calls a function again when it raises.
+
+    `@retry` alone stands for `@retry()`.
+
+    Args:
+        exc_class: The exceptions after which it is called again: one class or several.
+        num_attempts: The most calls.
+        initial_backoff: Seconds before the second call; each pause is twice the one before.
+        max_jitter: The most seconds by which a pause is longer, drawn at random.
+    """
+    if not isinstance(exc_class, (type, Sequence)):
+        return retry()(exc_class)
+    caught: Any = exc_class if isinstance(exc_class, type) else tuple(exc_class)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for attempt in range(num_attempts - 1):
+                try:
+                    return function(*args, **kwargs)
+                except caught:
+                    time.sleep(initial_backoff * 2**attempt + random.random() * max_jitter)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -1,0 +1,103 @@
+"""Small functions of `composer.utils` that scripts call."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hocket.trainer.devices import choose_device
+
+#: torch's number types by name.
+STR_TO_DTYPE = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+class StringEnum(Enum):
+    """An enumeration of texts that is made of, and equals, any spelling of a text, whatever its case."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        return next((one for one in cls if str(one.value).lower() == str(value).lower()), None)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is this member or its text."""
+        return str(self.value).lower() == str(getattr(other, "value", other)).lower()
+
+    def __hash__(self) -> int:
+        """Return the hash of the name."""
+        return hash(self.name)
+
+
+def ensure_tuple(given: Any) -> tuple[Any, ...]:
+    """Return None, one thing, several, or the values of a mapping, as a tuple."""
+    if given is None:
+        return ()
+    if isinstance(given, (str, bytes, torch.Tensor)):
+        return (given,)
+    if isinstance(given, Mapping):
+        return tuple(given.values())
+    return tuple(given) if isinstance(given, Iterable) else (given,)
+
+
+def map_collection(collection: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a list, tuple, mapping or one thing with a function applied to each value."""
+    if isinstance(collection, Mapping):
+        return {name: function(value) for name, value in collection.items()}
+    if isinstance(collection, (list, tuple)):
+        return type(collection)(function(value) for value in collection)
+    return function(collection)
+
+
+def get_free_tcp_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        port: int = bound.getsockname()[1]
+    return port
+
+
+def import_object(name: str) -> Any:
+    """Return what `module:attribute` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def parse_uri(uri: str) -> tuple[str, str, str]:
+    """Split a URI into backend, bucket and path; the first two are empty for a local path."""
+    parts = urlsplit(uri)
+    if not parts.scheme:
+        return "", "", uri
+    return parts.scheme, parts.netloc, parts.path.lstrip("/")
+
+
+def get_device(device: Any = None) -> torch.device:
+    """Return the device to train on: a GPU if there is one, unless another is asked for."""
+    return choose_device(device)
+
+
+@contextlib.contextmanager
+def model_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def is_model_fsdp(model: nn.Module) -> bool:
+    """Return whether a part of a model is sharded."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())

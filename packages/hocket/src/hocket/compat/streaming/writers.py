@@ -1,0 +1,60 @@
+"""Writers with mosaicml-streaming's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from hocket.stream import text_writers as _text
+from hocket.stream import writer as _writer
+from hocket.stream.errors import ConfigError
+
+_ARGUMENTS = {*inspect.signature(_writer.Writer).parameters, "newline", "separator"}
+
+
+class _Configured(_writer.Writer):
+    def __init__(self, **settings: Any) -> None:
+        if unknown := sorted(set(settings) - _ARGUMENTS):
+            raise ConfigError(
+                f"the writer has no arguments {unknown}: expected those of {sorted(_ARGUMENTS)}"
+            )
+        super().__init__(**settings)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the settings that the index has for each shard."""
+        return dict(self._config)
+
+
+class MDSWriter(_Configured, _writer.MDSWriter):
+    """Write MDS shards; see `hocket.stream.MDSWriter`. `hashes` is None by default."""
+
+    def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(hashes=hashes, **settings)
+
+
+class JSONWriter(_Configured, _text.JSONWriter):
+    """Write JSON-lines shards; see `hocket.stream.JSONWriter`. `hashes` is None by default."""
+
+    def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(hashes=hashes, **settings)
+
+
+class XSVWriter(_Configured, _text.XSVWriter):
+    """Write separated-value shards; see `hocket.stream.XSVWriter`. `hashes` is None by default."""
+
+    def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(hashes=hashes, **settings)
+
+
+class CSVWriter(_Configured, _text.CSVWriter):
+    """Write CSV shards; see `hocket.stream.CSVWriter`. `hashes` is None by default."""
+
+    def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(hashes=hashes, **settings)
+
+
+class TSVWriter(_Configured, _text.TSVWriter):
+    """Write TSV shards; see `hocket.stream.TSVWriter`. `hashes` is None by default."""
+
+    def __init__(self, *, hashes: list[str] | None = None, **settings: Any) -> None:
+        super().__init__(hashes=hashes, **settings)

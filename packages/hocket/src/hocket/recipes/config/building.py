@@ -1,0 +1,199 @@
+"""Making the parts of a run from their sections."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import hocket.algos
+import hocket.trainer.callbacks
+import hocket.trainer.loggers
+import hocket.trainer.optim
+from hocket.recipes.config.resolving import as_part, check_names
+from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.stream import StreamingDataLoader, StreamingDataset
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.extras import import_extra
+from hocket.trainer.models import HuggingFaceModel
+from hocket.trainer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
+
+_SOURCES: dict[str, tuple[Any, ...]] = {
+    "algorithms": (hocket.algos,),
+    "callbacks": (hocket.trainer.callbacks,),
+    "loggers": (hocket.trainer.loggers,),
+    "optimizer": (hocket.trainer.optim, torch.optim),
+    "scheduler": (hocket.trainer.optim,),
+}
+
+
+def build_model(part: Mapping[str, Any]) -> nn.Module:
+    """Make the model of a section.
+
+    Raises:
+        TrainerConfigError: If there is no such model, or it does not take an argument.
+    """
+    name, arguments = _split(part, "model")
+    if name.startswith("hf:"):
+        return _hugging_face(name.removeprefix("hf:"), arguments)
+    if name == "gpt":
+        config: GPTConfig = call(GPTConfig, arguments, "model")
+        return GPT(config)
+    if ":" not in name:
+        raise TrainerConfigError(f"`model` is `{name}`; expected `gpt`, `hf:NAME` or `module:function`")
+    model: nn.Module = call(_import(name), arguments, "model")
+    return model
+
+
+def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
+    transformers: Any = import_extra("transformers", "transformers", needed_by="model: hf:…")
+    tokenizer = arguments.pop("tokenizer", None)
+    known = inspect.signature(HuggingFaceModel).parameters
+    own = {key: arguments.pop(key) for key in list(arguments) if key in known}
+    config = transformers.AutoConfig.from_pretrained(name, **arguments)
+    classes = config.architectures or []
+    kind = getattr(transformers, classes[0], None) if classes else None
+    if kind is None:
+        raise TrainerConfigError(
+            f"the configuration of `hf:{name}` names no class of transformers in `architectures`; "
+            "expected one, or a `module:function` that makes the model"
+        )
+    model = kind.from_pretrained(name, config=config)
+    made = None if tokenizer is None else transformers.AutoTokenizer.from_pretrained(tokenizer)
+    return HuggingFaceModel(model, tokenizer=made, **own)
+
+
+def build_loaders(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the loaders of `train` and `eval`; the settings beside them are those of both."""
+    shared = {name: value for name, value in section.items() if name not in ("train", "eval")}
+    if "train" not in section:
+        raise TrainerConfigError(
+            "`data` has no `train`; expected a folder or URI of MDS, or `module:function`"
+        )
+    found = {"train_dataloader": _loader(section["train"], shared, "data.train")}
+    if section.get("eval") is not None:
+        found["eval_dataloader"] = _loader(section["eval"], shared, "data.eval")
+    return found
+
+
+def _loader(given: Any, shared: Mapping[str, Any], where: str) -> Any:
+    part = {"name": given} if isinstance(given, str) else dict(as_part(given, where))
+    name = part.pop("name", None)
+    arguments = {**shared, **part}
+    if name is not None and "://" not in name and ":" in name and not Path(name).exists():
+        return _own_loader(_import(name), arguments, where)
+    if name is not None:
+        arguments["remote" if "://" in name else "local"] = name
+    options = _taken(arguments, StreamingDataLoader, but=("dataset", "batch_size"))
+    dataset: StreamingDataset = call(StreamingDataset, arguments, where)
+    return StreamingDataLoader(dataset, **options)
+
+
+def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
+    """Call a function for a loader, or for a data set, which gets a loader."""
+    own = inspect.signature(make).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in own.values())
+    options = {} if takes_all else _taken(arguments, DataLoader, but=("dataset", *own))
+    made = call(make, arguments, where)
+    if not isinstance(made, torch.utils.data.Dataset):
+        if options:
+            raise TrainerConfigError(
+                f"`{where}` has `{next(iter(options))}` for a loader, and its function returns a "
+                f"`{type(made).__name__}`; have it take the setting, or return a data set"
+            )
+        return made
+    return DataLoader(made, **options)
+
+
+def _taken(arguments: dict[str, Any], target: Any, *, but: tuple[str, ...]) -> dict[str, Any]:
+    """Take the arguments that are a target's out of all."""
+    names = [name for name in inspect.signature(target).parameters if name in arguments and name not in but]
+    return {name: arguments.pop(name) for name in names}
+
+
+def build_optimizer(part: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of a model's parameters."""
+    name, arguments = _split({"name": "AdamW"} | dict(part), "optimizer")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made: torch.optim.Optimizer = call(
+        _find(name, "optimizer"), {"params": trained, **arguments}, "optimizer"
+    )
+    return made
+
+
+def build_part(part: Mapping[str, Any], section: str) -> Any:
+    """Make a schedule, an algorithm, a callback or a logger by name."""
+    name, arguments = _split(part, section)
+    return call(_find(name, section), arguments, f"{section}.{name}")
+
+
+def build_profiler(section: Mapping[str, Any]) -> Profiler:
+    """Make the profiler."""
+    arguments = dict(section)
+    if isinstance(arguments.get("schedule"), Mapping):
+        arguments["schedule"] = call(cyclic_schedule, arguments["schedule"], "profiler.schedule")
+    if "trace_folder" in arguments:
+        arguments["trace_handlers"] = [JSONTraceHandler(folder=arguments.pop("trace_folder"))]
+    return Profiler(**arguments)
+
+
+def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
+    """Call a class or function, after a check of the arguments' names.
+
+    Raises:
+        TrainerConfigError: If it does not take one, or needs one that is not there.
+    """
+    parameters = inspect.signature(target).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        check_names(arguments, [one.name for one in parameters], f"`{where}`")
+    name = getattr(target, "__name__", str(target))
+    for one in parameters:
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+            continue
+        if one.default is one.empty and one.name not in arguments:
+            raise TrainerConfigError(f"`{where}` lacks `{one.name}`, which `{name}` needs")
+    return target(**arguments)
+
+
+def _split(part: Mapping[str, Any], section: str) -> tuple[str, dict[str, Any]]:
+    arguments = dict(part)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise TrainerConfigError(f"`{section}` has no `name`; expected what it is, such as `name: …`")
+    return name, arguments
+
+
+def _find(name: str, section: str) -> Any:
+    """Return a class of a section by its name, in any letter case and with `_` between words."""
+    if ":" in name:
+        return _import(name)
+    classes = {
+        key: value
+        for source in reversed(_SOURCES[section])
+        for key, value in vars(source).items()
+        if inspect.isclass(value) and not key.startswith("_")
+    }
+    by_plain_name = {_plain(key): value for key, value in classes.items()}
+    if _plain(name) not in by_plain_name:
+        check_names([name], classes, f"`{section}`")
+    return by_plain_name[_plain(name)]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _import(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TrainerConfigError(
+            f"`{name}` cannot be imported: {error}; expected `module:function`"
+        ) from error

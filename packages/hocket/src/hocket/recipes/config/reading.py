@@ -1,0 +1,106 @@
+"""Reading a run's configuration: of a file, of the command line, of a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+import hocket.ckpt as ckpt
+from hocket.trainer.errors import TrainerConfigError
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """YAML's safe loader, which also reads `3e-4` as a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\d[\d_]*)(?:\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a YAML file, or a copy of one that is a dict.
+
+    Raises:
+        TrainerConfigError: If there is no such file, or it has no sections.
+    """
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
+    path = Path(source)
+    if not path.is_file():
+        raise TrainerConfigError(f"there is no file `{path}`; expected a run's configuration in YAML")
+    try:
+        found = _parse(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise TrainerConfigError(f"`{path}` is no YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise TrainerConfigError(
+            f"`{path}` is a `{type(found).__name__}`; expected sections such as `model:`"
+        )
+    return found
+
+
+def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a configuration with values from the command line, such as `optimizer.lr=3e-4`.
+
+    Raises:
+        TrainerConfigError: If one has no `=`, or goes into a value that has no parts.
+    """
+    found = copy.deepcopy(dict(config))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise TrainerConfigError(f"`{override}` is no setting; expected `section.name=value`")
+        *above, last = path.split(".")
+        inner = found
+        for name in above:
+            if inner.get(name) is None:
+                inner[name] = {}
+            elif isinstance(inner[name], str):
+                # `model: gpt` and `model.width=64`.
+                inner[name] = {"name": inner[name]}
+            inner = inner[name]
+            if not isinstance(inner, dict):
+                raise TrainerConfigError(f"`{override}`: `{name}` is `{inner}`, which has no parts")
+        inner[last] = _parse(text)
+    return found
+
+
+def config_of_checkpoint(uri: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Return a checkpoint's URI and the configuration of the run that saved it.
+
+    Args:
+        uri: Of a checkpoint; or of a folder of them, for its newest committed one.
+
+    Raises:
+        TrainerConfigError: If it was not saved by a run from a file.
+    """
+    path = os.fspath(uri).rstrip("/")
+    committed = [entry.uri for entry in ckpt.list_checkpoints(path) if entry.status == "committed"]
+    path = committed[-1] if committed else path
+    user = ckpt.open(path).manifest.user
+    states = user.get("callbacks", {}) if isinstance(user, Mapping) else {}
+    if "RunConfig" not in states:
+        raise TrainerConfigError(
+            f"`{path}` has no configuration of a run; expected a checkpoint that `hocket train` saved. "
+            "Give the file, and `checkpoint.load_path=…`"
+        )
+    return path, copy.deepcopy(dict(states["RunConfig"]["config"]))
+
+
+def as_yaml(config: Mapping[str, Any]) -> str:
+    """Return a configuration as YAML."""
+    text: str = yaml.safe_dump(dict(config), sort_keys=False)
+    return text
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)

@@ -1,0 +1,150 @@
+"""Checking a configuration's sections and names, and bringing it into one form."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hocket.trainer import Trainer
+from hocket.trainer.configs import (
+    DataConfig,
+    EvalConfig,
+    LoadConfig,
+    LogConfig,
+    ModelConfig,
+    NumericsConfig,
+    SaveConfig,
+)
+from hocket.trainer.errors import TrainerConfigError
+
+_ARGUMENTS = inspect.signature(Trainer).parameters
+
+# Objects, which other sections make.
+_OBJECTS = {
+    "model", "loss_fn", "train_step", "optimizers", "schedulers", "train_dataloader", "eval_dataloader",
+    "loggers", "checkpoint_store",
+}  # fmt: skip
+
+
+def _names(*groups: type[Any]) -> tuple[str, ...]:
+    found = [field.name for group in groups for field in dataclasses.fields(group)]
+    return tuple(name for name in found if name in _ARGUMENTS and name not in _OBJECTS)
+
+
+#: The arguments of `Trainer` by section.
+TRAINER_SECTIONS = {
+    "training": _names(ModelConfig, DataConfig, EvalConfig, NumericsConfig),
+    "checkpoint": _names(SaveConfig, LoadConfig),
+    "logging": _names(LogConfig),
+}
+SECTIONS = (
+    "model", "data", "training", "optimizer", "scheduler", "algorithms", "callbacks", "loggers",
+    "parallelism", "checkpoint", "profiler", "logging",
+)  # fmt: skip
+
+#: Other places of a setting, and its own.
+_MOVED = {"precision": "training", "seed": "training", "device": "training"}
+
+
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration in one form, with the defaults of `Trainer` filled in.
+
+    Parts are mappings with a `name`; other spellings became those of the components; parts that are not
+    `enabled` are left out.
+
+    Raises:
+        TrainerConfigError: If a section or an argument of `Trainer` is unknown, with the nearest one.
+    """
+    check_names(config, SECTIONS, "the configuration")
+    found: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
+    for name in ("model", "optimizer"):
+        if name in found:
+            found[name] = as_part(found[name], name)
+    if "data" in found:
+        found["data"] = _mapping(found["data"], "data")
+    _move(found)
+    if "scheduler" in found:
+        given = found["scheduler"]
+        several = given if isinstance(given, list) else [given]
+        found["scheduler"] = [_scheduler(as_part(one, "scheduler")) for one in several]
+    for name in ("algorithms", "callbacks", "loggers"):
+        if name in found:
+            found[name] = _parts(found[name], name)
+    for name, known in TRAINER_SECTIONS.items():
+        given = _mapping(found.get(name, {}), name)
+        check_names(given, known, f"`{name}`")
+        found[name] = {key: given.get(key, _ARGUMENTS[key].default) for key in known}
+    return {name: found[name] for name in SECTIONS if name in found}
+
+
+def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
+    """Refuse a name that is not known.
+
+    Raises:
+        TrainerConfigError: With the nearest known one.
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(sorted(names))}"
+            raise TrainerConfigError(f"`{name}` is unknown in {of}; {hint}")
+
+
+def as_part(given: Any, section: str) -> dict[str, Any]:
+    """Return a part as a mapping with its name: `gpt` becomes `{"name": "gpt"}`."""
+    return {"name": given} if isinstance(given, str) else dict(_mapping(given, section))
+
+
+def _mapping(given: Any, section: str) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise TrainerConfigError(
+            f"`{section}` is `{given}`; expected a mapping of its settings, such as `name: value`"
+        )
+    return given
+
+
+def _move(found: dict[str, Any]) -> None:
+    """Put settings that are given with the model or the data where they belong."""
+    for section in ("model", "data"):
+        for name in _MOVED.keys() & found.get(section, {}):
+            target = dict(_mapping(found.get(_MOVED[name], {}), _MOVED[name]))
+            given = dict(found[section])
+            value = given.pop(name)
+            if name in target and target[name] != value:
+                raise TrainerConfigError(
+                    f"`{section}.{name}` is `{value}` and `{_MOVED[name]}.{name}` is `{target[name]}`; "
+                    "leave one of them out"
+                )
+            found[section], found[_MOVED[name]] = given, {**target, name: value}
+
+
+def _scheduler(part: dict[str, Any]) -> dict[str, Any]:
+    if "warmup_steps" in part:
+        if "t_warmup" in part:
+            raise TrainerConfigError("`warmup_steps` and `t_warmup` are both given in `scheduler`")
+        part["t_warmup"] = f"{part.pop('warmup_steps')}ba"
+    return {
+        "name": "CosineAnnealingWithWarmupScheduler" if "t_warmup" in part else "ConstantScheduler"
+    } | part
+
+
+def _parts(given: Any, section: str) -> list[dict[str, Any]]:
+    """Return parts, given as a list or by name, as a list of mappings; without those that are off."""
+    if isinstance(given, Mapping):
+        several = [
+            {"name": name} if options is None or options is True
+            else {"name": name, "enabled": False} if options is False
+            else {"name": name, **_mapping(options, f"{section}.{name}")}
+            for name, options in given.items()
+        ]  # fmt: skip
+    else:
+        several = [as_part(one, section) for one in given]
+    return [
+        {key: value for key, value in part.items() if key != "enabled"}
+        for part in several
+        if part.get("enabled", True)
+    ]

@@ -1,0 +1,89 @@
+"""A `Trainer` from a run's configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hocket.recipes.config.building import (
+    build_loaders,
+    build_model,
+    build_optimizer,
+    build_part,
+    build_profiler,
+)
+from hocket.recipes.config.reading import read_config, with_overrides
+from hocket.recipes.config.resolving import TRAINER_SECTIONS, resolve
+from hocket.trainer import Callback, Trainer
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.rng import seed_rng
+
+
+class RunConfig(Callback):
+    """Keeps the run's configuration in its checkpoints, for `hocket train --resume`.
+
+    Args:
+        config: As `resolve` returns it.
+    """
+
+    saves_rank_zero_state = True
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = dict(config)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the configuration."""
+        return {"config": self.config}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the configuration of now: the one of the checkpoint was of the run before."""
+
+
+def trainer_from(
+    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Trainer:
+    """Make a trainer from a run's configuration.
+
+    Args:
+        source: A YAML file's path, or a dict; `hocket.recipes.config` lists the sections.
+        overrides: Such as `"optimizer.lr=3e-4"`, applied in order.
+
+    Raises:
+        TrainerConfigError: If a name is unknown (the message names the nearest), or parts do not fit.
+
+    Example:
+        >>> trainer = trainer_from("run.yaml", ["training.max_duration=10ba"])  # doctest: +SKIP
+    """
+    config = resolve(with_overrides(read_config(source), overrides))
+    for section in ("model", "data"):
+        if section not in config:
+            raise TrainerConfigError(f"the configuration has no `{section}`; add the section")
+    arguments = {name: value for section in TRAINER_SECTIONS for name, value in config[section].items()}
+    if arguments["seed"] is not None:
+        # The model is made before the trainer, which seeds for what follows.
+        seed_rng(arguments["seed"])
+    model = build_model(config["model"])
+    arguments |= build_loaders(config["data"])
+    arguments |= _parallelism(config.get("parallelism", {}))
+    arguments["optimizers"] = build_optimizer(config["optimizer"], model) if "optimizer" in config else None
+    for section, argument in (
+        ("scheduler", "schedulers"),
+        ("algorithms", "algorithms"),
+        ("callbacks", "callbacks"),
+        ("loggers", "loggers"),
+    ):
+        arguments[argument] = [build_part(part, section) for part in config.get(section, [])]
+    arguments["callbacks"].append(RunConfig(config))
+    if "profiler" in config:
+        arguments["profiler"] = build_profiler(config["profiler"])
+    return Trainer(model=model, **arguments)
+
+
+def _parallelism(section: Mapping[str, Any]) -> dict[str, Any]:
+    keys = dict(section)
+    found = {"dist_timeout": keys.pop("dist_timeout")} if "dist_timeout" in keys else {}
+    if not section:
+        return found
+    is_by_axis = "fsdp" in keys or "tp" in keys
+    return found | {"parallelism_config" if is_by_axis else "fsdp_config": keys}

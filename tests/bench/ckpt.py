@@ -85,6 +85,7 @@ def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) ->
     save = Table("Save until durable", "GB/s", LIMITS)
     warm = Table("Load, files in the page cache, into tensors that stand ready", "GB/s", LIMITS)
     cold = Table("Load, page cache dropped", "GB/s", LIMITS)
+    again = Table("Load a second time, after a load with the page cache dropped", "GB/s", LIMITS)
     memory = Table("Load, warm", "MiB beyond the tensors, mapped files included", LIMITS, is_less_better=True)
     for _ in range(rounds):
         for shape in shapes:
@@ -100,8 +101,11 @@ def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) ->
             if (rate := fio(folder, "read")) is not None:
                 cold.add("fio", shape, rate)
             for system in systems:
-                cold.add(system, shape, cell("load", system, shape, folder, "--cold")["gb_s"])
-    return [save, warm, cold, memory]
+                figures = cell("load", system, shape, folder, "--cold")
+                cold.add(system, shape, figures["gb_s"])
+                again.add(system, shape, figures["again_gb_s"])
+            again.add("memcpy", shape, cell("load", "memcpy", shape, folder)["gb_s"])
+    return [save, warm, cold, again, memory]
 
 
 def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:

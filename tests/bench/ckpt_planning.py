@@ -93,11 +93,11 @@ def save_plan() -> Iterator[tuple[str, float]]:
 
 
 def load_plan() -> Iterator[tuple[str, float]]:
-    """What each of 1,024 ranks reads of a checkpoint of 1,024 ranks, by the same arithmetic as a load."""
+    """Plan the reads of each of 1,024 ranks from a checkpoint of 1,024 ranks, as a load does."""
+    from hocket.ckpt.boxes import intersect
     from hocket.ckpt.chunks import near
     from hocket.ckpt.manifest import Manifest
-    from hocket.ckpt.overlap import overlap
-    from hocket.ckpt.planning import Placing, local_box
+    from hocket.ckpt.planning import Box, Placing, local_box
 
     manifest = Manifest.from_document(manifest_document(TENSORS, RANKS))
     placing = Placing((RANKS,), tuple(range(RANKS)), (0,))
@@ -107,7 +107,8 @@ def load_plan() -> Iterator[tuple[str, float]]:
         for record in manifest.tensors.values():
             box = local_box(record.shape, placing, rank)
             assert box is not None
-            count += sum(overlap(chunk, box) is not None for chunk in near(record.chunks, *box))
+            chunks = near(record.chunks, *box)
+            count += sum(intersect(Box(chunk.start, chunk.size), box) is not None for chunk in chunks)
         return count
 
     assert plan(7) == TENSORS

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +97,17 @@ def clean(wheels: Path, tmp_path: Path) -> CleanEnvironment:
     return CleanEnvironment(tmp_path / "env", wheels)
 
 
+def test_wheels_carry_their_licences(wheels: Path) -> None:
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            licences = {Path(name).name: name for name in archive.namelist() if "/licenses/" in name}
+            assert archive.read(licences["LICENSE"]) == (ROOT / "LICENSE").read_bytes(), wheel
+            if wheel.name.startswith("hocket_native"):
+                notices = archive.read(licences["THIRD_PARTY.txt"]).decode()
+                for name in ("aws-lc-sys", "zstd-sys", "brotli", "object_store"):
+                    assert re.search(rf"^{name} [0-9]", notices, re.MULTILINE), name
+
+
 def test_native_alone(clean: CleanEnvironment) -> None:
     clean.install("hocket-native")
     said = clean.python(
@@ -155,4 +168,4 @@ def test_the_front_door_brings_all_of_it(clean: CleanEnvironment) -> None:
     clean.install("hocket")
     assert clean.packages() == {name.replace("_", "-") for name in WHEELS}
     assert "demo" in run(clean.bin / "hocket", "--help")
-    assert "--nproc-per-node" in run(clean.bin / "hocket-launch", "--help")
+    assert "--world_size" in run(clean.bin / "hocket-launch", "--help")

@@ -13,7 +13,8 @@ from support.proxy import Authority, Proxy, forwarding
 from support.s3d import Server
 from support.servers import Remote
 
-SERVICES = ["s3d", "gcs", *(pytest.param(name, marks=pytest.mark.stores) for name in ("minio", "azurite"))]
+OTHERS = ("minio", "versitygw", "azurite")
+SERVICES = ["s3d", "gcs", *(pytest.param(name, marks=pytest.mark.stores) for name in OTHERS)]
 
 boto3 = pytest.importorskip(
     "boto3", reason="`boto3` is in the dependency group `test`: `uv sync --group test`"
@@ -95,7 +96,7 @@ def place(service: Server | Remote) -> str:
 
 @pytest.fixture
 def proxy(service: Server | Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """What the handles that are opened from here on pass through."""
+    """Put a proxy between the store and every handle that the test opens."""
     with forwarding(service.endpoint) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.address)
         monkeypatch.setenv("NO_PROXY", "")

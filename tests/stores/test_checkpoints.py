@@ -28,7 +28,7 @@ from support.servers import Remote
 
 # Azure has no list of unfinished uploads, and forgets their blocks after a week. MinIO lists those of a key
 # that is named in full, and ends them itself after a day.
-TELL_UPLOADS = ("s3d", "gcs")
+TELL_UPLOADS = ("s3d", "gcs", "versitygw")
 DEAD = "data/0badc0de-r00000-000.safetensors"  # a data file of a save that ended before its commit
 
 

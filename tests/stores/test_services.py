@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import os
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 from urllib.parse import urlsplit
 
 import pytest
 
 from hocket.native import Store
+from hocket.native.errors import StoreChangedError, StoreExistsError
 from hocket.stream import MDSWriter, StreamingDataset
 from support.proxy import Fate, Proxy
 from support.servers import Remote
@@ -93,3 +96,32 @@ def test_what_another_client_wrote_to_gcs_is_read(fake_gcs: Remote, monkeypatch:
     assert [(meta.key, meta.size) for meta in store.list()] == [("a/k", len(data))]
     store.delete("a/k")
     assert store.list() == []
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize("name", ["minio", "versitygw"])
+def test_of_two_conditional_writes_at_once_one_wins(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server: Remote = request.getfixturevalue(name)
+    for variable, value in server.env.items():
+        monkeypatch.setenv(variable, value)
+    store = Store(server.uri("race"))
+    start = Barrier(2)
+
+    def put(key: str, data: bytes, etag: str | None) -> str | None:
+        start.wait(timeout=30)
+        try:
+            return store.put(key, data, if_absent=etag is None, if_match=etag)
+        except (StoreExistsError, StoreChangedError):
+            return None
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(20):
+            etag = None
+            for data in (b"12", b"34"):
+                running = [threads.submit(put, f"k{number}", bytes([byte]), etag) for byte in data]
+                won = [ran.result(timeout=60) for ran in running]
+                assert won.count(None) == 1, (number, won)
+                etag = won[0] or won[1]
+                assert store.get(f"k{number}") == bytes([data[won.index(etag)]])

@@ -1,4 +1,4 @@
-"""What a test may not leave behind: threads, child processes, open files, environment, shared memory."""
+"""What a test may not leave: threads, processes, files, environment, shared memory, signal handlers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,15 @@ from pathlib import Path
 OURS = "hocket-"
 GRACE_S = 2.0
 # pytest writes its own; torch and its friends set theirs once, on first import, and rightly leave them.
-FREE_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KINETO_", "KMP_", "CUDA_MODULE_LOADING")
+FREE_VARIABLES = (
+    "PYTEST_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "KINETO_",
+    "KMP_",
+    "CUDA_MODULE_LOADING",
+    "PYTORCH_NVML_",
+)
 # multiprocessing's helpers live as long as the interpreter, by design.
 FREE_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -39,6 +48,7 @@ class Snapshot:
     children: frozenset[int]
     files: dict[int, str]
     shared_memory: frozenset[str]
+    handlers: dict[signal.Signals, object]
     environment: dict[str, str] = field(repr=False)
 
 
@@ -49,6 +59,7 @@ def snapshot() -> Snapshot:
         children=frozenset(_children()),
         files=_files(),
         shared_memory=frozenset(_shared_memory()),
+        handlers={number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
         environment=dict(os.environ),
     )
 
@@ -75,6 +86,12 @@ def leaks(before: Snapshot) -> list[str]:
         if before.files.get(number) != target
     ]
     found += [f"/dev/shm/{name} is still there" for name in sorted(now.shared_memory - before.shared_memory)]
+    found += [
+        f"the handler of {number.name} is still {handler!r}"
+        for number, handler in now.handlers.items()
+        # A checkpoint store that was not closed keeps its handler by design.
+        if handler is not before.handlers[number] and not getattr(handler, "ends_process", False)
+    ]
     return found + _changed_variables(before.environment, now.environment)
 
 
@@ -95,8 +112,11 @@ def check(before: Snapshot) -> None:
         raise AssertionError("the test left behind:\n  " + "\n  ".join(found))
 
 
-def restore_environment(before: Snapshot) -> None:
-    """Put the environment back, so that one test's slip does not fail all that follow."""
+def restore(before: Snapshot) -> None:
+    """Put environment and signal handlers back, so that one test's slip does not fail all that follow."""
+    for number, handler in before.handlers.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            signal.signal(number, handler)
     if dict(os.environ) != before.environment:
         os.environ.clear()
         os.environ.update(before.environment)

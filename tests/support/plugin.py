@@ -11,9 +11,9 @@ import pytest
 
 from support import leaks, sampling, servers
 from support.s3d import Server, ServerError, build
-from support.servers import azurite, fake_gcs, minio
+from support.servers import azurite, fake_gcs, minio, versitygw
 
-__all__ = ["azurite", "fake_gcs", "minio"]  # fixtures
+__all__ = ["azurite", "fake_gcs", "minio", "versitygw"]  # fixtures
 
 FAILED = pytest.StashKey[bool]()
 
@@ -86,7 +86,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         if FAILED not in request.node.stash:
             leaks.check(before)
     finally:
-        leaks.restore_environment(before)
+        leaks.restore(before)
 
 
 @pytest.fixture

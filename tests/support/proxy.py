@@ -40,7 +40,7 @@ class Proxy(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What `HTTP_PROXY` is set to; without TLS."""
+        """Return the URL for `HTTP_PROXY`, without TLS."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -167,7 +167,7 @@ class Authority:
 
 @contextlib.contextmanager
 def serving(server: ThreadingHTTPServer) -> Iterator[None]:
-    """Runs a server of the standard library on a thread."""
+    """Run a server of the standard library on a thread."""
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

@@ -1,13 +1,19 @@
-"""One rank of `support.ranks.run_ranks`: `python -m support.rank_main TASK RESULT`."""
+"""One rank: `python -m support.rank_main TASK RESULT` for `support.ranks.run_ranks`.
+
+Without arguments it reads lines `TASK RESULT` from its standard input and runs one after the other, for
+`support.standing_ranks`.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import operator
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
@@ -24,10 +30,30 @@ from support.ranks import Outcome
 
 def main(task_path: str, result_path: str) -> None:
     """Run the task and leave its `Outcome` in a file; the file appears whole or not at all."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    threading.Thread(target=_end_with_parent, name="hocket-parent-watch", daemon=True).start()
+    _watch(_end_with_parent)
     task = pickle.loads(Path(task_path).read_bytes())
-    outcome = _run(task)
+    try:
+        outcome = _run(task)
+    finally:
+        _destroy_group()
+    _leave(outcome, result_path)
+
+
+def serve() -> None:
+    """Run the tasks that the standard input names until it ends; the process group stays up between them."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    _watch(functools.partial(_read_lines, lines))
+    while True:
+        task_path, result_path = lines.get().split("\t")
+        _leave(_run(pickle.loads(Path(task_path).read_bytes())), result_path)
+
+
+def _watch(target: Callable[[], None]) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    threading.Thread(target=target, name="hocket-parent-watch", daemon=True).start()
+
+
+def _leave(outcome: Outcome, result_path: str) -> None:
     try:
         data = pickle.dumps(outcome)
         pickle.loads(data)  # an exception with its own __init__ may pickle and not come back
@@ -48,12 +74,12 @@ def _run(task: dict[str, Any]) -> Outcome:
         if task["init"]:
             import torch.distributed as dist
 
+            if dist.is_initialized():  # by an earlier task of a standing rank
+                return Outcome(value=fn(*args))
             dist.init_process_group(task["init"], timeout=timedelta(seconds=task["timeout_s"]))
         return Outcome(value=fn(*args))
     except BaseException as error:  # noqa: BLE001 - an exit or interrupt of `fn` is its failure as well
         return _failure(error)
-    finally:
-        _destroy_group()
 
 
 def _failure(error: BaseException) -> Outcome:
@@ -70,6 +96,9 @@ def _load(file: str, name: str) -> ModuleType:
     if name != "__main__" and _is_importable(file, name):
         return importlib.import_module(name)
     # A test module, which pytest loads from its file, or a script, whose main part must not run again.
+    loaded = sys.modules.get("__mp_main__" if name == "__main__" else name)
+    if loaded is not None and getattr(loaded, "__file__", None) == file:
+        return loaded  # by an earlier task of a standing rank
     spec = importlib.util.spec_from_file_location("__mp_main__" if name == "__main__" else name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"`{file}` cannot be loaded as a Python module")
@@ -103,5 +132,16 @@ def _end_with_parent() -> None:
     os._exit(70)
 
 
+def _read_lines(lines: queue.SimpleQueue[str]) -> None:
+    rest = b""
+    while data := os.read(0, 4096):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            lines.put(line.decode())
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        serve()
     main(*sys.argv[1:])

@@ -75,14 +75,14 @@ def run_ranks(
     """
     if world_size < 1:
         raise ValueError(f"`world_size` is {world_size}; expected at least 1")
-    task = _describe(fn, args, init, timeout_s)
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, _held_port() as port:
+    task = describe_task(fn, args, init, timeout_s)
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, held_port() as port:
         Path(folder, "task").write_bytes(pickle.dumps(task))
-        ranks: list[_Rank] = []
+        ranks: list[Rank] = []
         try:
             for rank in range(world_size):
                 ranks.append(
-                    _Rank(rank, Path(folder), _environment(rank, world_size, port.getsockname()[1], env))
+                    Rank(rank, Path(folder), environment(rank, world_size, port.getsockname()[1], env))
                 )
             return _wait(ranks, fn.__name__, timeout_s)
         finally:
@@ -90,14 +90,16 @@ def run_ranks(
                 running.kill()
 
 
-class _Rank:
+class Rank:
     """One child process, its files, and its process group."""
 
-    def __init__(self, rank: int, folder: Path, env: dict[str, str]):
+    def __init__(self, rank: int, folder: Path, env: dict[str, str], *, is_standing: bool = False):
         self.rank = rank
         self.result = folder / f"result-{rank}"
         self.log = folder / f"log-{rank}"
-        command = [sys.executable, "-m", "support.rank_main", str(folder / "task"), str(self.result)]
+        command = [sys.executable, "-m", "support.rank_main"]
+        if not is_standing:
+            command += [str(folder / "task"), str(self.result)]
         with self.log.open("wb") as log:
             # A session of its own: `kill` then reaches the processes that `fn` started, too. The pipe at its
             # standard input breaks when we die, which ends it.
@@ -105,8 +107,17 @@ class _Rank:
                 command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
 
+    def give(self, task: Path, result: Path) -> None:
+        """Let a standing rank run a task, and look for its outcome in `result` from now on."""
+        self.result = result
+        if self.process.stdin is None or self.process.poll() is not None:
+            return  # `outcome` reports how it ended
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{task}\t{result}\n".encode())
+            self.process.stdin.flush()
+
     def outcome(self) -> Outcome | None:
-        """What it left, or None while it runs; a rank that died without a word has failed."""
+        """Return the rank's outcome, or None while it runs; a rank that died without one has failed."""
         status = self.process.poll()
         if self.result.exists():
             outcome: Outcome = pickle.loads(self.result.read_bytes())
@@ -132,10 +143,17 @@ class _Rank:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=10)
         if self.process.stdin:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
 
-def _wait(ranks: list[_Rank], name: str, timeout_s: float) -> list[Any]:
+def collect(ranks: list[Rank], name: str, *, timeout_s: float) -> list[Any]:
+    """Return what the ranks leave in their files, in the order of the ranks.
+
+    Raises:
+        RankError: The first rank that failed.
+        RankTimeoutError: A rank left nothing within `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     done: dict[int, Outcome] = {}
     failed_by = None
@@ -155,6 +173,12 @@ def _wait(ranks: list[_Rank], name: str, timeout_s: float) -> list[Any]:
         for ended in done:  # what has failed or returned may run its exit handlers
             ranks[ended].end(by=time.monotonic() + FAREWELL_S)
         raise _failed(ranks, done, name, [rank for _, rank in failures]) from done[failures[0][1]].error
+    return [done[rank.rank].value for rank in ranks]
+
+
+def _wait(ranks: list[Rank], name: str, timeout_s: float) -> list[Any]:
+    deadline = time.monotonic() + timeout_s
+    values = collect(ranks, name, timeout_s=timeout_s)
     for rank in ranks:
         # The result is there before the interpreter ends; one that hangs or crashes then is a failure.
         try:
@@ -167,10 +191,10 @@ def _wait(ranks: list[_Rank], name: str, timeout_s: float) -> list[Any]:
                 f"{rank.output()}",
                 rank=rank.rank,
             )
-    return [done[rank.rank].value for rank in ranks]
+    return values
 
 
-def _failed(ranks: list[_Rank], done: dict[int, Outcome], name: str, failed: list[int]) -> RankError:
+def _failed(ranks: list[Rank], done: dict[int, Outcome], name: str, failed: list[int]) -> RankError:
     first = failed[0]
     lines = [f"`{name}` failed on rank {first} of {len(ranks)}", done[first].traceback.rstrip()]
     if output := ranks[first].output():
@@ -180,7 +204,7 @@ def _failed(ranks: list[_Rank], done: dict[int, Outcome], name: str, failed: lis
     return RankError("\n".join(lines), rank=first)
 
 
-def _late(ranks: list[_Rank], done: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
+def _late(ranks: list[Rank], done: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
     late = [rank for rank in ranks if rank.rank not in done]
     for rank in late:
         rank.signal(signal.SIGUSR1)  # `rank_main` answers with the stacks of its threads
@@ -192,7 +216,7 @@ def _late(ranks: list[_Rank], done: dict[int, Outcome], name: str, timeout_s: fl
     return RankTimeoutError("\n".join(lines), rank=late[0].rank)
 
 
-def _describe(
+def describe_task(
     fn: Callable[..., Any], args: tuple[Any, ...], init: str | None, timeout_s: float
 ) -> dict[str, Any]:
     name = getattr(fn, "__qualname__", "")
@@ -214,7 +238,7 @@ def _describe(
     }
 
 
-def _environment(rank: int, world_size: int, port: int, env: Mapping[str, str] | None) -> dict[str, str]:
+def environment(rank: int, world_size: int, port: int, env: Mapping[str, str] | None) -> dict[str, str]:
     support = str(Path(__file__).resolve().parents[1])
     paths = [support, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {
@@ -236,7 +260,7 @@ def _environment(rank: int, world_size: int, port: int, env: Mapping[str, str] |
     return variables
 
 
-def _held_port() -> socket.socket:
+def held_port() -> socket.socket:
     """Return a socket that keeps a port free for rank 0's store: it never listens, so a listener may join."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

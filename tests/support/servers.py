@@ -1,7 +1,8 @@
-"""Other people's object-store servers, for the tests marked `stores`: MinIO, Azurite, fake-gcs-server.
+"""Other people's object-store servers, for tests marked `stores`: MinIO, versitygw, Azurite, fake-gcs-server.
 
 Each is installed by its own package manager when it is first needed, and kept in the folder
-`$XDG_CACHE_HOME/hocket-test-servers` (`~/.cache` by default). Delete the folder to get newer ones.
+`$XDG_CACHE_HOME/hocket-test-servers` (`~/.cache` by default), by its version. MinIO's repository is archived:
+its version stays, and versitygw is the maintained S3 server beside it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ MINIO_DOMAIN = "minio.invalid"
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = base64.b64encode(b"a key of these tests alone").decode()
 GO_MODULES = {
-    "minio": "github.com/minio/minio@latest",
-    "fake-gcs-server": "github.com/fsouza/fake-gcs-server@latest",
+    "fake-gcs-server": "github.com/fsouza/fake-gcs-server@v1.56.1",
+    "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
 }
+AZURITE = "3.37.0"
 
 
 class MissingToolError(RuntimeError):
@@ -80,6 +83,26 @@ def minio() -> Iterator[Remote]:
 
 
 @pytest.fixture(scope="session")
+def versitygw() -> Iterator[Remote]:
+    """A maintained S3 server, which stores objects as files, with an empty bucket."""
+    program = _installed("versitygw")
+    keys = {"ROOT_ACCESS_KEY": "hocket", "ROOT_SECRET_KEY": "hocket-secret"}
+
+    def command(folder: Path, port: int) -> list[str]:
+        return [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
+
+    with _running(command, keys) as endpoint:
+        env = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"],
+            "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
+            "AWS_REGION": "us-east-1",
+        }
+        _create_s3_bucket(env)
+        yield Remote(endpoint, f"s3://{BUCKET}", env)
+
+
+@pytest.fixture(scope="session")
 def azurite() -> Iterator[Remote]:
     """Azurite's blob service with an empty container."""
     program = _installed("azurite")
@@ -114,7 +137,12 @@ def fake_gcs() -> Iterator[Remote]:
         yield Remote(endpoint, f"gs://{BUCKET}", {"STORAGE_EMULATOR_HOST": endpoint})
 
 
-FIXTURES: dict[str, str] = {"minio": "minio", "azurite": "azurite", "fake_gcs": "fake-gcs-server"}
+FIXTURES: dict[str, str] = {
+    "minio": "minio",
+    "versitygw": "versitygw",
+    "azurite": "azurite",
+    "fake_gcs": "fake-gcs-server",
+}
 
 
 def install(name: str) -> Path:
@@ -128,7 +156,8 @@ def install(name: str) -> Path:
     if name == "azurite":
         # Its blob service alone: the others have fixed ports. And not in a folder of the package's own name:
         # npm would take the name for that folder, and install nothing.
-        program, tool = cache / "npm/node_modules/.bin/azurite-blob", "npm"
+        folder = cache / f"npm-{AZURITE}"
+        program, tool = folder / "node_modules/.bin/azurite-blob", "npm"
         command = [
             "npm",
             "install",
@@ -136,18 +165,19 @@ def install(name: str) -> Path:
             "--no-fund",
             "--no-audit",
             "--prefix",
-            str(cache / "npm"),
-            name,
+            str(folder),
+            f"{name}@{AZURITE}",
         ]
     else:
-        program, tool = cache / "bin" / name, "go"
+        folder = cache / GO_MODULES[name].rpartition("@")[2]
+        program, tool = folder / name, "go"
         command = ["go", "install", GO_MODULES[name]]
     if program.exists():
         return program
     if shutil.which(tool) is None:
         raise MissingToolError(f"`{tool}` was not found; install it, and the tests install {name} with it")
-    (cache / "npm").mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "GOBIN": str(cache / "bin"), "GOFLAGS": "-mod=mod"}
+    folder.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "-mod=mod"}
     subprocess.run(command, env=env, cwd=cache, timeout=INSTALL_TIMEOUT_S, check=True)
     return program
 

@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def worker(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Callable[[Any], Any]]:
-    """Starts a process that reads a line of JSON and answers with one; yields what asks it.
+    """Start a process that reads a line of JSON and answers with one; yields what asks it.
 
     Args:
         command: What to run. It ends when its stdin does, or is killed 10 s later.

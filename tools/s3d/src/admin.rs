@@ -1,6 +1,7 @@
-//! Faults and counts while the server runs: `GET /_s3d/stats`, `POST /_s3d/faults`, `POST /_s3d/reset`.
+//! The admin endpoint, for faults and counts while the server runs: `GET /_s3d/stats`, `POST /_s3d/faults`,
+//! `POST /_s3d/reset`.
 //!
-//! No signature is asked for: whoever reaches loopback may.
+//! It requires no signature, because the server is only reachable from loopback.
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};

@@ -1,4 +1,4 @@
-//! Whose requests are taken: those of one key, or of keys that say themselves until when they are good.
+//! Authentication of requests: by one key, or by keys whose names contain their expiry.
 
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::{S3Result, s3_error};
@@ -7,11 +7,11 @@ use crate::store::now_ms;
 
 /// The keys of this server.
 pub struct Keys {
-    /// The access key, or what those that expire begin with.
+    /// The access key, or the prefix of access keys that expire.
     pub access_key: String,
-    /// Of all of them.
+    /// The secret key, shared by all access keys.
     pub secret_key: String,
-    /// Access keys are `{access_key}-{ms}`, and good until so many milliseconds after 1970.
+    /// Whether access keys have the form `{access_key}-{ms}` and expire that many milliseconds after 1970.
     pub expire: bool,
 }
 

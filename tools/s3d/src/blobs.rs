@@ -1,7 +1,7 @@
-//! The bytes of objects and parts: one file each, written once, never changed.
+//! The bytes of objects and parts: one immutable file each.
 //!
-//! An overwritten object gets a new file and the old one is unlinked, so a reader that has the old one open reads
-//! it to its end: a response is never a mixture of two versions.
+//! An overwritten object gets a new file and the old one is unlinked. A reader that has the old file open reads
+//! it to its end, so a response never mixes two versions.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ pub struct Blobs {
 }
 
 impl Blobs {
-    /// Opens `folder`, creating it, and removes every file that `is_used` does not know: the remains of a server
-    /// that was killed.
+    /// Opens `folder`, creating it if necessary, and removes every file for which `is_used` returns false: the
+    /// remains of a server that was killed.
     ///
     /// # Errors
     /// The folder cannot be created, listed or cleaned.
@@ -49,12 +49,12 @@ impl Blobs {
         })
     }
 
-    /// The file of blob `id`.
+    /// Returns the file of blob `id`.
     pub fn path(&self, id: u64) -> PathBuf {
         self.folder.join(id.to_string())
     }
 
-    /// A new blob, nobody's yet: dropped unless [`Blob::keep`] is called.
+    /// Creates a new blob, which is removed when dropped unless [`Blob::keep`] is called.
     pub fn create(&self) -> Blob {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         Blob {
@@ -64,7 +64,7 @@ impl Blobs {
         }
     }
 
-    /// Removes a blob that no object refers to any more. A file that is gone already is no error.
+    /// Removes a blob that no object refers to any more. A missing file is not an error.
     pub fn remove(&self, id: u64) {
         let _ = std::fs::remove_file(self.path(id));
     }
@@ -78,12 +78,12 @@ pub struct Blob {
 }
 
 impl Blob {
-    /// Where to write it.
+    /// Returns the path to write to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Hands the file over to whoever notes the number down.
+    /// Keeps the file and returns its number; the caller must record it.
     pub fn keep(mut self) -> u64 {
         self.is_kept = true;
         self.id
@@ -98,33 +98,33 @@ impl Drop for Blob {
     }
 }
 
-/// A body that arrived whole and matched what its sender said of it.
+/// A complete body that matched the declarations of its sender.
 pub struct Received {
     /// The file with the bytes.
     pub blob: Blob,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Of the bytes.
+    /// The MD5 digest of the bytes.
     pub md5: [u8; 16],
-    /// Those that the sender named.
+    /// The checksums that the sender requested.
     pub checksum: Checksum,
 }
 
-/// What the sender of a body says of it, in headers or in trailers.
+/// The sender's declarations about a body, in headers or in trailers.
 #[derive(Default)]
 pub struct Claims {
     /// `Content-MD5`, base64.
     pub md5: Option<String>,
     /// The `x-amz-checksum-*` headers.
     pub checksum: Checksum,
-    /// What `x-amz-trailer` announces.
+    /// The trailers announced by `x-amz-trailer`.
     pub announced: Vec<String>,
-    /// Where the announced trailers will be once the body has been read.
+    /// The announced trailers, available once the body has been read.
     pub trailers: Option<s3s::TrailingHeaders>,
 }
 
 impl Claims {
-    /// Of a request with these headers.
+    /// Reads the declarations from the headers of a request.
     pub fn of(
         headers: &HeaderMap,
         md5: Option<String>,
@@ -147,10 +147,11 @@ impl Claims {
     }
 }
 
-/// Writes `body` to a new blob and holds its sender to what he claims.
+/// Writes `body` to a new blob and checks it against the sender's declarations.
 ///
 /// # Errors
-/// `BadDigest` when a digest differs, `IncompleteBody` when the body breaks off, `InternalError` when the disk fails.
+/// `BadDigest` if a digest differs, `IncompleteBody` if the body is truncated, `InternalError` if the disk
+/// fails.
 pub async fn receive(
     blobs: &Blobs,
     body: Option<StreamingBlob>,
@@ -265,7 +266,7 @@ fn fields(sums: &Checksum) -> [(&'static str, Option<&str>); 5] {
     ]
 }
 
-/// Standard base64 with padding.
+/// Returns standard base64 with padding.
 pub fn base64(data: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(data.len().div_ceil(3) * 4);
@@ -286,12 +287,12 @@ pub fn base64(data: &[u8]) -> String {
     text
 }
 
-/// Lower-case hexadecimal.
+/// Returns lower-case hexadecimal.
 pub fn hex(data: &[u8]) -> String {
     data.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A failure of our own disk.
+/// Builds the error for a failure of the server's own disk.
 pub fn disk(error: io::Error) -> S3Error {
     S3Error::with_source(S3ErrorCode::InternalError, Box::new(error))
 }

@@ -1,8 +1,8 @@
-//! Which requests go wrong, and how: rules, and the counts that make a run repeatable.
+//! Fault injection: rules that select the requests to fail, and counts that make a run repeatable.
 //!
-//! A rule is a line of `key=value` pairs, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`. Its n-th matching
-//! request is hit or not by a hash of (seed, place of the rule, n) alone: the same seed hits the same numbers,
-//! whatever the requests are, however fast they come.
+//! A rule is a line of `key=value` pairs, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`. Whether it hits
+//! its n-th matching request depends only on a hash of (seed, position of the rule, n): the same seed hits the
+//! same numbers, independent of the content and the timing of the requests.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,62 +15,62 @@ use serde::{Deserialize, Serialize};
 use crate::operation::Target;
 use crate::rule::{Kind, Rule};
 
-/// All that can be set, at the start and while the server runs.
+/// All settings, at the start and while the server runs.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Rules, as lines.
+    /// Rules, one per line.
     pub faults: Vec<String>,
-    /// Decides which matching requests a rule hits.
+    /// The seed that determines which matching requests a rule hits.
     pub seed: u64,
-    /// Added to every request.
+    /// Latency added to every request.
     pub latency_ms: u64,
-    /// Of every connection and direction, in bytes a second; 0 is unlimited.
+    /// Bandwidth of every connection in each direction, in bytes per second; 0 is unlimited.
     pub bandwidth: u64,
 }
 
-/// What happens to one request.
+/// The effects on one request.
 #[derive(Debug, Default, PartialEq)]
 pub struct Fate {
-    /// It waits this long first.
+    /// Delay before the request is processed.
     pub delay: Duration,
-    /// Its connection is held to this many bytes a second; 0 is unlimited.
+    /// Bandwidth of its connection in bytes per second; 0 is unlimited.
     pub bandwidth: u64,
-    /// And then this happens to it, instead of a good answer.
+    /// The fault that replaces a successful response.
     pub fault: Option<Kind>,
 }
 
-/// What happened so far.
+/// The counts so far.
 #[derive(Debug, Default, Serialize)]
 pub struct Stats {
     /// Requests by operation.
     pub requests: BTreeMap<&'static str, u64>,
-    /// Good and bad answers by status, as they were before a fault spoiled them.
+    /// Responses by status, as they were before a fault changed them.
     pub answers: BTreeMap<u16, u64>,
     /// Faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
-    /// By rule, in their order.
+    /// Counts by rule, in the order of the rules.
     pub rules: Vec<RuleStats>,
     /// Connections accepted.
     pub connections: u64,
-    /// Requests that are being worked on now.
+    /// Requests in progress.
     pub in_flight: u64,
-    /// The most of them at one time.
+    /// The highest number of requests in progress so far.
     pub most_in_flight: u64,
-    /// Bytes from clients, requests' heads included.
+    /// Bytes received from clients, including request headers.
     pub bytes_received: u64,
-    /// Bytes to clients, answers' heads included.
+    /// Bytes sent to clients, including response headers.
     pub bytes_sent: u64,
 }
 
-/// What one rule did.
+/// The counts of one rule.
 #[derive(Clone, Debug, Serialize)]
 pub struct RuleStats {
     /// The rule as it was given.
     pub rule: String,
-    /// Requests of its operations and keys.
+    /// Requests that match its operations and keys.
     pub matched: u64,
-    /// Those of them that it hit.
+    /// Matching requests that it hit.
     pub injected: u64,
 }
 
@@ -103,7 +103,7 @@ impl Faults {
     /// Replaces all rules; their counts start at zero.
     ///
     /// # Errors
-    /// A line is no rule: says which, and what was expected. Nothing has changed then.
+    /// A line is not a valid rule: the message names it and what was expected. Nothing changes in this case.
     pub fn set(&self, settings: Settings) -> Result<(), String> {
         let mut rules = Vec::with_capacity(settings.faults.len());
         for line in settings.faults {
@@ -127,8 +127,8 @@ impl Faults {
         Ok(())
     }
 
-    /// Counts a request and decides what happens to it. Delays add up, the smallest bandwidth holds, and of several
-    /// rules that would end the request the first does.
+    /// Counts a request and decides its effects. Delays add up, the smallest bandwidth applies, and of several
+    /// faults the first applies.
     pub fn decide(&self, target: &Target) -> Fate {
         let mut state = self.state();
         let State {
@@ -170,17 +170,17 @@ impl Faults {
         fate
     }
 
-    /// Counts an answer.
+    /// Counts a response.
     pub fn answer(&self, status: StatusCode) {
         *self.state().answers.entry(status.as_u16()).or_default() += 1;
     }
 
-    /// The bandwidth of every connection, in bytes a second; 0 is unlimited.
+    /// Returns the bandwidth of every connection in bytes per second; 0 is unlimited.
     pub fn bandwidth(&self) -> u64 {
         self.state().bandwidth
     }
 
-    /// Counts a request as being worked on until the result is dropped.
+    /// Counts a request as in progress until the result is dropped.
     pub fn enter(&self) -> impl Drop + '_ {
         struct Leave<'a>(&'a AtomicU64);
         impl Drop for Leave<'_> {
@@ -193,7 +193,7 @@ impl Faults {
         Leave(&self.in_flight)
     }
 
-    /// All counts as they are.
+    /// Returns all counts.
     pub fn stats(&self) -> Stats {
         let state = self.state();
         Stats {
@@ -209,7 +209,7 @@ impl Faults {
         }
     }
 
-    /// Sets all counts to zero; the rules stay, and begin again with their first request.
+    /// Sets all counts to zero. The rules are kept and start again with their first request.
     pub fn reset(&self) {
         let mut state = self.state();
         state.requests.clear();
@@ -233,7 +233,7 @@ impl Faults {
     }
 }
 
-/// A number in 0..1 that is a function of its arguments alone (splitmix64's mixing, three times).
+/// Returns a number in 0..1 that depends only on the arguments (splitmix64's mixing, three times).
 fn draw(seed: u64, place: u64, number: u64) -> f64 {
     let mix = |mut bits: u64| {
         bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);

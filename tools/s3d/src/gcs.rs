@@ -1,7 +1,8 @@
-//! Google's XML API as a dialect of S3's: the same paths, bodies and multipart uploads, conditions on generations.
+//! Google's XML API as a dialect of S3's: the same paths, bodies and multipart uploads, with conditions on
+//! generations.
 //!
-//! A generation is a number that changes with the object. Here it is made of the ETag, so that the condition on it can
-//! be checked as the one on the ETag is: under the store's lock.
+//! A generation is a number that changes with the object. Here it is derived from the ETag, so that a condition
+//! on it can be checked like one on the ETag, under the store's lock.
 
 use http::header::{AUTHORIZATION, ETAG, HeaderMap, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use http::{Request, StatusCode};
@@ -14,10 +15,10 @@ use crate::store::Store;
 const CONDITION: &str = "x-goog-if-generation-match";
 const GENERATION: &str = "x-goog-generation";
 
-/// Makes an S3 request of Google's. Tokens are not looked at.
+/// Converts a request from Google's dialect to S3's. Tokens are not checked.
 ///
 /// # Errors
-/// The answer, where the condition is broken already.
+/// The response, if the condition is already violated.
 pub fn to_s3<B>(store: &Store, request: &mut Request<B>) -> Result<(), Box<HttpResponse>> {
     let target = Target::of(request);
     let bucket = (request.uri().path().split('/').nth(1))
@@ -49,7 +50,7 @@ pub fn to_s3<B>(store: &Store, request: &mut Request<B>) -> Result<(), Box<HttpR
     }
 }
 
-/// Adds to an answer about an object which generation it was.
+/// Adds the object's generation to the headers of a response.
 pub fn add_generation(headers: &mut HeaderMap) {
     let etag = headers.get(ETAG).and_then(|etag| etag.to_str().ok());
     let value = etag.and_then(|etag| HeaderValue::from_str(&generation(etag)).ok());

@@ -1,7 +1,7 @@
-//! What the buckets hold, on disk: a journal of one line for each change.
+//! The on-disk record of the buckets' contents: a journal with one line per change.
 //!
-//! Appending one line is the commit of a change, so no reader, and no server started after a kill, sees half of one.
-//! The journal is rewritten without its history at every start.
+//! Appending a line is the commit of a change, so neither a reader nor a server started after a kill sees part
+//! of one. Every start rewrites the journal without its history.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::pieces::Piece;
 
-/// An object, all but its bytes.
+/// An object's record, without its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Object {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Without its quotes.
     pub etag: String,
@@ -23,13 +23,13 @@ pub struct Object {
     pub modified_ms: u64,
     /// Its data files, in order.
     pub pieces: Vec<Piece>,
-    /// The `Content-Type` it was put with.
+    /// The `Content-Type` of its upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
-    /// The `x-amz-meta-*` headers it was put with.
+    /// The `x-amz-meta-*` headers of its upload.
     #[serde(default, skip_serializing_if = "HashMap::is_empty")]
     pub metadata: HashMap<String, String>,
-    /// Checksums of the whole object, base64, by their names.
+    /// Checksums of the whole object in base64, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub checksums: BTreeMap<String, String>,
 }
@@ -44,28 +44,28 @@ pub type Buckets = BTreeMap<String, Bucket>;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// A bucket appears.
+    /// Creates a bucket.
     Create {
         /// Its name.
         bucket: String,
     },
-    /// An empty bucket goes.
+    /// Removes an empty bucket.
     Drop {
         /// Its name.
         bucket: String,
     },
-    /// An object appears or is replaced.
+    /// Adds or replaces an object.
     Put {
-        /// Where.
+        /// Its bucket.
         bucket: String,
         /// Its key.
         key: String,
-        /// What.
+        /// The new object.
         object: Object,
     },
-    /// An object goes.
+    /// Removes an object.
     Delete {
-        /// Where.
+        /// Its bucket.
         bucket: String,
         /// Its key.
         key: String,
@@ -73,7 +73,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Carries the change out; returns the object that it replaced or removed.
+    /// Applies the change; returns the object that it replaced or removed.
     pub fn apply(self, buckets: &mut Buckets) -> Option<Object> {
         match self {
             Self::Create { bucket } => {
@@ -103,11 +103,11 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads the journal at `path` and rewrites it without its history. A last line that a kill cut short is a
-    /// change that was never answered: it is left out.
+    /// Reads the journal at `path` and rewrites it without its history. A last line truncated by a kill is a
+    /// change that was never acknowledged, and is left out.
     ///
     /// # Errors
-    /// The file cannot be read or written, or holds a whole line that is not a change.
+    /// The file cannot be read or written, or contains a complete line that is not a change.
     pub fn open(path: PathBuf) -> io::Result<(Self, Buckets)> {
         let buckets = read(&path)?;
         let part = path.with_extension("part");
@@ -133,7 +133,7 @@ impl Journal {
         Ok((journal, buckets))
     }
 
-    /// Appends one change. After an error the file is as it was before.
+    /// Appends one change. After an error the file is unchanged.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -1,19 +1,19 @@
-//! Pages of a bucket's keys, grouped by a delimiter.
+//! Pagination of a bucket's keys, grouped by a delimiter.
 
 use std::ops::Bound;
 
 use crate::journal::{Bucket, Object};
 
-/// What a client asks for.
+/// The parameters of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// Only keys that start with this.
     pub prefix: String,
-    /// Keys that hold this after the prefix are folded into one entry, which ends with it.
+    /// Keys that contain this after the prefix are grouped into one entry, which ends with it.
     pub delimiter: Option<String>,
-    /// Only entries after this one: the last of the page before, or where the client wants to start.
+    /// Only entries after this one: the last of the previous page, or the client's starting point.
     pub after: Option<String>,
-    /// At most this many entries.
+    /// Limit of the number of entries.
     pub limit: usize,
 }
 
@@ -22,12 +22,12 @@ pub struct Query {
 pub enum Entry<'a> {
     /// A key and its object.
     Object(&'a str, &'a Object),
-    /// What all keys of a group start with.
+    /// The common prefix of the keys in a group.
     Group(String),
 }
 
 impl Entry<'_> {
-    /// What the next page starts after.
+    /// Returns the name after which the next page starts.
     pub fn name(&self) -> &str {
         match self {
             Self::Object(key, _) => key,
@@ -36,7 +36,7 @@ impl Entry<'_> {
     }
 }
 
-/// The entries that `query` asks for, in the order of their UTF-8 bytes, and whether more follow.
+/// Returns the entries for `query`, ordered by their UTF-8 bytes, and whether more follow.
 pub fn page<'a>(bucket: &'a Bucket, query: &Query) -> (Vec<Entry<'a>>, bool) {
     let mut entries: Vec<Entry<'_>> = Vec::new();
     let after = query.after.as_deref().unwrap_or("");

@@ -1,9 +1,10 @@
-//! A local S3 server with faults on request, for tests and development.
+//! A local S3 server with fault injection, for tests and development.
 //!
-//! `cargo run -p s3d -- --root DIR` serves one folder on loopback and prints the variables that point a client at
-//! it. It speaks S3 with signatures, ranges, ETags, conditional writes, multipart uploads and checksums; conditions
-//! are checked and changes made under one lock, so of several conditional writers one wins. Nothing is synced to
-//! disk: it outlives a kill of itself, not of the machine.
+//! `cargo run -p s3d -- --root DIR` serves one folder on loopback and prints the variables that configure a
+//! client for it. It supports S3 with signatures, ranges, ETags, conditional writes, multipart uploads and
+//! checksums. Conditions are checked and changes made under one lock, so exactly one of several conditional
+//! writers succeeds. Nothing is synced to disk: data survives a kill of the server, but not a crash of the
+//! machine.
 
 mod admin;
 mod auth;
@@ -46,7 +47,7 @@ struct Arguments {
     /// The folder to serve; created if it is not there
     #[arg(long)]
     root: PathBuf,
-    /// The port on 127.0.0.1; with 0 a free one is taken, and one JSON line tells which
+    /// The port on 127.0.0.1; 0 selects a free port, which is printed in one line of JSON
     #[arg(long, default_value_t = 9123)]
     port: u16,
     /// The access key that clients sign with
@@ -55,16 +56,16 @@ struct Arguments {
     /// The secret key that clients sign with
     #[arg(long, default_value = "hocket-secret")]
     secret_key: String,
-    /// Access keys are `{access-key}-{ms}`: good until so many milliseconds after 1970, each by its own name
+    /// Accept access keys of the form `{access-key}-{ms}`, which expire that many milliseconds after 1970
     #[arg(long)]
     keys_expire: bool,
-    /// Nobody signs: a signed request is refused
+    /// Accept only unsigned requests; signed requests are rejected
     #[arg(long, conflicts_with = "keys_expire")]
     anonymous: bool,
-    /// Speak Google's XML API in place of S3's; tokens are not looked at
+    /// Speak Google's XML API instead of S3's; tokens are not checked
     #[arg(long, conflicts_with_all = ["keys_expire", "anonymous"])]
     gcs: bool,
-    /// A bucket that is there from the start
+    /// A bucket that is created at the start
     #[arg(long, default_value = "hocket")]
     bucket: String,
     /// A fault, `kind=slowdown,rate=0.05,op=GetObject,key=*/data/*`; may be given several times.
@@ -75,16 +76,16 @@ struct Arguments {
     /// after (0: how many matching requests are left alone first), times (how many are hit at most).
     #[arg(long = "fault", value_name = "RULE")]
     faults: Vec<String>,
-    /// Decides which matching requests a fault hits; the same seed hits the same again
+    /// The seed that determines which matching requests a fault hits
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Milliseconds that every request waits
+    /// Latency of every request in milliseconds
     #[arg(long, default_value_t = 0)]
     latency_ms: u64,
-    /// Bytes a second of every connection, in each direction; 0 is unlimited
+    /// Bandwidth of every connection in each direction, in bytes per second; 0 is unlimited
     #[arg(long, default_value_t = 0)]
     bandwidth: u64,
-    /// End when the standard input closes, so that no server outlives the test run that started it
+    /// Stop when the standard input closes, so that the server does not outlive the test run that started it
     #[arg(long)]
     until_stdin_closes: bool,
 }
@@ -137,7 +138,7 @@ async fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
         google: arguments.gcs.then_some(store),
     };
     let server = server::Server::bind(arguments.port, handler).await?;
-    // From here on a signal is a request to stop; whoever reads the announcement may send one.
+    // From here on a signal is a request to stop; the reader of the announcement may send one.
     let stop = stop(arguments.until_stdin_closes)?;
     announce(&arguments, server.port())?;
     server.serve(stop).await;
@@ -180,7 +181,7 @@ fn announce(arguments: &Arguments, port: u16) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Ends with the first reason to stop.
+/// Completes with the first reason to stop.
 fn stop(until_stdin_closes: bool) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

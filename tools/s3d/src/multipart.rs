@@ -1,4 +1,4 @@
-//! Multipart uploads: parts in files of their own, which become the object when the client says that they are all there.
+//! Multipart uploads: each part is a file of its own, and completion combines them into the object.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub fn create(store: &Store, input: CreateMultipartUploadInput) -> S3Result<Stri
     })
 }
 
-/// Takes a part in; one of the same number is replaced.
+/// Receives a part; it replaces an earlier one with the same number.
 ///
 /// # Errors
 /// `NoSuchUpload`, `InvalidArgument` for a number outside 1 to 10 000, or as [`receive`].
@@ -75,7 +75,7 @@ pub async fn upload_part(
     })
 }
 
-/// Joins the parts that the client lists into the object. Until that has worked the upload stays open.
+/// Combines the parts that the client lists into the object. The upload stays open until this succeeds.
 ///
 /// # Errors
 /// `NoSuchUpload`, `InvalidPart`, `InvalidPartOrder`, `EntityTooSmall`, or as [`Store::put`].
@@ -94,7 +94,7 @@ pub fn complete(store: &Store, input: CompleteMultipartUploadInput) -> S3Result<
     }
 }
 
-/// Ends an upload and drops its parts.
+/// Aborts an upload and removes its parts.
 ///
 /// # Errors
 /// `NoSuchUpload`.

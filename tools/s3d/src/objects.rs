@@ -1,4 +1,4 @@
-//! The S3 operations on whole objects: what a request says, in the terms of [`Store`].
+//! The S3 operations on whole objects, mapped to [`Store`].
 
 use std::io;
 use std::ops::Range;
@@ -21,7 +21,8 @@ use crate::journal::Object;
 use crate::pieces::{Piece, PieceStream};
 use crate::store::{Condition, Store, is_matched, now_ms};
 
-/// What the headers of an upload claim of its body. A macro: the inputs of the two operations share fields, no trait.
+/// Collects an upload's declarations about its body. A macro, because the inputs of the two operations have the
+/// same fields but no common trait.
 macro_rules! claims {
     ($request:ident) => {{
         let input = &mut $request.input;
@@ -51,7 +52,7 @@ pub async fn put(
     let body = request.input.body.take();
     let claims = claims!(request);
     let input = request.input;
-    // The body is read before anything is refused: a client may not look for an answer while it sends.
+    // The body is read before any rejection, because a client may not look for a response while it sends.
     let received = receive(&store.blobs, body, claims).await?;
     let object = Object {
         size: received.size,
@@ -86,7 +87,7 @@ pub async fn put(
     })
 }
 
-/// Answers with the object's bytes, or a range of them.
+/// Returns the object's bytes, or a range of them.
 ///
 /// # Errors
 /// `NoSuchKey`, `PreconditionFailed`, `NotModified`, `InvalidRange`.
@@ -136,7 +137,7 @@ pub async fn get(store: &Store, input: GetObjectInput) -> S3Result<GetObjectOutp
     })
 }
 
-/// Answers with all that [`get`] says of an object, but its bytes.
+/// Returns the headers of [`get`] without the bytes.
 ///
 /// # Errors
 /// `NoSuchKey`, `PreconditionFailed`, `NotModified`.
@@ -174,7 +175,7 @@ pub fn head(store: &Store, input: HeadObjectInput) -> S3Result<HeadObjectOutput>
 /// Copies an object, with its metadata.
 ///
 /// # Errors
-/// `NoSuchKey`, and `NotImplemented` for a source that is not a bucket's.
+/// `NoSuchKey`, and `NotImplemented` for a source that is not in a bucket.
 pub async fn copy(store: &Store, input: CopyObjectInput) -> S3Result<Object> {
     let CopySource::Bucket { bucket, key, .. } = &input.copy_source else {
         return Err(s3_error!(
@@ -212,14 +213,14 @@ pub async fn copy(store: &Store, input: CopyObjectInput) -> S3Result<Object> {
     store.put(&input.bucket, &input.key, keep, object, &condition)
 }
 
-/// The object at `key`, the range of it that `find` wants, and that range's bytes.
+/// Returns the object at `key`, the range of it that `find` selects, and a stream of that range.
 async fn open(
     store: &Store,
     bucket: &str,
     key: &str,
     find: impl Fn(&Object) -> S3Result<Range<u64>>,
 ) -> S3Result<(Object, Range<u64>, PieceStream)> {
-    // An overwrite may unlink the files between the look at the index and their opening: then look again.
+    // An overwrite may unlink the files between the lookup and their opening; the lookup is then repeated.
     for _ in 0..100 {
         let object = store.object(bucket, key)?;
         let span = find(&object)?;
@@ -253,7 +254,7 @@ fn check_read(
     Ok(())
 }
 
-/// A point in time as S3's answers carry it.
+/// Converts a time to the type of S3's responses.
 pub fn timestamp(ms: u64) -> Timestamp {
     Timestamp::from(UNIX_EPOCH + Duration::from_millis(ms))
 }

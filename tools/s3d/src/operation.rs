@@ -1,18 +1,19 @@
-//! Which S3 operation a request asks for, told from its line alone: faults strike before a signature is checked.
+//! The S3 operation of a request, derived from its request line alone, because faults apply before a signature
+//! is checked.
 
 use http::{Method, Request};
 
-/// An operation and what it is about.
+/// An operation and its target.
 #[derive(Debug, PartialEq)]
 pub struct Target {
-    /// As S3 names it, `"GetObject"`.
+    /// S3's name of the operation, such as `"GetObject"`.
     pub operation: &'static str,
-    /// The key, decoded; of a listing, its prefix.
+    /// The decoded key; for a listing, its prefix.
     pub key: String,
 }
 
 impl Target {
-    /// Reads a request in path style: `/bucket/key?query`.
+    /// Parses a path-style request: `/bucket/key?query`.
     pub fn of<B>(request: &Request<B>) -> Self {
         let path = request.uri().path().trim_start_matches('/');
         let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
@@ -47,7 +48,7 @@ impl Target {
         }
     }
 
-    /// Whether a good answer has a body of more than a few bytes.
+    /// Returns whether a successful response has a body of more than a few bytes.
     pub fn answers_with_a_body(&self) -> bool {
         self.operation == "GetObject" || self.operation.starts_with("List")
     }

@@ -1,4 +1,4 @@
-//! Pages of keys as S3 answers them, for both versions of the operation.
+//! S3's responses to listings, for both versions of the operation.
 
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
@@ -9,19 +9,19 @@ use crate::store::Store;
 
 const MOST_KEYS: i32 = 1000;
 
-/// A page of either version of the operation.
+/// A page, in the fields that both versions share.
 pub struct Listed {
-    /// Entries of this page.
+    /// Number of entries on this page.
     pub count: Option<i32>,
     /// Objects.
     pub contents: Option<Vec<Object>>,
     /// Groups.
     pub common_prefixes: Option<Vec<CommonPrefix>>,
-    /// As asked for, and encoded.
+    /// The prefix of the request, encoded.
     pub prefix: Option<String>,
-    /// As asked for, and encoded.
+    /// The delimiter of the request, encoded.
     pub delimiter: Option<String>,
-    /// The most entries there could be.
+    /// Limit of the number of entries.
     pub max_keys: Option<i32>,
     /// Whether more follow.
     pub is_truncated: Option<bool>,
@@ -31,7 +31,7 @@ pub struct Listed {
     pub raw_last: Option<String>,
 }
 
-/// What `input` asks for, after `after`.
+/// Returns the query for `input`, starting after `after`.
 pub fn query(input: &ListObjectsV2Input, after: Option<String>) -> Query {
     Query {
         prefix: input.prefix.clone().unwrap_or_default(),
@@ -45,7 +45,7 @@ fn max_keys(input: &ListObjectsV2Input) -> i32 {
     input.max_keys.unwrap_or(MOST_KEYS).clamp(0, MOST_KEYS)
 }
 
-/// The page that `query` asks for.
+/// Returns the page for `query`.
 ///
 /// # Errors
 /// `NoSuchBucket`.
@@ -84,7 +84,8 @@ pub fn list(store: &Store, input: &ListObjectsV2Input, query: &Query) -> S3Resul
     })
 }
 
-/// Keys as an answer carries them: percent-encoded where the client asked for it, since XML cannot hold every key.
+/// Returns the encoder of keys in a response: percent-encoding if the client requested it, because XML cannot
+/// represent every key.
 pub fn encoder(encoding: Option<&EncodingType>) -> impl Fn(&str) -> String + use<> {
     let is_url = encoding.is_some_and(|encoding| encoding.as_str() == EncodingType::URL);
     move |text| {
@@ -103,10 +104,10 @@ pub fn encoder(encoding: Option<&EncodingType>) -> impl Fn(&str) -> String + use
     }
 }
 
-/// The key that a continuation token stands for.
+/// Returns the key of a continuation token.
 ///
 /// # Errors
-/// `InvalidArgument` for a token of another server.
+/// `InvalidArgument` for a token that this server did not issue.
 pub fn parse_token(token: &str) -> S3Result<String> {
     let bytes = token.as_bytes().chunks(2).map(|pair| {
         let digits = std::str::from_utf8(pair)

@@ -1,7 +1,7 @@
-//! The bytes of an object: the file it was put in, or those of its parts, one behind the other.
+//! The bytes of an object: a single file, or the concatenated files of its parts.
 //!
-//! Parts are not joined, as they are not in the services that this server stands for: to complete an upload takes
-//! no time there.
+//! Parts are not joined into one file, so completing an upload takes no time, as in the services that this
+//! server stands for.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,21 +24,21 @@ const READ_BYTES: usize = 256 << 10;
 /// A data file of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Its number.
+    /// Number of the blob.
     pub blob: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// A range of an object as the body of a response. All its files are open, so it is read to its end whatever
-/// becomes of the object.
+/// A range of an object as the body of a response. All its files are open, so it is read to its end even if the
+/// object is replaced or removed.
 pub struct PieceStream {
     files: VecDeque<(File, u64)>,
     buffer: BytesMut,
 }
 
 impl PieceStream {
-    /// Bytes `range` of the object that has `pieces`.
+    /// Opens bytes `range` of the object with `pieces`.
     ///
     /// # Errors
     /// A file cannot be opened.

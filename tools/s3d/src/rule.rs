@@ -1,32 +1,32 @@
-//! One rule of faults, and its text.
+//! A fault rule and its parser.
 
 use std::str::FromStr;
 
 use crate::operation::Target;
 
-/// What can go wrong.
+/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// The request waits this many milliseconds.
+    /// Delays the request by this many milliseconds.
     Latency(u64),
-    /// Its connection is held to this many bytes a second.
+    /// Limits its connection to this many bytes per second.
     Bandwidth(u64),
-    /// 500 InternalError; nothing is carried out.
+    /// 500 InternalError; the request is not executed.
     InternalError,
-    /// 503 SlowDown; nothing is carried out.
+    /// 503 SlowDown; the request is not executed.
     SlowDown,
-    /// 409 ConditionalRequestConflict; nothing is carried out.
+    /// 409 ConditionalRequestConflict; the request is not executed.
     Conflict,
-    /// The connection is reset; nothing is carried out.
+    /// Resets the connection; the request is not executed.
     Reset,
-    /// The answer breaks off in the middle of the length that it declared.
+    /// Truncates the response before its declared length.
     ShortBody,
-    /// The request is carried out, and its connection closed without an answer.
+    /// Executes the request and closes its connection without a response.
     LostReply,
 }
 
 impl Kind {
-    /// As rules and counts name it.
+    /// Returns the name used in rules and counts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Latency(_) => "latency",
@@ -41,25 +41,25 @@ impl Kind {
     }
 }
 
-/// Which requests one kind of fault hits.
+/// A rule: one kind of fault and the requests that it hits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// What it does.
+    /// The kind of fault.
     pub kind: Kind,
-    /// The share of matching requests that it hits.
+    /// The fraction of matching requests that it hits.
     rate: f64,
-    /// Names of operations, with `*` and `?`.
+    /// Operation names, with the wildcards `*` and `?`.
     operations: Vec<String>,
-    /// Keys, with `*` and `?`.
+    /// A pattern for keys, with the wildcards `*` and `?`.
     key: String,
-    /// The first matching requests are left alone.
+    /// Number of matching requests that pass before the first hit.
     after: u64,
-    /// At most this many are hit.
+    /// Limit of the number of hits.
     times: u64,
 }
 
 impl Rule {
-    /// Whether the rule is about such requests at all.
+    /// Returns whether a request matches the rule's operations and key.
     pub fn matches(&self, target: &Target) -> bool {
         let is_possible = self.kind != Kind::ShortBody || target.answers_with_a_body();
         is_possible
@@ -70,7 +70,8 @@ impl Rule {
             && is_glob_match(&self.key, &target.key)
     }
 
-    /// Whether it hits its matching request `number`, after `injected` hits, when the dice show `drawn` in 0..1.
+    /// Returns whether the rule hits its matching request `number`, given the hits so far and `drawn`, a random
+    /// number in 0..1.
     pub fn hits(&self, number: u64, injected: u64, drawn: f64) -> bool {
         number >= self.after && injected < self.times && drawn < self.rate
     }
@@ -171,12 +172,13 @@ fn number(name: &str, value: &str) -> Result<u64, String> {
         .map_err(|_| format!("{name} `{value}` is not a whole number"))
 }
 
-/// Whether `text` matches `pattern`, where `*` stands for any run of characters, `/` too, and `?` for any one.
+/// Returns whether `text` matches `pattern`, in which `*` stands for any run of characters, including `/`, and
+/// `?` for any single one.
 fn is_glob_match(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
-    // Where to go on when the last star has to swallow one character more.
+    // The state to return to when the last `*` has to match one character more.
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {

@@ -1,4 +1,5 @@
-//! Connections: accepted on loopback, their requests given to S3 or to a fault, served until told to stop.
+//! The server: accepts connections on loopback and passes their requests to S3 or to a fault until it is
+//! stopped.
 
 use std::error::Error;
 use std::fmt;
@@ -26,7 +27,7 @@ use crate::store::Store;
 use crate::wire::{Control, Wire};
 use crate::{admin, gcs, spoil};
 
-/// How long requests in flight have to end after the server was told to stop.
+/// Time for requests in progress to finish after the server was stopped.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A listening server.
@@ -36,13 +37,13 @@ pub struct Server {
     port: u16,
 }
 
-/// What answers requests.
+/// The handler of requests.
 pub struct Handler {
-    /// S3.
+    /// The S3 service.
     pub service: S3Service,
-    /// What goes wrong.
+    /// The faults to inject.
     pub faults: Arc<Faults>,
-    /// The store, where requests are Google's.
+    /// The store, if requests use Google's dialect.
     pub google: Option<Arc<Store>>,
 }
 
@@ -59,10 +60,10 @@ impl fmt::Display for Hangup {
 impl Error for Hangup {}
 
 impl Server {
-    /// Listens on `port` of 127.0.0.1; 0 takes a free one.
+    /// Listens on `port` of 127.0.0.1; 0 selects a free port.
     ///
     /// # Errors
-    /// The port is taken.
+    /// The port is in use.
     pub async fn bind(port: u16, handler: Handler) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
             .await
@@ -80,12 +81,12 @@ impl Server {
         })
     }
 
-    /// The port it listens on.
+    /// Returns the port it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Serves until `stop` ends; then requests in flight get [`FAREWELL`] to end, too.
+    /// Serves until `stop` completes; requests in progress then get [`FAREWELL`] to finish.
     pub async fn serve(self, stop: impl Future<Output = ()> + Send) {
         let graceful = GracefulShutdown::new();
         tokio::pin!(stop);
@@ -93,7 +94,8 @@ impl Server {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => self.start(stream, &graceful),
-                    // Out of file descriptors, or the client is gone already: neither ends the server.
+                    // Either the process is out of file descriptors or the client is gone; neither stops the
+                    // server.
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 },
                 () = &mut stop => break,
@@ -119,7 +121,8 @@ impl Server {
             .timer(TokioTimer::new())
             .serve_connection(TokioIo::new(wire), handle);
         let connection = graceful.watch(connection);
-        // An error is a fault that was asked for, or the client's: he hung up, or spoke no HTTP.
+        // An error is either an injected fault or caused by the client, which disconnected or did not send
+        // valid HTTP.
         tokio::spawn(async move { drop(connection.await) });
     }
 }
@@ -176,7 +179,7 @@ impl Handler {
     }
 }
 
-/// Reads a body to its end: an answer before that looks like a reset to a client that is still sending.
+/// Reads a body to its end: a response before that looks like a reset to a client that is still sending.
 async fn drain(request: Request<Incoming>) {
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}

@@ -1,4 +1,4 @@
-//! The S3 operations that this server speaks, over [`Store`].
+//! The supported S3 operations, implemented on [`Store`].
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::pages::{encoder, list, parse_token, query};
 use crate::store::{Condition, Store};
 use crate::{multipart, objects};
 
-/// The store as s3s wants to see it.
+/// The store as an `s3s` service.
 #[derive(Clone)]
 pub struct Service(pub Arc<Store>);
 
-/// Parts of one page.
+/// Limit of the parts on one page.
 const MOST_PARTS: i32 = 1000;
 
 type Answer<T> = S3Result<S3Response<T>>;

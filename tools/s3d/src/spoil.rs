@@ -1,4 +1,4 @@
-//! Answers that are wrong on purpose.
+//! Faulty responses.
 
 use std::io;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use tokio::time::{Sleep, sleep};
 
 use crate::rule::Kind;
 
-/// The connection breaks this long after the last byte, so that what was sent before does arrive.
+/// Delay between the last byte and the break of the connection, so that the bytes sent before arrive.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The answer of a server that carried nothing out.
+/// Returns the error response for a request that was not executed.
 pub fn refusal(kind: Kind) -> HttpResponse {
     let (status, code, message) = match kind {
         Kind::SlowDown => (
@@ -39,7 +39,7 @@ pub fn refusal(kind: Kind) -> HttpResponse {
     error(status, code, message)
 }
 
-/// An answer that says no.
+/// Builds an error response.
 pub fn error(status: StatusCode, code: &str, message: &str) -> HttpResponse {
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>"
@@ -52,7 +52,7 @@ pub fn error(status: StatusCode, code: &str, message: &str) -> HttpResponse {
     response
 }
 
-/// Makes a body end at half of the length that its answer declares. None for a body of no bytes.
+/// Truncates a body to half of the declared length of its response. Returns none for an empty body.
 pub fn shorten(response: HttpResponse) -> Option<HttpResponse> {
     let (mut head, body) = response.into_parts();
     let declared = head

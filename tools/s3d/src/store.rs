@@ -1,4 +1,4 @@
-//! Buckets, objects and uploads in one folder; every condition is checked and every change made under one lock.
+//! Buckets, objects and uploads in one folder. Every condition is checked and every change made under one lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -14,20 +14,20 @@ use crate::blobs::{Blobs, disk};
 use crate::journal::{Bucket, Buckets, Change, Journal, Object};
 use crate::pieces::Piece;
 
-/// What a write asks of the object that it would replace.
+/// The conditions of a write on the object that it would replace.
 #[derive(Clone, Default)]
 pub struct Condition {
-    /// `If-Match`: there is an object, with this ETag.
+    /// `If-Match`: an object with this ETag exists.
     pub if_match: Option<ETagCondition>,
-    /// `If-None-Match`: there is none, or none with this ETag.
+    /// `If-None-Match`: no object exists, or none with this ETag.
     pub if_none_match: Option<ETagCondition>,
 }
 
 impl Condition {
-    /// Whether a write may replace `present`.
+    /// Checks whether a write may replace `present`.
     ///
     /// # Errors
-    /// `PreconditionFailed`, or `NoSuchKey` where `If-Match` finds no object, as S3 answers.
+    /// `PreconditionFailed`, or `NoSuchKey` if `If-Match` finds no object, as on S3.
     pub fn check(&self, present: Option<&Object>) -> S3Result<()> {
         if self.if_match.is_some() && present.is_none() {
             return Err(s3_error!(
@@ -56,21 +56,21 @@ impl Condition {
     }
 }
 
-/// Whether `object` has the ETag of `condition`; any object has `*`.
+/// Returns whether `object` has the ETag of `condition`; `*` matches every object.
 pub fn is_matched(condition: &ETagCondition, object: &Object) -> bool {
     condition
         .as_etag()
         .is_none_or(|wanted| wanted.weak_cmp(&ETag::Strong(object.etag.clone())))
 }
 
-/// A part that has arrived.
+/// An uploaded part.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Number of the data file.
     pub blob: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Of its bytes; in hexadecimal, its ETag.
+    /// The MD5 digest of its bytes; in hexadecimal, its ETag.
     pub md5: [u8; 16],
     /// Milliseconds since 1970.
     pub modified_ms: u64,
@@ -79,7 +79,7 @@ pub struct Part {
 /// A multipart upload between its creation and its completion.
 #[derive(Debug)]
 pub struct Upload {
-    /// Where the object will be.
+    /// The bucket of its object.
     pub bucket: String,
     /// Its key.
     pub key: String,
@@ -89,7 +89,7 @@ pub struct Upload {
     pub metadata: HashMap<String, String>,
     /// Milliseconds since 1970.
     pub created_ms: u64,
-    /// By number.
+    /// Parts by number.
     pub parts: BTreeMap<i32, Part>,
 }
 
@@ -109,7 +109,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store in `root`, creating it where there is none. Uploads that were not completed are forgotten.
+    /// Opens the store in `root`, creating it if necessary. Incomplete uploads are discarded.
     ///
     /// # Errors
     /// The folder cannot be used, or another server uses it.
@@ -143,7 +143,8 @@ impl Store {
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // A change is applied after its line was written and by code that does not panic in between.
+        // Poisoning is harmless: a change is applied after its line was written, by code that does not panic in
+        // between.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,7 +156,7 @@ impl Store {
         read(find(&self.contents().buckets, bucket)?)
     }
 
-    /// The names of all buckets.
+    /// Returns the names of all buckets.
     pub fn bucket_names(&self) -> Vec<String> {
         self.contents().buckets.keys().cloned().collect()
     }
@@ -173,7 +174,7 @@ impl Store {
         })
     }
 
-    /// Creates a bucket; false where there is one of that name.
+    /// Creates a bucket; returns false if it exists.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -206,11 +207,11 @@ impl Store {
         Ok(())
     }
 
-    /// Makes what `keep` returns the bytes of the object at `key` if the object there now meets `condition`. Of
-    /// several writers with the same condition, one wins.
+    /// Sets the bytes of the object at `key` to the result of `keep` if the current object meets `condition`.
+    /// Of several writers with the same condition, one succeeds.
     ///
     /// # Errors
-    /// `NoSuchBucket`, or as [`Condition::check`]; then `keep` is not called.
+    /// `NoSuchBucket`, or as [`Condition::check`]; `keep` is then not called.
     pub fn put(
         &self,
         bucket: &str,
@@ -221,7 +222,7 @@ impl Store {
     ) -> S3Result<Object> {
         let mut contents = self.contents();
         condition.check(find(&contents.buckets, bucket)?.get(key))?;
-        // On a failure between these two lines nobody refers to the file; the next start removes it.
+        // After a failure between these two statements no object refers to the file; the next start removes it.
         let object = Object {
             pieces: keep(),
             ..object
@@ -238,7 +239,7 @@ impl Store {
         Ok(object)
     }
 
-    /// Deletes the object at `key`; deleting what is not there succeeds, as in S3.
+    /// Deletes the object at `key`. Deleting a missing object succeeds, as on S3.
     ///
     /// # Errors
     /// `NoSuchBucket`, or as [`Condition::check`].
@@ -272,7 +273,7 @@ impl Store {
         let mut contents = self.contents();
         find(&contents.buckets, &upload.bucket)?;
         contents.created_uploads += 1;
-        // The time keeps ids of an earlier server on this folder from coming back to life.
+        // The time in the id prevents a reuse of ids that an earlier server on this folder issued.
         let id = format!("{:012x}{:08x}", upload.created_ms, contents.created_uploads);
         contents.uploads.insert(id.clone(), upload);
         Ok(id)
@@ -297,7 +298,8 @@ impl Store {
         act(upload.ok_or_else(|| no_upload(id))?)
     }
 
-    /// Takes the upload `id` away, so that one request alone completes or aborts it; see [`Store::return_upload`].
+    /// Removes the upload `id` from the table, so that only one request completes or aborts it; see
+    /// [`Store::return_upload`].
     ///
     /// # Errors
     /// `NoSuchUpload`.
@@ -309,12 +311,12 @@ impl Store {
             .ok_or_else(|| no_upload(id))
     }
 
-    /// Puts an upload back whose completion failed: its client may try again.
+    /// Returns an upload to the table after its completion failed, so that its client may retry.
     pub fn return_upload(&self, id: &str, upload: Upload) {
         self.contents().uploads.insert(id.to_owned(), upload);
     }
 
-    /// Drops the files of an upload that is over, but those that are now an object's.
+    /// Removes the files of a finished upload, except those that the object now uses.
     pub fn drop_parts(&self, upload: &Upload, kept: &[Piece]) {
         for part in upload.parts.values() {
             if kept.iter().all(|piece| piece.blob != part.blob) {
@@ -323,7 +325,8 @@ impl Store {
         }
     }
 
-    /// The uploads into `bucket` whose keys start with `prefix`: key, id and time of creation in milliseconds.
+    /// Returns the uploads into `bucket` whose keys start with `prefix`: key, id and creation time in
+    /// milliseconds.
     ///
     /// # Errors
     /// `NoSuchBucket`.
@@ -361,7 +364,7 @@ fn no_upload(id: &str) -> s3s::S3Error {
     )
 }
 
-/// Milliseconds since 1970.
+/// Returns the current time in milliseconds since 1970.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! A connection whose bandwidth can be capped and which can be reset.
+//! A connection with an optional bandwidth limit, which can be reset.
 
 use std::io;
 use std::pin::Pin;
@@ -13,19 +13,19 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::faults::Faults;
 
-/// How much lateness of a timer a capped direction makes up for.
+/// Limit of a timer's lateness that a throttled direction compensates for.
 const CATCH_UP: Duration = Duration::from_millis(10);
 
-/// What the requests on a connection may do to it.
+/// The controls of a connection, set by its requests.
 #[derive(Default)]
 pub struct Control {
-    /// Bytes a second in each direction; 0 is unlimited.
+    /// Bandwidth of each direction in bytes per second; 0 is unlimited.
     pub bandwidth: AtomicU64,
-    /// Closing sends a reset instead of an orderly end.
+    /// Whether closing sends a reset instead of an orderly shutdown.
     pub is_reset: AtomicBool,
 }
 
-/// The connection.
+/// A connection.
 pub struct Wire {
     stream: TcpStream,
     control: Arc<Control>,
@@ -35,7 +35,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Wraps a fresh connection.
+    /// Wraps a new connection.
     pub fn new(stream: TcpStream, control: Arc<Control>, faults: Arc<Faults>) -> Self {
         Self {
             stream,
@@ -115,7 +115,7 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// When a capped direction may move its next bytes.
+/// The time at which a throttled direction may transfer its next bytes.
 struct Pace {
     next: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -129,7 +129,8 @@ impl Pace {
         }
     }
 
-    /// A twentieth of a second's worth: small enough to be smooth, large enough not to busy the timer.
+    /// Returns the bytes of a twentieth of a second: small enough for a smooth transfer, large enough to limit
+    /// timer wake-ups.
     fn most(limit: u64) -> usize {
         usize::try_from(limit / 20)
             .unwrap_or(usize::MAX)
@@ -149,7 +150,7 @@ impl Pace {
     }
 
     fn spend(&mut self, count: usize, limit: u64) {
-        // A timer wakes late: what it overslept is made up for, and what the peer did not ask for is not.
+        // Timers fire late: this delay is compensated for, but time in which the peer requested nothing is not.
         let now = Instant::now();
         let earliest = now.checked_sub(CATCH_UP).unwrap_or(now);
         self.next = self.next.max(earliest) + Duration::from_secs_f64(count as f64 / limit as f64);

@@ -1,0 +1,50 @@
+"""The own cost of each training method in a step, Hocket's beside Composer's.
+
+Both trainers train the same convolutional network on the same images on one CPU core; the time in the
+methods' `match` and `apply` is added up by step. Rounds of both systems alternate. Run it with
+`uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from harness import run_cell
+
+CELL = Path(__file__).with_name("cells") / "algos.py"
+PEERS: dict[str, list[str] | None] = {"hocket": None, "composer": ["mosaicml==0.32.1"]}
+
+
+def main() -> None:
+    """Measure and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true")
+    given = parser.parse_args()
+    systems = ["hocket"] if given.no_peer else ["hocket", "composer"]
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _ in range(given.rounds):
+        for system in systems:
+            for row, figure in run_cell(CELL, PEERS[system], system).items():
+                found[row][system].append(figure)
+    print("| method, setting | " + " | ".join(f"{system}, µs" for system in systems) + " | ratio |")
+    print("|---|" + "---|" * (len(systems) + 1))
+    for row, figures in found.items():
+        cells = [_cell(figures[system]) for system in systems]
+        ratio = "–"
+        if figures["hocket"] and figures["composer"]:
+            ratio = f"{statistics.median(figures['hocket']) / statistics.median(figures['composer']):.2f}"
+        print(f"| {row} | " + " | ".join(cells) + f" | {ratio} |")
+
+
+def _cell(figures: list[float]) -> str:
+    if not figures:
+        return "–"
+    return f"{statistics.median(figures):.0f} ({min(figures):.0f}–{max(figures):.0f})"
+
+
+if __name__ == "__main__":
+    main()

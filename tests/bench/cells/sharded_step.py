@@ -1,0 +1,268 @@
+"""One system's training step over FSDP2 on each rank of a job, beside a bare loop in the same process.
+
+`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM time|memory`; rank 0 prints one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocket" / "src"))
+from hocket.recipes.gpt import GPT, GPTConfig
+
+CONFIG = GPTConfig(context=64, width=192, num_layers=4, num_heads=4)
+BATCH, STEPS, ROUNDS, WARM_UP = 4, 8, 6, 2
+POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+Run = Callable[[int], list[float]]
+"""Trains for a number of steps and returns the seconds of each."""
+
+
+def build() -> GPT:
+    torch.manual_seed(0)
+    return GPT(CONFIG)
+
+
+class Batches:
+    """Yields batches and notes when each was asked for, so that every system is timed alike."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        shape = (BATCH, CONFIG.context + 1)
+        self.batches = [
+            {"tokens": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)} for _ in range(8)
+        ]
+        self.num = 0
+        self.asked: list[float] = []
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for index in range(self.num):
+            self.asked.append(time.perf_counter())
+            yield self.batches[index % len(self.batches)]
+        self.asked.append(time.perf_counter())
+
+    def __len__(self) -> int:
+        return self.num
+
+    def take(self, num: int, train: Callable[[], object]) -> list[float]:
+        """Run `train` over `num` batches and return the seconds between them."""
+        self.num, self.asked = num, []
+        train()
+        return [after - before for before, after in zip(self.asked, self.asked[1:], strict=False)][:num]
+
+
+def shard(model: GPT) -> GPT:
+    """Shard as torch's own tutorial does."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=POLICY)
+    fully_shard(model, mesh=mesh, mp_policy=POLICY)
+    return model
+
+
+def bare() -> Run:
+    model, data = shard(build()), Batches()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def train() -> None:
+        for batch in data:
+            model.loss(model(batch), batch).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return lambda num: data.take(num, train)
+
+
+def hocket_dist() -> Run:
+    """Hocket's layout in a plain loop."""
+    from hocket.dist import provide
+
+    model, data = build(), Batches()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    module = provide({}, device="cpu").lay_out(model, [optimizer])
+
+    def train() -> None:
+        for batch in data:
+            model.loss(module(batch), batch).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return lambda num: data.take(num, train)
+
+
+def hocket() -> Run:
+    """Hocket's trainer."""
+    from hocket.trainer import Trainer
+
+    model, data = build(), Batches()
+    data.num = 1
+    trainer = Trainer(
+        model=model,
+        train_dataloader=data,
+        optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        fsdp_config={},
+        device="cpu",
+        progress_bar=False,
+        precision="fp32",
+    )
+
+    def train() -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            trainer.fit(f"{data.num}ba")
+
+    return lambda num: data.take(num, train)
+
+
+def accelerate() -> Run:
+    """Accelerate with `fsdp_version=2`, as its documentation prepares model and optimizer."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    module, optimizer = accelerator.prepare(model, optimizer)
+    if not any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+        raise RuntimeError(f"Accelerate did not shard on the CPU: it made a {type(module).__name__}")
+    data = Batches()
+
+    def train() -> None:
+        for batch in data:
+            accelerator.backward(module.loss(module(batch), batch))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return lambda num: data.take(num, train)
+
+
+def lightning() -> Run:
+    """Lightning's `ModelParallelStrategy`, whose `configure_model` calls `fully_shard`."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = build()
+
+        def configure_model(self) -> None:
+            if hasattr(self.model.head.weight, "full_tensor"):
+                return
+            for block in self.model.blocks:
+                fully_shard(block, mesh=self.device_mesh["data_parallel"], mp_policy=POLICY)
+            fully_shard(self.model, mesh=self.device_mesh["data_parallel"], mp_policy=POLICY)
+
+        def training_step(self, batch: dict[str, Tensor], _index: int) -> Tensor:
+            return self.model.loss(self.model(batch), batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    data = Batches()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy=ModelParallelStrategy(),
+        max_epochs=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    module = Module()
+
+    def train() -> None:
+        trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
+        trainer.fit(module, data)
+
+    return lambda num: data.take(num, train)
+
+
+SYSTEMS: dict[str, Callable[[], Run]] = {
+    "bare": bare,
+    "hocket_dist": hocket_dist,
+    "hocket": hocket,
+    "accelerate": accelerate,
+    "lightning": lightning,
+}
+
+
+def measure_time(system: str) -> dict[str, float]:
+    """Alternate rounds of the system and of the bare loop, so that the machine's speed meets both alike."""
+    runs = {"bare": bare(), "system": SYSTEMS[system]()}
+    for run in runs.values():
+        run(WARM_UP)
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(ROUNDS):
+        for name in list(runs)[:: 1 if number % 2 else -1]:
+            dist.barrier()
+            # The first step of a round has what a trainer does once.
+            medians[name].append(statistics.median(runs[name](STEPS)[1:]))
+    ratios = [own / base for own, base in zip(medians["system"], medians["bare"], strict=True)]
+    return {
+        "step_ms": statistics.median(medians["system"]) * 1e3,
+        "bare_ms": statistics.median(medians["bare"]) * 1e3,
+        "ratio": statistics.median(ratios),
+    }
+
+
+def measure_memory(system: str) -> dict[str, float]:
+    """Return the peak resident memory above that before the model was made, after a system's imports."""
+    if system == "lightning":
+        import lightning.pytorch  # noqa: F401
+    elif system == "accelerate":
+        import accelerate  # noqa: F401
+    elif system.startswith("hocket"):
+        import hocket.dist
+        import hocket.trainer  # noqa: F401
+    bare()(WARM_UP)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    SYSTEMS[system]()(STEPS)
+    return {"peak_mib": (_status("VmHWM") - before) / 2**20}
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    """Measure one system and print the figures of the slower rank."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    system, mode = sys.argv[1:3]
+    dist.init_process_group("gloo")
+    figures = measure_time(system) if mode == "time" else measure_memory(system)
+    gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, figures)
+    if dist.get_rank() == 0:
+        print(json.dumps({key: max(each[key] for each in gathered) for key in figures}), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Ranks that stay up for several tests, since importing torch costs each process seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.ranks import Rank, collect, describe_task, environment, held_port
+
+START_TIMEOUT_S = 120
+"""Of the start, and of the collectives of the default group."""
+
+
+class StandingRanks:
+    """Processes with a gloo group that run one function after the other.
+
+    For functions that leave the process and its default group as they were; one that ends the group, changes
+    the environment or is meant to fail belongs into `run_ranks`. After a failure the processes are started
+    anew.
+    """
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self.world_size = world_size
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._ranks: list[Rank] = []
+
+    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+        """Call `fn(*args)` on every rank and return the results in the order of the ranks.
+
+        Args:
+            fn: A top-level function.
+            *args: Picklable.
+            timeout_s: Deadline of this call.
+
+        Raises:
+            RankError: The first rank that failed, with its traceback.
+            RankTimeoutError: The deadline passed.
+        """
+        try:
+            return self._run(fn, args, timeout_s)
+        except BaseException:
+            # At once: processes that the next test starts would count as left behind by it.
+            self.close()
+            self.start()
+            raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for rank in self._ranks:
+            rank.kill()
+        self._ranks = []
+
+    def start(self) -> None:
+        """Start the processes and return when their group is up."""
+        folder = self._folder / f"start-{next(self._numbers)}"
+        folder.mkdir()
+        with held_port() as port:
+            for rank in range(self.world_size):
+                variables = environment(rank, self.world_size, port.getsockname()[1], None)
+                self._ranks.append(Rank(rank, folder, variables, is_standing=True))
+            # The port is held until rank 0 listens there.
+            self._run(_join, (), START_TIMEOUT_S)
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        number = next(self._numbers)
+        task = self._folder / f"task-{number}"
+        task.write_bytes(pickle.dumps(describe_task(fn, args, "gloo", START_TIMEOUT_S)))
+        for rank in self._ranks:
+            rank.give(task, self._folder / f"result-{number}-{rank.rank}")
+        return collect(self._ranks, fn.__name__, timeout_s=timeout_s)
+
+
+def _join() -> None:
+    """Do nothing: the group is up when this runs."""
+
+
+@contextlib.contextmanager
+def standing_ranks(world_size: int) -> Iterator[StandingRanks]:
+    """Yield standing ranks and end their processes at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        ranks = StandingRanks(world_size, Path(folder))
+        try:
+            ranks.start()
+            yield ranks
+        finally:
+            ranks.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import gc
 import importlib
 import importlib.util
 import operator
@@ -123,6 +124,9 @@ def _destroy_group() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        # What FSDP2 has sharded is in cycles, and holds groups. A thread of gloo that still has to release a
+        # tensor when the interpreter shuts down would end the process with SIGABRT (pytorch issue 190489).
+        gc.collect()
 
 
 def _end_with_parent() -> None:

@@ -1,5 +1,7 @@
 """Joining the other ranks: who we are, who is absent, and what is left behind."""
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -49,6 +51,27 @@ def test_one_process_needs_no_group() -> None:
         total = parallelism.reduce_async(values).wait()
         assert total.tolist() == [2.0, 3.0]
         assert total.data_ptr() != values.data_ptr()
+
+
+LEFT_UP = """
+import atexit
+import torch
+import torch.distributed as dist
+from hocket.dist import join
+
+atexit.register(lambda: print("up at the end:", dist.is_initialized()))
+join(device=torch.device("cpu"), timeout_s=20, needs_group=True)
+print("up:", dist.is_initialized())
+{last}
+"""
+
+
+@pytest.mark.parametrize(("last", "is_up"), [("", False), ("raise KeyError", True)])
+def test_a_group_left_up_is_destroyed_before_the_interpreter_shuts_down(last: str, is_up: bool) -> None:
+    command = [sys.executable, "-c", LEFT_UP.format(last=last)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.stdout == f"up: True\nup at the end: {is_up}\n", ended.stderr
+    assert ended.returncode == is_up
 
 
 def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Joining the other ranks, and the small exchanges beside training."""
 
+import atexit
+import gc
 import os
 import sys
 from dataclasses import dataclass
@@ -180,11 +182,32 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
+    destroy_at_exit()
     try:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True, store=store)
     except BaseException:
         dist.destroy_process_group()
         raise
+
+
+def destroy_at_exit() -> None:
+    """Destroy the group that is up when the interpreter ends, unless an error ends it. Safe to call again.
+
+    After a collective, gloo's threads release tensors, for which they need the interpreter's lock. A thread
+    that asks for the lock once the interpreter shuts down ends the process with SIGABRT ("terminate called
+    without an active exception", https://github.com/pytorch/pytorch/issues/190489). Destroying the group
+    waits for those threads.
+    """
+    atexit.unregister(_destroy_last)
+    atexit.register(_destroy_last, os.getpid())
+
+
+def _destroy_last(pid: int) -> None:
+    # A forked child has none of gloo's threads. After an error other ranks may never answer, and destroying
+    # would wait for the group's timeout.
+    if os.getpid() == pid and dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
+        gc.collect()  # modules sharded with FSDP2 are cycles, and hold groups
 
 
 @dataclass(kw_only=True, slots=True)

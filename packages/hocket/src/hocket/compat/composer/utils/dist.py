@@ -10,6 +10,7 @@ import torch.distributed as torch_dist
 from torch.utils.data import Dataset, DistributedSampler
 
 from hocket.dist import World, read_world
+from hocket.dist.process_group import destroy_at_exit
 
 _REDUCTIONS = {
     "SUM": torch_dist.ReduceOp.SUM,
@@ -44,6 +45,7 @@ def initialize_dist(device: str | torch.device | None = None, timeout: float = 3
         return
     has_gpu = torch.cuda.is_available() if device is None else str(device) != "cpu"
     torch_dist.init_process_group("nccl" if has_gpu else "gloo", timeout=dt.timedelta(seconds=timeout))
+    destroy_at_exit()
 
 
 def get_world_size() -> int:

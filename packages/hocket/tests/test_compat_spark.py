@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -42,6 +44,11 @@ def spark() -> Iterator[Any]:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)
+    # Spark leaves sockets open. They are collected here, where that warning fails no test that comes later.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del session, gateway, builder
+        gc.collect()
 
 
 @pytest.fixture

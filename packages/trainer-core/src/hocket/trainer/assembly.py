@@ -58,6 +58,7 @@ from hocket.trainer.step_sync import StepSync
 from hocket.trainer.trace import log_algorithms
 from hocket.trainer.train_loader import TrainLoader, loader_length
 from hocket.trainer.train_metrics import TrainMetrics
+from hocket.trainer.trial_run import in_order
 
 
 def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts], None]) -> Parts:
@@ -112,7 +113,14 @@ def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts],
     state.module = parallelism.lay_out(state.model, state.optimizers)
     if config.model.compile_config is not None:
         state.module.compile(**config.model.compile_config)
-    evaluation = EvaluationLoop(state, engine, logger, precision, auto_shard=config.data.auto_shard)
+    evaluation = EvaluationLoop(
+        state,
+        engine,
+        logger,
+        precision,
+        auto_shard=config.data.auto_shard,
+        most_batches=config.trial.most_eval_batches,
+    )
     context.train_metrics = TrainMetrics.of(state, logger, precision)
     if (metrics := context.train_metrics) is not None:
         name, save, load_metrics = "train_metrics", metrics.state_dict, metrics.load_state_dict
@@ -149,6 +157,8 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
     """
     state = parts.state
     described = with_model_weights(as_data_spec(data.train_dataloader), state.model)
+    if (trial := parts.config.trial).overfit_batches:
+        described = replace(described, dataloader=in_order(described.dataloader))
     if data.global_train_batch_size is not None:
         described = replace(described, dataloader=_global_batches(described.dataloader, data, state))
     spec, parts.data_source, notice = shard(
@@ -159,7 +169,8 @@ def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:
         argument="train_dataloader",
     )
     parts.notices += [] if notice is None else [notice]
-    loader: Any = spec.dataloader
+    loader: Any = trial.train_on(spec.dataloader)
+    spec = replace(spec, dataloader=loader)
     state.dataloader = state.train_dataloader = loader
     state.dataloader_label = data.train_dataloader_label
     limits = [number for number in (loader_length(loader), data.max_batches) if number]

@@ -31,6 +31,7 @@ from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
 from hocket.trainer.skipped_steps import step_ranges
 from hocket.trainer.time import Time
+from hocket.trainer.trial_run import TrialRun, with_trial_run
 
 NONFINITE_POLICIES = ("raise", "skip", "ignore")
 
@@ -179,6 +180,7 @@ class LogConfig(_Group):
 class SaveConfig(_Group):
     """The checkpoints of this run."""
 
+    fast_dev_run: bool | int
     save_folder: str | os.PathLike[str] | None
     save_filename: str
     save_latest_filename: str | None
@@ -215,7 +217,7 @@ class SaveConfig(_Group):
     @property
     def is_enabled(self) -> bool:
         """Whether checkpoints are saved."""
-        return self.save_folder is not None or self.checkpoint_store is not None
+        return not self.fast_dev_run and (self.save_folder is not None or self.checkpoint_store is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +280,7 @@ class TrainerConfig:
     save: SaveConfig
     load: LoadConfig
     parallel: ParallelConfig
+    trial: TrialRun
 
     def __post_init__(self) -> None:
         if self.load.autoresume and not self.save.is_enabled:
@@ -297,7 +300,7 @@ class TrainerConfig:
         Raises:
             TrainerConfigError: If one cannot be meant so, or two do not fit together.
         """
-        arguments = take_savers(with_deepspeed(arguments))
+        arguments = with_trial_run(take_savers(with_deepspeed(arguments)))
         return cls(
             model=ModelConfig.of(arguments),
             data=DataConfig.of(arguments),
@@ -308,6 +311,7 @@ class TrainerConfig:
             save=SaveConfig.of(arguments),
             load=LoadConfig.of(arguments),
             parallel=ParallelConfig.of(arguments),
+            trial=TrialRun.of(arguments),
         )
 
     def hyperparameters(self) -> dict[str, Any]:

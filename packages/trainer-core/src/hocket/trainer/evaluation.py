@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +59,23 @@ class EvaluationLoop:
         logger: Gets the results.
         precision: Of the forward passes.
         auto_shard: Whether plain loaders are divided over the ranks (see `hocket.trainer.sampling`).
+        most_batches: Returns how many batches of a loader may be evaluated on; None for no limit.
     """
 
     def __init__(
-        self, state: State, engine: Engine, logger: Logger, precision: Precision, *, auto_shard: bool = True
+        self,
+        state: State,
+        engine: Engine,
+        logger: Logger,
+        precision: Precision,
+        *,
+        auto_shard: bool = True,
+        most_batches: Callable[[Any], int | None] | None = None,
     ) -> None:
         self.notices: list[str] = []
         """Sentences for the user about the loaders."""
         self._auto_shard = auto_shard
+        self._most_batches = most_batches
         self._state = state
         self._engine = engine
         self._logger = logger
@@ -141,6 +150,40 @@ class EvaluationLoop:
         if on.eval_after_all: fire(Event.EVAL_AFTER_ALL)
         return time.perf_counter() - start
 
+    def rehearse(self, num_batches: int) -> None:
+        """Evaluate a few batches without events and without results, to find errors early. Collective.
+
+        Args:
+            num_batches: Of each evaluator; -1 for all.
+        """
+        for evaluator in self._state.evaluators:
+            self.prepare(evaluator)
+            prepared = self._prepared[id(evaluator)]
+            limits = [one for one in (num_batches, self._limit(prepared)) if one not in (None, -1)]
+            few = replace(evaluator, subset_num_batches=min(limits, default=-1))
+            try:
+                with forward_only(self._state, prepared.spec.dataloader):
+                    self._rehearse_one(replace(prepared, evaluator=few))
+            except BaseException as error:
+                error.add_note(f"raised in the sanity evaluation of `{evaluator.label}`, before the training")
+                raise
+
+    def _rehearse_one(self, prepared: _Prepared) -> None:
+        state, size = self._state, self._microbatch_size(prepared.evaluator)
+        self._start(prepared)
+        for batch in self._batches(prepared):
+            for state.batch, is_counted in batch.microbatches(prepared.spec, size):
+                with self._precision.forward():
+                    state.outputs = self._outputs()
+                    if is_counted: self._measure(prepared.metrics, prepared.spec)
+            state.eval_timestamp = state.eval_timestamp.to_next_batch(
+                samples=batch.global_samples, tokens=batch.global_tokens
+            )
+        _check_not_empty(prepared.evaluator, state)
+        compute_metrics(prepared.metrics)
+        for metric in prepared.metrics.values():
+            metric.reset()
+
     def run_standalone(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
         """Evaluate outside of a fit, between the `EVAL_STANDALONE_*` events. Collective.
 
@@ -185,33 +228,38 @@ class EvaluationLoop:
                 samples=batch.global_samples, tokens=batch.global_tokens
             )
             if on.eval_batch_end: fire(Event.EVAL_BATCH_END)
-        if not state.eval_timestamp.counts.batch:
-            raise DataError(
-                f"the data loader of the evaluator `{evaluator.label}` yielded no batch; expected at least 1"
-            )
+        _check_not_empty(evaluator, state)
         self._finish(prepared)
         if on.eval_end: fire(Event.EVAL_END)
 
     def _forward(self, metrics: dict[str, Metric], spec: DataSpec) -> None:
         """Run `state.batch` through the model, and add it to `metrics`."""
         state, on, fire = self._state, self._engine.on, self._engine.fire
-        model: Any = state.model
         with self._precision.forward():
             if on.eval_before_forward: fire(Event.EVAL_BEFORE_FORWARD)
-            eval_forward = getattr(model, "eval_forward", model)
-            state.outputs = eval_forward(state.batch)
+            state.outputs = self._outputs()
             if on.eval_after_forward: fire(Event.EVAL_AFTER_FORWARD)
-            for name, metric in metrics.items():
-                if name == "Loss" and hasattr(metric, "add_sum"):
-                    self._add_loss(metric, spec)
-                else:
-                    model.update_metric(state.batch, state.outputs, metric)
+            self._measure(metrics, spec)
+
+    def _outputs(self) -> Any:
+        """Return what the model makes of `state.batch`."""
+        model: Any = self._state.model
+        return getattr(model, "eval_forward", model)(self._state.batch)
+
+    def _measure(self, metrics: dict[str, Metric], spec: DataSpec) -> None:
+        """Add `state.batch` and `state.outputs` to `metrics`."""
+        state = self._state
+        model: Any = state.model
+        for name, metric in metrics.items():
+            if name == "Loss" and hasattr(metric, "add_sum"):
+                self._add_loss(metric, spec)
+            else:
+                model.update_metric(state.batch, state.outputs, metric)
 
     def _start(self, prepared: _Prepared) -> None:
         state, loader, label = self._state, prepared.spec.dataloader, prepared.evaluator.label
         state.dataloader, state.dataloader_label = loader, label
-        limit, length = prepared.evaluator.subset_num_batches, _length(loader)
-        limits = [number for number in (limit, length) if number not in (None, -1)]
+        limits = [number for number in (self._limit(prepared), _length(loader)) if number is not None]
         state.dataloader_len = min(limits, default=None)
         state.eval_timestamp = Timestamp()
         for metric in prepared.metrics.values():
@@ -230,13 +278,19 @@ class EvaluationLoop:
         self._logger.log_metrics(named, keep=True)
 
     def _batches(self, prepared: _Prepared) -> RankBatches:
-        limit = prepared.evaluator.subset_num_batches
+        limit = self._limit(prepared)
         return RankBatches(
             prepared.spec,
             device=self._state.device,
             parallelism=self._state.parallelism,
             max_batches=-1 if limit is None else limit,
         )
+
+    def _limit(self, prepared: _Prepared) -> int | None:
+        """Return how many batches are evaluated on at most; None for all."""
+        most = None if self._most_batches is None else self._most_batches(prepared.spec.dataloader)
+        limits = (prepared.evaluator.subset_num_batches, most)
+        return min((number for number in limits if number not in (None, -1)), default=None)
 
     def _microbatch_size(self, evaluator: Evaluator) -> int | None:
         size = evaluator.device_eval_microbatch_size
@@ -272,6 +326,13 @@ def _metrics_of(model: Any) -> dict[str, Metric]:
     from hocket.trainer.metrics.model_loss import Loss
 
     return {"Loss": Loss()}
+
+
+def _check_not_empty(evaluator: Evaluator, state: State) -> None:
+    if not state.eval_timestamp.counts.batch:
+        raise DataError(
+            f"the data loader of the evaluator `{evaluator.label}` yielded no batch; expected at least 1"
+        )
 
 
 def _check_apart(loader: Any, state: State, label: str) -> None:

@@ -84,7 +84,7 @@ def shard(
     )
     _log.info("%s", notice)
     return Sharded(
-        replace(spec, dataloader=_with_sampler(loader, distributed)),
+        replace(spec, dataloader=with_sampler(loader, distributed)),
         f"rank {rank} of {size}, by a `DistributedSampler` of the trainer",
         notice,
     )
@@ -113,7 +113,7 @@ def _sampler_of(loader: Any) -> Any:
     return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
-def _with_sampler(loader: Any, sampler: AutoSampler) -> Any:
+def with_sampler(loader: Any, sampler: torch_data.Sampler[Any]) -> Any:
     """Copy a loader with another sampler.
 
     A copy and not a new loader, so that subclasses keep what their constructors were given. `DataLoader`

@@ -128,6 +128,12 @@ class Trainer:
         deterministic_mode: Have torch use deterministic kernels only.
         gc_interval: Batches between two runs of Python's garbage collector, which then run on all ranks after
             the same batch, and at no other time of a fit; None leaves the collector alone.
+        fast_dev_run: True, or a number of batches, tries a script out: each `fit` ends after one epoch of so
+            many batches, each evaluation has as many, and nothing is saved or sent to loggers.
+        overfit_batches: Train on the first batches of the loader again and again, a number (int) or share
+            (float) of them, unshuffled, and evaluate on as many: a model and loop that work overfit them.
+        num_sanity_val_steps: Batches of each evaluator that the first `fit` of a fresh run evaluates before
+            it trains, without events and results, to find errors early; -1 for all of them.
         save_folder: Where checkpoints go: a path or URI, in which `{run_name}` is filled in.
         save_filename: A checkpoint's name in it, with fields such as `{epoch}` and `{batch}`.
         save_latest_filename: Accepted for Composer's users: a store lists its newest checkpoint by itself.
@@ -223,6 +229,9 @@ class Trainer:
         seed: int | None = None,
         deterministic_mode: bool = False,
         gc_interval: int | None = None,
+        fast_dev_run: bool | int = False,
+        overfit_batches: float = 0.0,
+        num_sanity_val_steps: int = 0,
         save_folder: str | os.PathLike[str] | None = None,
         save_filename: str = "ep{epoch}-ba{batch}",
         save_latest_filename: str | None = None,
@@ -369,6 +378,8 @@ class Trainer:
         parts.notices = []
         state.model.train()
         try:
+            if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:
+                parts.evaluation.rehearse(steps)
             gc_interval = parts.config.numerics.gc_interval
             with SigtermStop(state.stop) as sigterm, collecting_every(gc_interval):
                 train(self._make_run(loader))
@@ -461,6 +472,8 @@ class Trainer:
         """
         self._check_open()
         checkpointer = self._parts.checkpointer
+        if checkpointer is None and self._parts.config.trial.num_batches is not None:
+            return  # a `fast_dev_run` saves nothing
         if checkpointer is None:
             raise TrainerConfigError(
                 "there is no `save_folder` to save in; set it, or use `save_checkpoint(path)`"

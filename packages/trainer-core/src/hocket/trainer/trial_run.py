@@ -1,0 +1,177 @@
+"""Cheap trials of a training script: few batches, the same batches again, an evaluation ahead of training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data as torch_data
+
+from hocket.trainer.arguments import as_list
+from hocket.trainer.callback import Callback
+from hocket.trainer.errors import DataError, TrainerConfigError
+from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.run_summary import print_notices
+from hocket.trainer.sampling import with_sampler
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRun:
+    """The arguments of `Trainer` that make a run a trial."""
+
+    fast_dev_run: bool | int = False
+    overfit_batches: float = 0.0
+    num_sanity_val_steps: int = 0
+
+    def __post_init__(self) -> None:
+        num, share, steps = self.fast_dev_run, self.overfit_batches, self.num_sanity_val_steps
+        if not isinstance(num, int) or num < 0:
+            raise TrainerConfigError(
+                f"`fast_dev_run` is {num!r}; expected True for one batch, a number of batches, or False"
+            )
+        is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not is_number or share < 0 or (isinstance(share, float) and share > 1):
+            raise TrainerConfigError(
+                f"`overfit_batches` is {share!r}; expected a whole number of batches, or a share of them "
+                "from 0.0 to 1.0"
+            )
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < -1:
+            raise TrainerConfigError(
+                f"`num_sanity_val_steps` is {steps!r}; expected a number of batches, -1 for all, or 0 "
+                "for none"
+            )
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> TrialRun:
+        """Take the group's arguments out of all of them."""
+        names = ("fast_dev_run", "overfit_batches", "num_sanity_val_steps")
+        return cls(**{name: arguments[name] for name in names})
+
+    @property
+    def num_batches(self) -> int | None:
+        """The batches of training, and of each evaluation, of a `fast_dev_run`; None for no limit."""
+        return int(self.fast_dev_run) or None
+
+    def train_on(self, loader: Any) -> Any:
+        """Return what is trained on in place of `loader`, this rank's own one."""
+        return RepeatedBatches(loader, self._num_of(loader)) if self.overfit_batches else loader
+
+    def most_eval_batches(self, loader: Any) -> int | None:
+        """Return how many batches of a loader are evaluated on; None for as many as are asked for."""
+        limits = [self.num_batches, self._num_of(loader) if self.overfit_batches else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _num_of(self, loader: Any) -> int:
+        given = self.overfit_batches
+        if isinstance(given, int):
+            return given
+        try:
+            return max(1, int(len(loader) * given))
+        except TypeError as error:
+            raise DataError(
+                f"`overfit_batches` is the share {given}, and `{type(loader).__name__}` has no length; state "
+                "a whole number of batches"
+            ) from error
+
+
+def with_trial_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Trainer` as a `fast_dev_run` takes them: nothing is saved or sent out.
+
+    Raises:
+        TrainerConfigError: If an argument of the trial has a value that it cannot have.
+    """
+    trial = TrialRun.of(arguments)
+    changed = dict(arguments)
+    if (num := trial.num_batches) is None:
+        return changed
+    subset = arguments["train_subset_num_batches"]
+    callbacks = [one for one in as_list(arguments["callbacks"]) if not isinstance(one, LoggerDestination)]
+    return changed | {
+        "train_subset_num_batches": num if subset == -1 else min(num, subset),
+        "callbacks": [*callbacks, FastDevRun(num)],
+        "loggers": None,
+        "save_folder": None,
+        "autoresume": False,
+    }
+
+
+class FastDevRun(Callback):
+    """Ends each fit with its first epoch, which `train_subset_num_batches` keeps short.
+
+    Not a shorter `max_duration`, so that schedules are those of the whole run.
+
+    Args:
+        num_batches: Of an epoch, for the notice.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self.num_batches = num_batches
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Say what is different."""
+        notice = (
+            f"`fast_dev_run`: at most {self.num_batches} batches of training and of each evaluation; nothing "
+            "is saved, and loggers are left out"
+        )
+        print_notices(state, [notice])
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """End the fit. Every rank does so at the same epoch, so that none asks the others."""
+        state.stop.request("`fast_dev_run`")
+        state.stop.agree()
+        state.stop.finalize()
+
+
+class RepeatedBatches:
+    """The first batches of a loader, kept in memory and yielded again in each epoch.
+
+    Each epoch gets copies, so that a step may change its batch in place.
+
+    Args:
+        loader: This rank's loader.
+        num_batches: How many to keep.
+    """
+
+    def __init__(self, loader: Any, num_batches: int) -> None:
+        self.dataset = getattr(loader, "dataset", None)
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.num_batches = num_batches
+        self._loader = loader
+        self._kept: list[tuple[Any, Any]] | None = None
+        self._present: Any = None
+        if hasattr(loader, "data_parallel"):
+            self.data_parallel = loader.data_parallel
+        if hasattr(loader, "batch_share"):
+            self.batch_share = self._share
+
+    def __len__(self) -> int:
+        return min(self.num_batches, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._kept is None:
+            share = getattr(self._loader, "batch_share", lambda: None)
+            kept = []
+            for batch in self._loader:
+                kept.append((batch, share()))
+                if len(kept) == self.num_batches:
+                    break
+            self._kept = kept
+        for batch, share in self._kept:
+            self._present = share
+            yield copy.deepcopy(batch)
+
+    def _share(self) -> Any:
+        """Return the share of the batch that was yielded last, as the loader stated it."""
+        return self._present
+
+
+def in_order(loader: Any) -> Any:
+    """Return a plain `DataLoader` that shuffles as one that does not; any other loader as it is."""
+    if isinstance(loader, torch_data.DataLoader) and type(loader.sampler) is torch_data.RandomSampler:
+        return with_sampler(loader, torch_data.SequentialSampler(loader.dataset))  # type: ignore[arg-type]
+    return loader

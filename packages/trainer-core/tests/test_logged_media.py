@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.timestamp import Timestamp
 

@@ -16,7 +16,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from hocket.trainer import extras
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import LoggerError, MissingExtraError
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers import (
     ConsoleLogger,
     FileLogger,

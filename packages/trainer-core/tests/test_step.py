@@ -11,7 +11,7 @@ from torch import nn
 from hocket.trainer import Algorithm, Callback, Event
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
-from hocket.trainer.step import TrainStep
+from hocket.trainer.protocols import TrainStep
 from support.training import Net, Recorder, loader, make, parameters
 
 

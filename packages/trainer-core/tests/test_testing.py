@@ -13,7 +13,7 @@ from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.callback import Callback
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.event import Event
-from hocket.trainer.logger import LoggerDestination
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, ProgressBarLogger
 from hocket.trainer.parallelism import SingleProcess
 from hocket.trainer.testing import (

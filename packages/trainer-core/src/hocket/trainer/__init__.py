@@ -7,7 +7,8 @@ from hocket.trainer.data_spec import DataSpec
 from hocket.trainer.engine import Engine
 from hocket.trainer.evaluator import Evaluator
 from hocket.trainer.event import Event
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.models import ComposerClassifier, ComposerModel, LossSum
 from hocket.trainer.state import State

@@ -35,7 +35,8 @@ from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.event import Event
 from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.gradient_clipping import GradientClipper
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
 from hocket.trainer.microbatch_step import AutoMicrobatchStep

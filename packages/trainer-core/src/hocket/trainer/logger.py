@@ -14,13 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from hocket.trainer.deferred_value import capture
+from hocket.trainer.destination import Destination
 from hocket.trainer.errors import LoggerError
 from hocket.trainer.log_queue import LogQueue
 from hocket.trainer.logged_images import capture_images
-from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.timestamp import Timestamp
-
-__all__ = ["Logger", "LoggerDestination", "global_rank", "num_ranks"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +50,10 @@ class Logger:
         destinations: Where to; those for rank 0 only are left out on other ranks.
     """
 
-    def __init__(self, state: _HasTimestamp, destinations: Iterable[LoggerDestination] = ()) -> None:
+    def __init__(self, state: _HasTimestamp, destinations: Iterable[Destination] = ()) -> None:
         self._state = state
         rank = global_rank()
-        self.destinations: tuple[LoggerDestination, ...] = tuple(
+        self.destinations: tuple[Destination, ...] = tuple(
             destination for destination in destinations if rank == 0 or not destination.rank_zero_only
         )
         """The destinations that get something on this rank."""
@@ -79,7 +77,7 @@ class Logger:
         step: int | None = None,
         *,
         keep: bool = False,
-        to: Sequence[LoggerDestination] | None = None,
+        to: Sequence[Destination] | None = None,
     ) -> None:
         """Log values as they are now. Waits for nothing.
 
@@ -98,7 +96,7 @@ class Logger:
         for queue in self._queues if to is None else self._queues_of(to):
             queue.put(values, at, keep=keep)
 
-    def _queues_of(self, destinations: Sequence[LoggerDestination]) -> list[LogQueue]:
+    def _queues_of(self, destinations: Sequence[Destination]) -> list[LogQueue]:
         both = zip(self._queues, self.destinations, strict=True)
         return [queue for queue, destination in both if destination in destinations]
 
@@ -206,7 +204,7 @@ class Logger:
     def _step(self, step: int | None) -> int:
         return self._state.timestamp.counts.batch if step is None else int(step)
 
-    def _call_media(self, call: Callable[[LoggerDestination], None]) -> None:
+    def _call_media(self, call: Callable[[Destination], None]) -> None:
         """Queue `call` for every destination that has room for more images and tables."""
         for index, (queue, destination) in enumerate(zip(self._queues, self.destinations, strict=True)):
             room = self._media_room[index]
@@ -215,7 +213,7 @@ class Logger:
                 continue
             queue.call(partial(_call_and_release, call, destination, room))
 
-    def call(self, destination: LoggerDestination, function: Callable[[], None]) -> None:
+    def call(self, destination: Destination, function: Callable[[], None]) -> None:
         """Have `function` called on the thread of `destination`, after what was logged to it so far.
 
         For destinations: what they do at an event of the training then sees every number logged before it.
@@ -225,7 +223,7 @@ class Logger:
             if other is destination:
                 queue.call(function)
 
-    def flush(self, timeout_s: float = 30.0, *, to: LoggerDestination | None = None) -> bool:
+    def flush(self, timeout_s: float = 30.0, *, to: Destination | None = None) -> bool:
         """Wait until the destinations have received what was logged so far.
 
         Args:
@@ -277,8 +275,8 @@ class Logger:
 
 
 def _call_and_release(
-    call: Callable[[LoggerDestination], None],
-    destination: LoggerDestination,
+    call: Callable[[Destination], None],
+    destination: Destination,
     room: threading.BoundedSemaphore,
 ) -> None:
     try:

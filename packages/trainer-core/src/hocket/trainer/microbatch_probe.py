@@ -14,8 +14,9 @@ from hocket.trainer.accumulation import local_part
 from hocket.trainer.event import Event
 from hocket.trainer.microbatch_search import MemoryMeter
 from hocket.trainer.prefetch import DeviceBatch
+from hocket.trainer.protocols import TrainStep
 from hocket.trainer.rng import capture_rng, restore_rng
-from hocket.trainer.step import StepContext, TrainStep
+from hocket.trainer.step import StepContext
 from hocket.trainer.step_sync import GlobalStep
 
 

@@ -13,8 +13,9 @@ from hocket.trainer.metric_state import load_metric_states, metric_states
 from hocket.trainer.microbatch_note import read_note, write_note
 from hocket.trainer.microbatch_probe import MemoryProbe
 from hocket.trainer.microbatch_search import MicrobatchSearch, even_share, samples_that_fit
+from hocket.trainer.protocols import TrainStep
 from hocket.trainer.rng import capture_rng, restore_rng
-from hocket.trainer.step import StepContext, TrainStep
+from hocket.trainer.step import StepContext
 from hocket.trainer.step_sync import StepSync
 
 _log = logging.getLogger(__name__)

@@ -137,6 +137,26 @@ class ProvidesParallelism(Protocol):
 
 
 @runtime_checkable
+class TrainStep(Protocol):
+    """One update of the model. The loop calls `compute_gradients` and then `update` for each batch."""
+
+    def compute_gradients(self, batch: Any) -> torch.Tensor:
+        """Leave the gradients of the batch's mean loss in the parameters, replacing earlier ones.
+
+        May be called several times before `update`. Collective: every rank calls it equally often.
+
+        Args:
+            batch: This rank's whole batch, on the device.
+
+        Returns:
+            The mean loss over this rank's batch, a scalar on the device without gradients.
+        """
+
+    def update(self) -> None:
+        """Step the optimizers with the gradients that are there, and clear the gradients."""
+
+
+@runtime_checkable
 class DataPlan(Protocol):
     """A loader that divides the data of the whole job by itself; its position is the same on every rank.
 

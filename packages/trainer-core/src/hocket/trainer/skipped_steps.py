@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.step import StepContext, TrainStep
+from hocket.trainer.protocols import TrainStep
+from hocket.trainer.step import StepContext
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -14,13 +14,10 @@ from hocket.trainer.batch_access import get_item, set_item
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
 from hocket.trainer.optim import Scheduler
-from hocket.trainer.protocols import Parallelism
+from hocket.trainer.protocols import Parallelism, TrainStep
 from hocket.trainer.stop_signal import StopSignal
 from hocket.trainer.time import Time, TimeUnit
 from hocket.trainer.timestamp import Counts, Timestamp, index_of, timestamp_of
-
-if TYPE_CHECKING:
-    from hocket.trainer.step import TrainStep
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -18,33 +18,13 @@ from hocket.trainer.loss_parts import LossParts
 from hocket.trainer.losses import Loss, total_of
 from hocket.trainer.precision import Precision
 from hocket.trainer.prefetch import DeviceBatch
-from hocket.trainer.protocols import Work
+from hocket.trainer.protocols import TrainStep, Work
 from hocket.trainer.state import State
 from hocket.trainer.step_sync import GlobalStep
 from hocket.trainer.train_metrics import TrainMetrics
 
 # ruff: noqa: E701 - an event is one line, as in the training loop
 # fmt: off
-
-
-@runtime_checkable
-class TrainStep(Protocol):
-    """One update of the model. The loop calls `compute_gradients` and then `update` for each batch."""
-
-    def compute_gradients(self, batch: Any) -> torch.Tensor:
-        """Leave the gradients of the batch's mean loss in the parameters, replacing earlier ones.
-
-        May be called several times before `update`. Collective: every rank calls it equally often.
-
-        Args:
-            batch: This rank's whole batch, on the device.
-
-        Returns:
-            The mean loss over this rank's batch, a scalar on the device without gradients.
-        """
-
-    def update(self) -> None:
-        """Step the optimizers with the gradients that are there, and clear the gradients."""
 
 
 @dataclass(slots=True, kw_only=True)

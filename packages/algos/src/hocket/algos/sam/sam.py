@@ -17,8 +17,8 @@ from hocket.trainer.rng import capture_rng, restore_rng
 
 if TYPE_CHECKING:
     from hocket.trainer.logger import Logger
+    from hocket.trainer.protocols import TrainStep
     from hocket.trainer.state import State
-    from hocket.trainer.step import TrainStep
 
 
 class SAM(Algorithm):

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.callbacks.report_page import Report, render
 from hocket.trainer.callbacks.series import Series
 from hocket.trainer.deferred_value import Number
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.event import Event
 from hocket.trainer.interval import IsTime, every
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.time import TimeInput
 
 if TYPE_CHECKING:

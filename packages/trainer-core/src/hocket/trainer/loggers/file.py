@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hocket.trainer.deferred_value import Number
-from hocket.trainer.logger import Logger, LoggerDestination, global_rank
+from hocket.trainer.logger import Logger, global_rank
+from hocket.trainer.logger_destination import LoggerDestination
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -7,7 +7,7 @@ from typing import Any
 
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.logged_images import ImageBatch
-from hocket.trainer.logger import LoggerDestination
+from hocket.trainer.logger_destination import LoggerDestination
 
 
 class InMemoryLogger(LoggerDestination):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.errors import TimeUnitError
 from hocket.trainer.interval import share_done
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import format_number
 from hocket.trainer.timestamp import Counts
 

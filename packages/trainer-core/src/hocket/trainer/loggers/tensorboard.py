@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hocket.trainer.deferred_value import Number
 from hocket.trainer.extras import import_extra, require_extra
 from hocket.trainer.logged_images import ImageBatch
-from hocket.trainer.logger import Logger, LoggerDestination, global_rank
+from hocket.trainer.logger import Logger, global_rank
+from hocket.trainer.logger_destination import LoggerDestination
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State

@@ -286,7 +286,8 @@ class HuggingFaceModel(ComposerModel):
         Args:
             folder: Made if it is not there.
         """
-        save_folder(self, folder)
+        has_own_base = self.is_peft and not self.should_save_peft_only
+        save_folder(self.model, folder, tokenizer=self.tokenizer, has_own_base=has_own_base)
 
 
 def _parameters_of(forward: Any) -> frozenset[str]:

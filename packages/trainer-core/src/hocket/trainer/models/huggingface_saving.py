@@ -5,42 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hocket.trainer.extras import import_extra
 
-if TYPE_CHECKING:
-    from hocket.trainer.models.huggingface import HuggingFaceModel
 
-
-def save_folder(model: HuggingFaceModel, folder: str | os.PathLike[str]) -> None:
+def save_folder(model: Any, folder: str | os.PathLike[str], *, tokenizer: Any, has_own_base: bool) -> None:
     """Write weights, configuration and tokenizer. Collective where the model is sharded; rank 0 writes.
 
     Args:
-        model: Wraps what is saved.
+        model: Of `transformers` or `peft`.
         folder: Made if it is not there.
+        tokenizer: Written too, unless it is None.
+        has_own_base: Whether the base model of `peft` goes to the subfolder `base`.
     """
-    inner: Any = model.model
-    state = {name: _whole(value) for name, value in inner.state_dict().items()}
+    state = {name: _whole(value) for name, value in model.state_dict().items()}
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not is_distributed or torch.distributed.get_rank() == 0:
-        _write(model, state, Path(folder))
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(path, state_dict=state)
+        if has_own_base:
+            adapters = adapter_names(model, state, prefix="")
+            model.get_base_model().save_pretrained(path / "base", state_dict=base_state(state, adapters))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
     if is_distributed:
         # No rank opens the folder before it is whole.
         torch.distributed.barrier()
-
-
-def _write(model: HuggingFaceModel, state: dict[str, Any], path: Path) -> None:
-    inner: Any = model.model
-    path.mkdir(parents=True, exist_ok=True)
-    inner.save_pretrained(path, state_dict=state)
-    if model.is_peft and not model.should_save_peft_only:
-        adapters = adapter_names(inner, state, prefix="")
-        inner.get_base_model().save_pretrained(path / "base", state_dict=base_state(state, adapters))
-    if model.tokenizer is not None:
-        model.tokenizer.save_pretrained(path)
 
 
 def base_state(state: Mapping[str, Any], adapters: set[str]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import torch
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.event import Event
-from hocket.trainer.logger import Logger, LoggerDestination
+from hocket.trainer.logger import Logger
+from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.testing.stateful import check_stateful
 from hocket.trainer.time import Time
 from hocket.trainer.timestamp import Timestamp

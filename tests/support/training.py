@@ -92,7 +92,7 @@ class FileStore:
         os.replace(path.with_suffix(".partial"), path)
         return SimpleNamespace(name=name, wait=lambda timeout_s=None: None, done=lambda: True)
 
-    def load(self, source, into, *, strict=True, include=None):
+    def load(self, source, into, *, strict=True, include=None, ignore=None):
         path = Path(source) if "/" in str(source) else self.folder / source
         whole = torch.load(path, weights_only=False)
         state = _fill(into, whole["state"])

@@ -53,6 +53,23 @@ def test_globs_select_part_of_the_tree(tmp_path):
     assert loaded.state["loop"] == {"epoch": 3, "lr": 0.0}
 
 
+def test_a_strict_load_lets_the_checkpoint_alone_have_what_is_ignored(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": {"a.w": torch.ones(3), "head.w": torch.ones(7)}, "loop": {"epoch": 3}}, step=0)
+    into = {"model": {"a.w": torch.zeros(3)}}
+    with pytest.raises(CheckpointIncompatibleError, match=r"Only in the checkpoint: `loop`"):
+        store.load("step-0", into, ignore=["model.head"])
+    with pytest.raises(CheckpointIncompatibleError, match=r"Only in the checkpoint: `model\.head\.w`"):
+        store.load("step-0", into, ignore=["loop"])
+    assert into["model"]["a.w"].eq(0).all()
+    store.load("step-0", into, ignore=["loop", "model.head.*"])
+    assert into["model"]["a.w"].eq(1).all()
+    with pytest.raises(CheckpointIncompatibleError, match=r"Not in the checkpoint: `model\.other`"):
+        store.load("step-0", {"model": {"other": torch.zeros(1)}}, ignore=["*"])
+    with pytest.raises(ValueError, match=r"`ignore` is 'model'; expected a list of globs"):
+        store.load("step-0", into, ignore="model")
+
+
 def test_globs_that_choose_nothing_or_have_no_place_are_refused(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"w": torch.ones(3)}, "groups": [{"lr": 1.0}, {"lr": 2.0}]}, step=0)

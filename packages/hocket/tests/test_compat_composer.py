@@ -112,6 +112,17 @@ def test_past_spellings_become_those_of_now() -> None:
     assert found["device_train_microbatch_size"] == "auto"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "policy"),
+    [("single_auto_sync", "last"), ("multi_auto_sync", "every"), ("forced_sync", "every"), (None, None)],
+)
+def test_a_strategy_of_synchronisation_becomes_a_policy(strategy: str | None, policy: str | None) -> None:
+    found = translate("Trainer", {"ddp_sync_strategy": strategy})
+    assert found == ({} if policy is None else {"gradient_sync": policy})
+    with pytest.raises(TrainerConfigError, match="`ddp_sync_strategy` is 'never'; expected one of"):
+        translate("Trainer", {"ddp_sync_strategy": "never"})
+
+
 class Plain(composer.ComposerModel):
     """A model that leaves out `super().__init__()`."""
 

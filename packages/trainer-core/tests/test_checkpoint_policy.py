@@ -192,6 +192,46 @@ def test_keys_are_left_out_of_saves_and_loads(tmp_path):
         make(load_path=path, load_ignore_keys=["model/none.*"])
 
 
+class Other(Net):
+    """A model whose last layer has another size, and which may have another layer more."""
+
+    def __init__(self, num_classes, has_more=False):
+        super().__init__()
+        self.layers[3] = nn.Linear(8, num_classes)
+        if has_more:
+            self.more = nn.Linear(2, 2)
+
+
+def _without_head(tree):
+    for name in [name for name in tree["model"] if name.startswith("layers.3.")]:
+        del tree["model"][name]
+    del tree["optimizers"]
+
+
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["own", "foreign"])
+def test_ignored_keys_leave_the_rest_of_a_load_strict(tmp_path, is_foreign):
+    end = parameters(trained(tmp_path, "2ba"))
+    path, head = str(tmp_path / "ep0-ba2"), "model/layers.3.*"
+    if is_foreign:
+        path = str(tmp_path / "weights.pt")
+        torch.save(end, path)
+    for keys in ([head, "optimizers"], ["state/*/layers.3.*", "optimizers"], _without_head):
+        with make(model=Other(7), load_path=path, load_ignore_keys=keys) as trainer:
+            mine = parameters(trainer)
+            assert torch.equal(mine["layers.0.weight"], end["layers.0.weight"])
+            assert mine["layers.3.weight"].shape == (7, 8)
+        # A name beside the ignored ones that only the run has is refused as it is without them,
+        with pytest.raises((CheckpointError, ResumeError), match=r"more\.(weight|bias)"):
+            make(model=Other(7, has_more=True), load_path=path, load_ignore_keys=keys)
+    options = {"load_strict_model_weights": False, "load_ignore_keys": [head, "optimizers"]}
+    make(model=Other(7, has_more=True), load_path=path, **options).close()
+    # and so is one that only the checkpoint has.
+    small = Other(7)
+    small.layers[0].register_parameter("bias", None)
+    with pytest.raises((CheckpointError, ResumeError), match=r"layers\.0\.bias"):
+        make(model=small, load_path=path, load_ignore_keys=[head, "optimizers"])
+
+
 class Counting(Algorithm):
     def __init__(self, with_tensor):
         self.count = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from fnmatch import fnmatch
 
 import pytest
 import torch
@@ -197,7 +198,8 @@ class FolderStore:
         torch.save(facts, self.folder / f"{name}.pt")
         return Handle(name)
 
-    def load(self, source, into, *, strict=True, include=None):
+    def load(self, source, into, *, strict=True, include=None, ignore=None):
+        self.ignore = ignore or ()
         path = self.folder / f"{source.rsplit('/', 1)[-1]}.pt"
         if not path.exists():
             raise FileNotFoundError(f"no checkpoint `{source}`")
@@ -211,7 +213,8 @@ class FolderStore:
                 raise ValueError(f"`{path}` has another shape")
             return into.copy_(saved)
         if isinstance(into, dict):
-            if strict and into.keys() != saved.keys():
+            ignored = {key for key in saved if any(fnmatch(f"{path}.{key}", one) for one in self.ignore)}
+            if strict and into.keys() != saved.keys() - (ignored - into.keys()):
                 raise ValueError(f"`{path}` differs in {into.keys() ^ saved.keys()}")
             return {
                 key: self.fill(value, saved[key], strict, key) if key in saved else value
@@ -258,7 +261,7 @@ class NewTensors(FolderStore):
 
 
 class Lenient(FolderStore):
-    def load(self, source, into, *, strict=True, include=None):
+    def load(self, source, into, *, strict=True, include=None, ignore=None):
         return super().load(source, into, strict=False, include=include)
 
 

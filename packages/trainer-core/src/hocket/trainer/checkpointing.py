@@ -22,7 +22,7 @@ from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
 from hocket.trainer.timestamp import Counts, Timestamp, count_in, timestamp_of
-from hocket.trainer.tree_filter import without
+from hocket.trainer.tree_filter import ignored_names, without
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -306,7 +306,8 @@ def load(
         sync: Between the ranks.
         weights_only: Load the model alone; the run starts at 0.
         strict: Refuse parameters that only the model or only the checkpoint has.
-        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them.
+        ignore_keys: Parts of the run to leave as they are, as `tree_filter.without` takes them; the
+            checkpoint may have them or not.
         exclude_algorithms: Names of algorithms whose state is left alone.
 
     Returns:
@@ -316,7 +317,9 @@ def load(
         ResumeError: If ranks loaded different steps.
     """
     own = run_state.tree_to_fill()
-    foreign = load_foreign(store, source, without(own, ignore_keys).get("model", {}), strict=strict)
+    ignored = ignored_names(own, ignore_keys)
+    model = without(own, ignore_keys).get("model", {})
+    foreign = load_foreign(store, source, model, strict=strict, ignore=ignored)
     if foreign is not None:
         return [foreign]
     into = {"model": own["model"]} if weights_only else own
@@ -326,8 +329,10 @@ def load(
             into["algorithms"][name] = copy.deepcopy(into["algorithms"][name])
     into = without(into, ignore_keys)
     options: dict[str, Any] = {"include": ["model"]} if weights_only else {}
+    if ignored:
+        options["ignore"] = ignored
     try:
-        loaded: Any = store.load(source, into, strict=strict and ignore_keys is None, **options)
+        loaded: Any = store.load(source, into, strict=strict, **options)
     except Exception as error:
         try:
             user = store.load(source, {}, strict=False).user

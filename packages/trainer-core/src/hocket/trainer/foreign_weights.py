@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +37,14 @@ def match_names(wanted: Mapping[str, Any], there: list[str]) -> dict[str, str]:
     return best
 
 
-def check_names(source: str, wanted: Mapping[str, Any], matched: Mapping[str, str], there: list[str]) -> None:
-    """Refuse a checkpoint that lacks a tensor of the model, or has others beside them.
+def check_names(
+    source: str,
+    wanted: Mapping[str, Any],
+    matched: Mapping[str, str],
+    there: list[str],
+    ignore: Sequence[str] = (),
+) -> None:
+    """Refuse a checkpoint that lacks a tensor of the model, or has others beside them and beside `ignore`.
 
     Raises:
         ResumeError: If it does.
@@ -45,7 +52,15 @@ def check_names(source: str, wanted: Mapping[str, Any], matched: Mapping[str, st
     missing = sorted(set(wanted) - set(matched))
     prefix = _common_prefix(matched)
     used = set(matched.values())
-    extra = sorted(name for name in there if name.startswith(prefix) and name not in used)
+    extra = sorted(
+        name
+        for name in there
+        if name.startswith(prefix)
+        and name not in used
+        and not any(
+            fnmatch.fnmatchcase(f"model.{plain_name(name.removeprefix(prefix))}", one) for one in ignore
+        )
+    )
     if not missing and not extra:
         return
     parts = [f"lacks {_some(missing)} of the model"] if missing else []
@@ -68,7 +83,12 @@ def _some(names: list[str]) -> str:
 
 
 def load_foreign(
-    store: CheckpointStore, source: str, model: Mapping[str, Any], *, strict: bool
+    store: CheckpointStore,
+    source: str,
+    model: Mapping[str, Any],
+    *,
+    strict: bool,
+    ignore: Sequence[str] = (),
 ) -> str | None:
     """Fill a model's tensors from a checkpoint of another program.
 
@@ -77,6 +97,7 @@ def load_foreign(
         source: Its path or URI.
         model: The model's state by name; filled in place.
         strict: Refuse names that only one side has.
+        ignore: Globs over names, such as `model.head.*`, that only the checkpoint may have.
 
     Returns:
         A sentence for the user; None if `source` is no checkpoint of another program.
@@ -96,7 +117,7 @@ def load_foreign(
             f"{_some(list(wanted))}"
         )
     if strict:
-        check_names(source, wanted, matched, there)
+        check_names(source, wanted, matched, there, ignore)
     for name, stored in matched.items():
         shape = tuple(opened.record(stored).shape)
         if shape != tuple(wanted[name].shape):

@@ -263,8 +263,13 @@ class CheckpointStore(Protocol):
         *,
         strict: bool = True,
         include: Sequence[str] | None = None,
+        ignore: Sequence[str] | None = None,
     ) -> Loaded:
-        """Load the checkpoint named `source`, or at that URI or path, into the tensors of `into`."""
+        """Load the checkpoint named `source`, or at that URI or path, into the tensors of `into`.
+
+        With `strict`, a name that only one side has is an error, but for names of the checkpoint that match
+        one of the globs in `ignore`. A name is the keys on the way, joined by `.`.
+        """
 
     def list(self) -> Sequence[Entry]:
         """The checkpoints in the store, the newest last."""

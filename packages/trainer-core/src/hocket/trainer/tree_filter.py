@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from glob import escape
 from typing import Any, TypeAlias
 
 from hocket.trainer.errors import TrainerConfigError
@@ -42,6 +43,28 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
                 f"`model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
             )
     return copy
+
+
+def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
+    """Return globs over the names of a checkpoint, joined with `.`, that cover what `without` leaves out.
+
+    Args:
+        tree: The tree that `without` is given.
+        ignore_keys: As `without` takes them.
+    """
+    if ignore_keys is None:
+        return []
+    if not callable(ignore_keys):
+        return [one.removeprefix("state/").replace("/", ".") for one in ignore_keys]
+    return [escape(name) for name in _removed(tree, without(tree, ignore_keys), "")]
+
+
+def _removed(tree: dict[str, Any], kept: dict[str, Any], path: str) -> Iterator[str]:
+    for name, value in tree.items():
+        if name not in kept:
+            yield f"{path}{name}"
+        elif type(value) is dict and type(kept[name]) is dict:
+            yield from _removed(value, kept[name], f"{path}{name}.")
 
 
 def _copy_dicts(node: Any) -> Any:

@@ -64,6 +64,7 @@ class LoadJob:
         *,
         cast: bool,
         include: Sequence[str] | None,
+        ignore: Sequence[str] | None = None,
     ) -> None:
         """Match the tree with the manifest; changes no tensor and does not communicate."""
         rank, world_size = self.coordinator.rank, self.coordinator.world_size
@@ -75,6 +76,7 @@ class LoadJob:
             strict=self.strict,
             cast=cast,
             include=include,
+            ignore=ignore,
             source=self.uri,
             is_part=self.stage is not None,
         )

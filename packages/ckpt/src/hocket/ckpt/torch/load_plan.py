@@ -41,6 +41,7 @@ def select(
     cast: bool,
     include: Sequence[str] | None,
     source: str,
+    ignore: Sequence[str] | None = None,
     is_part: bool = False,
 ) -> Selection:
     """Match a tree with a checkpoint by name; read no data and change no tensor.
@@ -58,19 +59,22 @@ def select(
         cast: Convert between dtypes instead of refusing a difference.
         include: Globs over names; leaves that match none keep their values.
         source: The checkpoint's URI, for error messages.
+        ignore: Globs over names that only the checkpoint may have.
         is_part: Whether other ranks load other trees; names that only the checkpoint has are then returned in
             `left` and not refused here.
 
     Raises:
         CheckpointIncompatibleError: Keys, shapes or dtypes differ (the message lists all differences), or a
             glob matches nothing.
-        ValueError: `include` is a string.
+        ValueError: `include` or `ignore` is a string.
         CheckpointStateError: A tensor of the tree has no shape: it is nested or uninitialised.
     """
     check_globs("include", include)
+    check_globs("ignore", ignore)
     matcher = _Matcher(manifest, cast=cast, include=include)
     state = matcher.take(into, matcher.root, ())
     matcher.refuse_idle_globs(source)
+    matcher.unexpected = [name for name in matcher.unexpected if not _matches(name, ignore or ())]
     left = list(matcher.unexpected)
     if is_part:
         matcher.unexpected.clear()
@@ -110,7 +114,7 @@ class _Matcher:
         """Return whether `include` selects a name or one of its parent nodes."""
         if self.include is None:
             return True
-        globs = [glob for glob in self.include if fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*")]
+        globs = [glob for glob in self.include if _matches(name, (glob,))]
         for glob in globs:
             self.idle_globs.pop(glob, None)
         return bool(globs)
@@ -276,6 +280,11 @@ class _Matcher:
             )
             advice += ", or `cast=True` for dtypes" if any("dtype" in line for line in self.different) else ""
             raise CheckpointIncompatibleError(f"`{source}` does not fit. {' '.join(lines)} {advice}.")
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    """Return whether a glob matches a name or one of its parent nodes."""
+    return any(fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}.*") for glob in globs)
 
 
 def _slot_as(parameter: torch.Tensor, record: TensorRecord, name: str, *, is_step: bool) -> torch.Tensor:

@@ -227,6 +227,7 @@ class CheckpointStore:
         strict: bool = True,
         cast: bool = False,
         include: Sequence[str] | None = None,
+        ignore: Sequence[str] | None = None,
         check: bool = True,
         read_once: bool = False,
         peers: Sequence[int] | DeviceMesh | None = None,
@@ -247,6 +248,7 @@ class CheckpointStore:
             cast: Convert between dtypes instead of refusing a difference.
             include: Globs over names (`model.*`; a node's name includes all names below it): only these are
                 loaded. Each glob must match something.
+            ignore: Globs over names that the checkpoint may have beyond the tree, in a strict load.
             check: Verify the digest of each block that is read.
             read_once: Read each replicated part (HSDP, DDP, plain tensors) on one rank and send it to the
                 others over the job's process group, for stores that are slower than the network. All ranks
@@ -276,7 +278,7 @@ class CheckpointStore:
         try:
             if "/" not in source:
                 _check_name(source)
-            job.match(into, peers, cast=cast, include=include)
+            job.match(into, peers, cast=cast, include=include, ignore=ignore)
         except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
             job.error = error
         if peers is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +93,9 @@ def load_composer_file(
     if isinstance(given, (list, tuple)):
         # Composer's globs start with `state/`.
         given = [glob.removeprefix("state/") for glob in given]
-    saved = without(saved, given)
-    _fill_model(state, saved.get("model", {}), file.uri, strict=strict and ignore_keys is None)
+    whole, saved = saved, without(saved, given)
+    left_out = whole.get("model", {}).keys() - saved.get("model", {}).keys()
+    _fill_model(state, saved.get("model", {}), file.uri, strict=strict, left_out=left_out)
     if weights_only:
         return [f"weights from `{file.uri}`; the run starts at 0"]
     by_kind = saved.get("optimizers", {})
@@ -120,9 +121,11 @@ def load_composer_file(
     return notices
 
 
-def _fill_model(state: State, saved: Mapping[str, Any], uri: str, *, strict: bool) -> None:
+def _fill_model(
+    state: State, saved: Mapping[str, Any], uri: str, *, strict: bool, left_out: Collection[str] = ()
+) -> None:
     own = {name: value for name, value in model_state(state.model).items() if isinstance(value, torch.Tensor)}
-    missing, unexpected = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
+    missing, unexpected = sorted(set(own) - set(saved) - set(left_out)), sorted(set(saved) - set(own))
     if strict and (missing or unexpected):
         raise ResumeError(
             f"the model differs from that of `{uri}`: the file lacks {missing[:5]} and has {unexpected[:5]}; "

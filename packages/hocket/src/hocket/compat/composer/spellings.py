@@ -54,10 +54,19 @@ def _in_unit(unit: str) -> Convert:
     return lambda number, _: f"{number}{unit}"
 
 
+def _gradient_sync(strategy: Any, _: Mapping[str, Any]) -> str:
+    name = str(getattr(strategy, "value", strategy)).lower()
+    if name not in _GRADIENT_SYNC:
+        known = ", ".join(f"`{one}`" for one in _GRADIENT_SYNC)
+        raise TrainerConfigError(f"`ddp_sync_strategy` is {strategy!r}; expected one of {known}")
+    return _GRADIENT_SYNC[name]
+
+
+_GRADIENT_SYNC = {"single_auto_sync": "last", "multi_auto_sync": "every", "forced_sync": "every"}
 _CLASSES = "the number of classes is read from the outputs"
 _ONE_FOLDER = "a checkpoint is one folder; it is read from where it is"
 _BY_URI = "the URI says which store"
-_SYNC = "gradients are synchronised once a batch, with the last microbatch"
+_SYNC = "`single_auto_sync` becomes `last`; `multi_auto_sync` and `forced_sync` become `every`"
 _AT_ONCE = "each line is written at once, by a thread beside the training"
 _OWN_METRICS = "training metrics are measured if the model states them"
 
@@ -79,7 +88,7 @@ SPELLINGS = (
     Spelling(of="Trainer", old="load_progress_bar", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="load_chunk_size", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="load_fsdp_monolith_rank0_only", new=None, note=_ONE_FOLDER),
-    Spelling(of="Trainer", old="ddp_sync_strategy", new=None, note=_SYNC),
+    Spelling(of="Trainer", old="ddp_sync_strategy", new="gradient_sync", convert=_gradient_sync, note=_SYNC),
     Spelling(of="Trainer", old="compute_training_metrics", new=None, note=_OWN_METRICS),
     Spelling(of="Trainer", old="precision_config", new=None, is_told=True,
              note="there are no float8 layers of Transformer Engine"),

@@ -18,7 +18,7 @@ from hocket.trainer.optimizer_state import (
 )
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.providers import find_provider
-from hocket.trainer.tree_filter import without
+from hocket.trainer.tree_filter import ignored_names, without
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
@@ -98,7 +98,9 @@ class LoadCheckpoint(Callback):
         if not self.load_weights_only:
             tree["optimizers"] = [optimizer_state(one, state.model) for one in state.optimizers]
         kept = without(tree, self.ignore_keys)
-        loaded = store.load(name, kept, strict=self.strict and self.ignore_keys is None, include=list(kept))
+        ignored = ignored_names(tree, self.ignore_keys)
+        options: dict[str, Any] = {"ignore": ignored} if ignored else {}
+        loaded = store.load(name, kept, strict=self.strict, include=list(kept), **options)
         take_model_state(state.model, {**tree["model"], **loaded.state.get("model", {})})
         saved = loaded.state.get("optimizers")
         if saved is None:

@@ -128,6 +128,10 @@ def _check_refusals(store: CheckpointStore, name: str) -> None:
     less = _tree(2)
     del less["model"]["scalar"]
     _expect_error(lambda: store.load(name, less), "a saved tensor that nobody takes", "scalar")
+    store.load(name, less, ignore=["model.scal*"])
+    _expect_error(
+        lambda: store.load(name, less, ignore=["model.weight"]), "a saved tensor beside `ignore`", "scalar"
+    )
     loaded = store.load(name, more, strict=False)
     difference = describe_difference(loaded.state["model"]["weight"], _tree(1)["model"]["weight"])
     assert difference is None, f"`load(strict=False)` did not load what fits: {difference}"

@@ -5,16 +5,19 @@
 //! A file that is read into the page cache is therefore requested ahead explicitly. With direct I/O each request
 //! reaches the disk unchanged, and other cached data of the training process is not evicted.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
+#[cfg(target_os = "linux")]
+use std::fs::OpenOptions;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
+#[cfg(target_os = "linux")]
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use rustix::fs::{Advice, fadvise};
 
 use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::local_file::open_file;
@@ -57,20 +60,13 @@ impl DataReader {
         let size = cached.metadata()?.len();
         let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
         let is_cold = is_long && !is_cached(&cached, size as usize);
-        let open_direct = || {
-            OpenOptions::new()
-                .read(true)
-                .custom_flags(libc::O_DIRECT)
-                .open(path)
-                .ok()
-        };
         let is_kept = caching == Caching::Keep;
         if is_cold && is_kept {
             // The threads' requests are no sequence in which the kernel could read ahead by itself.
-            let _ = fadvise(&cached, 0, None, Advice::Random);
+            advise(&cached, 0, None, Advice::Random);
         }
         Ok(Self {
-            direct: (is_cold && !is_kept).then(open_direct).flatten(),
+            direct: (is_cold && !is_kept).then(|| open_direct(path)).flatten(),
             is_ahead: is_cold && is_kept,
             cached,
             is_refused: AtomicBool::new(false),
@@ -82,7 +78,7 @@ impl DataReader {
         let length = NonZeroU64::new(range.end.saturating_sub(range.start));
         if self.is_ahead && length.is_some() {
             // Only a hint: if it fails, the read itself fetches the range.
-            let _ = fadvise(&self.cached, range.start, length, Advice::WillNeed);
+            advise(&self.cached, range.start, length, Advice::WillNeed);
         }
     }
 
@@ -142,8 +138,52 @@ fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> 
     Ok(())
 }
 
+/// Opens a second handle for direct I/O, if the system and the file system have it.
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_DIRECT);
+    options.open(path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path) -> Option<File> {
+    None
+}
+
+/// How a range will be read.
+#[derive(Clone, Copy)]
+enum Advice {
+    Random,
+    WillNeed,
+    #[cfg(test)]
+    DontNeed,
+}
+
+/// Tells the kernel how a range will be read. If that fails, the reads are slower and as right.
+#[cfg(target_os = "linux")]
+fn advise(file: &File, at: u64, length: Option<NonZeroU64>, advice: Advice) {
+    let advice = match advice {
+        Advice::Random => rustix::fs::Advice::Random,
+        Advice::WillNeed => rustix::fs::Advice::WillNeed,
+        #[cfg(test)]
+        Advice::DontNeed => rustix::fs::Advice::DontNeed,
+    };
+    let _ = rustix::fs::fadvise(file, at, length, advice);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise(_file: &File, _at: u64, _length: Option<NonZeroU64>, _advice: Advice) {}
+
+/// Returns true, because only Linux tells what the page cache holds in the way that is used here.
+#[cfg(not(target_os = "linux"))]
+fn is_cached(_file: &File, _size: usize) -> bool {
+    true
+}
+
 /// Returns whether the page cache holds most of a file of `size` bytes, estimated from the sampled places. If
 /// the kernel does not report it, returns true.
+#[cfg(target_os = "linux")]
 fn is_cached(file: &File, size: usize) -> bool {
     // SAFETY: a new mapping of an open file, which is never read through.
     let map = unsafe {
@@ -191,11 +231,7 @@ mod tests {
         file.as_file().sync_all().unwrap();
         let mut opened = DataReader::open(file.path(), u64::MAX, Caching::Bypass).unwrap();
         assert!(opened.direct.is_none(), "small");
-        opened.direct = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(file.path())
-            .ok();
+        opened.direct = open_direct(file.path());
         let mut buffer = None;
         for (at, length) in [
             (0, 1),
@@ -223,12 +259,9 @@ mod tests {
         file.as_file().set_len(DIRECT_MIN_BYTES).unwrap();
         let open = |wanted, caching| DataReader::open(file.path(), wanted, caching).unwrap();
         let has_direct = |wanted| open(wanted, Caching::Bypass).direct.is_some();
-        let direct = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(file.path());
+        let direct = open_direct(file.path());
         assert!(!has_direct(LOOK_MIN_BYTES - 1));
-        assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_ok());
+        assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_some());
         let kept = open(LOOK_MIN_BYTES, Caching::Keep);
         assert!(kept.direct.is_none() && kept.is_ahead);
         assert!(!open(LOOK_MIN_BYTES - 1, Caching::Keep).is_ahead);
@@ -239,7 +272,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; DIRECT_MIN_BYTES as usize]).unwrap();
         file.as_file().sync_all().unwrap();
-        fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+        advise(file.as_file(), 0, None, Advice::DontNeed);
         let size = DIRECT_MIN_BYTES as usize;
         if is_cached(file.as_file(), size) {
             return; // a file system in memory

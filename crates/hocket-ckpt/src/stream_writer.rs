@@ -318,12 +318,7 @@ impl Staged {
         };
         // Reserves the space, so that a full disk is reported before anything is written; some file systems do
         // not support it.
-        match rustix::fs::fallocate(
-            &staged.file,
-            rustix::fs::FallocateFlags::KEEP_SIZE,
-            0,
-            size.max(1),
-        ) {
+        match reserve(&staged.file, size.max(1)) {
             Err(error @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
                 let action = format!("reserve {size} bytes");
                 Err(CkptError::io(
@@ -358,6 +353,17 @@ impl Staged {
         let _ = std::fs::remove_file(&self.hidden);
         sync_parent(&self.target)
     }
+}
+
+/// Reserves space, and leaves the length of the file as it is. Only Linux does both.
+#[cfg(target_os = "linux")]
+fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_file: &File, _size: u64) -> rustix::io::Result<()> {
+    Ok(())
 }
 
 impl Drop for Staged {

@@ -97,7 +97,7 @@ pub struct ShardCache {
 #[pymethods]
 impl ShardCache {
     #[new]
-    #[pyo3(signature = (index, local, remote, *, written_ms, deadline_s, keep_zip, attempts, validate_hash, limit))]
+    #[pyo3(signature = (index, local, remote, *, written_ms, deadline_s, keep_zip, keep_shards, attempts, validate_hash, limit))]
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
     fn new(
         py: Python<'_>,
@@ -107,6 +107,7 @@ impl ShardCache {
         written_ms: i64,
         deadline_s: f64,
         keep_zip: bool,
+        keep_shards: bool,
         attempts: u32,
         validate_hash: Option<String>,
         limit: Option<&CacheLimit>,
@@ -115,6 +116,7 @@ impl ShardCache {
         let options = CacheOptions {
             local,
             keep_zip,
+            keep_shards,
             attempts,
             validate_hash,
             wait: Duration::try_from_secs_f64(deadline_s).unwrap_or(Duration::MAX),

@@ -390,6 +390,7 @@ mod tests {
         let options = CacheOptions {
             local: folder.into(),
             keep_zip: false,
+            keep_shards: true,
             attempts: 1,
             validate_hash: None,
             wait: std::time::Duration::from_secs(60),

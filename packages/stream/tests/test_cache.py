@@ -60,6 +60,38 @@ def test_a_data_set_written_to_a_store_is_read_from_it(remote: str, tmp_path: Pa
         MDSWriter(columns={"x": "int"}, out=remote)
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_nothing_is_kept_if_shards_are_not(
+    s3d: Any, remote: str, write: Callable[..., str], tmp_path: Path, compression: str | None
+) -> None:
+    uri = f"{remote}-other"
+    write(40, out=uri, compression=compression)
+    dataset = StreamingDataset(
+        remote=uri, local=tmp_path / "cache", batch_size=8, keep_shards=False, shuffle=True, shuffle_seed=1
+    )
+    kept = StreamingDataset(remote=uri, local=tmp_path / "kept", batch_size=8, shuffle=True, shuffle_seed=1)
+    for epoch in range(2):
+        assert [sample["id"] for sample in dataset] == [sample["id"] for sample in kept]
+        assert dataset.metrics()["stream/fetches"] == 2 * (
+            epoch + 1
+        )  # no shard is fetched for the next epoch
+        assert names(tmp_path / "cache") == ["index.json"]
+    assert [dataset[number]["id"] for number in (3, 37)] == [3, 37]
+    assert names(tmp_path / "cache") == ["index.json"]
+    with pytest.raises(ConfigError, match="`keep_zip` is True and `keep_shards` False"):
+        StreamingDataset(remote=uri, batch_size=8, keep_zip=True, keep_shards=False)
+
+
+def test_a_cached_shard_is_read_though_new_ones_are_not_kept(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert read_ids(remote=remote, local=cache) == list(range(40))
+    (cache / "shard.00001.mds").unlink()
+    dataset = StreamingDataset(remote=remote, local=cache, batch_size=8, keep_shards=False)
+    assert [sample["id"] for sample in dataset] == list(range(40))
+    assert dataset.metrics()["stream/fetches"] == 1
+    assert names(cache) == ["index.json", "shard.00000.mds"]
+
+
 def test_the_cache_has_a_place_of_its_own_by_default(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

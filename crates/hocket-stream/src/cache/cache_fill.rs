@@ -20,8 +20,8 @@ use hocket_store::Object;
 const MAX_REMOVALS: u32 = 3;
 
 impl Cache {
-    /// Creates a raw file, or waits for the process that is creating it. If the limit leaves no room for it, it
-    /// is held in memory. A part in the result contains the bytes and must be committed. If the cache folder is
+    /// Creates a raw file, or waits for the process that is creating it. If the limit leaves no room for it, or
+    /// shards are not kept, it is held in memory. A part in the result contains the bytes and must be committed. If the cache folder is
     /// removed in the meantime, the file is created again.
     pub(super) fn admit(
         &self,
@@ -35,6 +35,9 @@ impl Cache {
                 shard: file.raw.basename.clone(),
                 uri: path.display().to_string(),
             });
+        }
+        if !self.is_keeping() {
+            return Ok((self.in_memory(shard, file, stop)?, None));
         }
         let mut removals = 0;
         while removals < MAX_REMOVALS {
@@ -221,8 +224,8 @@ impl Cache {
                 other => return other,
             }
         }
-        // Under a limit, a compressed file that is not kept does not take up room during unpacking either.
-        if self.limit.is_some() && !self.options.keep_zip {
+        // A compressed file that is not kept does not take up room during unpacking either, where room counts.
+        if !self.options.keep_zip && (self.limit.is_some() || !self.is_keeping()) {
             return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
         }
         let packed = match self.part(&path, zip.bytes, stop)? {

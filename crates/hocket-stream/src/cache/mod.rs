@@ -40,6 +40,8 @@ pub struct CacheOptions {
     pub local: PathBuf,
     /// Whether a downloaded compressed file is kept beside the raw one.
     pub keep_zip: bool,
+    /// Whether fetched shards are kept in the folder. If not, they are in memory while they are open.
+    pub keep_shards: bool,
     /// Number of fetches of a shard before a wrong size or digest is reported; at least 1.
     pub attempts: u32,
     /// The digest to check; `None`: the fastest supported one of each file.
@@ -213,9 +215,16 @@ impl Cache {
         self
     }
 
-    /// Returns the limit in bytes, if there is one.
+    /// Returns the limit in bytes, if there is one. Without kept shards, open ones take up memory: the largest
+    /// limit is returned then, so that they are closed as soon as under any other.
     pub fn limit_bytes(&self) -> Option<u64> {
-        self.limit.as_ref().map(|limit| limit.bytes())
+        let limit = self.limit.as_ref().map(|limit| limit.bytes());
+        limit.or((!self.is_keeping()).then_some(u64::MAX))
+    }
+
+    /// Returns whether fetched shards go to the folder.
+    pub(super) fn is_keeping(&self) -> bool {
+        self.options.keep_shards || self.remote.is_none()
     }
 
     /// Returns the counts since the cache was created.

@@ -28,7 +28,7 @@ impl Cache {
     /// checked; the digest of the whole shard cannot be. The cache is not consulted.
     ///
     /// Returns a shard with only these samples, or none if the whole shard should be fetched: it is not a raw
-    /// MDS shard of a remote, it is small, many of its samples are requested, or it was read often.
+    /// MDS shard of a remote, it is small, many of its samples are requested, or it was read often and would be kept.
     ///
     /// # Errors
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`], the store's own errors;
@@ -49,7 +49,7 @@ impl Cache {
         if !is_raw
             || is_much
             || shard.data.raw.bytes < MIN_SHARD_BYTES
-            || self.is_often_read(number)
+            || (self.is_keeping() && self.is_often_read(number))
         {
             return Ok(None);
         }

@@ -74,6 +74,7 @@ impl Fixture {
         let options = CacheOptions {
             local: local.into(),
             keep_zip,
+            keep_shards: true,
             attempts: 3,
             validate_hash: None,
             wait: std::time::Duration::from_secs(60),

@@ -368,6 +368,7 @@ class ShardCache:
         written_ms: When the index was last written, as `load_shard_index` says.
         deadline_s: Seconds that all tries of one request may take together.
         keep_zip: Keep a downloaded compressed file beside the raw one.
+        keep_shards: Keep fetched shards in the folder; if not, they are in memory while they are open.
         attempts: Fetches of a shard before wrong bytes are final.
         validate_hash: The digest to check; by default the quickest one that the index carries.
         limit: Of the folder's bytes; without a remote of no account.
@@ -382,6 +383,7 @@ class ShardCache:
         written_ms: int,
         deadline_s: float,
         keep_zip: bool,
+        keep_shards: bool,
         attempts: int,
         validate_hash: str | None,
         limit: CacheLimit | None,

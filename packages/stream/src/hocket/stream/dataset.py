@@ -83,6 +83,9 @@ class StreamingDataset:
         validate_hash: Name of the digest to check; by default the fastest one in the index. Shards are
             checked after download, and when a process first opens a cached one.
         keep_zip: Keep downloaded compressed shards beside the raw ones.
+        keep_shards: Keep downloaded shards in the cache folder. If not, shards are in memory while batches
+            need them, and nothing but the index is written to the disk: for a single pass, or a disk that is
+            slower than the network. Each epoch and each process then downloads its shards itself.
         cache_limit: Maximum size of the cache folders together, such as `100gb` (powers of 1,024); the same
             for all processes of a machine. The least recently used shard is evicted first, never one in
             use. A shard that does not fit is held in memory while batches need it. Data without a remote is
@@ -138,6 +141,7 @@ class StreamingDataset:
         partition_algo: str | None = None,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        keep_shards: bool = True,
         cache_limit: int | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -176,6 +180,7 @@ class StreamingDataset:
         fetching = SourceSettings(
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            keep_shards=keep_shards,
             download_timeout=download_timeout,
             download_retry=download_retry,
         )

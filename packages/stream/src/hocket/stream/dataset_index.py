@@ -133,6 +133,7 @@ class DatasetIndex:
                 written_ms=0,
                 deadline_s=_DEADLINE_S,
                 keep_zip=False,
+                keep_shards=True,
                 attempts=1,
                 validate_hash=None,
                 limit=None,

@@ -44,6 +44,9 @@ class SourceSettings:
     keep_zip: bool = False
     """Whether to keep downloaded compressed shards beside the raw ones."""
 
+    keep_shards: bool = True
+    """Whether to keep downloaded shards in the cache folder, or only in memory while batches need them."""
+
     download_timeout: float = DOWNLOAD_TIMEOUT_S
     """Seconds for all attempts of one request together."""
 
@@ -53,11 +56,16 @@ class SourceSettings:
     def __post_init__(self) -> None:
         settled = {
             "keep_zip": switch("keep_zip", self.keep_zip),
+            "keep_shards": switch("keep_shards", self.keep_shards),
             "download_timeout": seconds("download_timeout", self.download_timeout),
             "download_retry": whole("download_retry", self.download_retry, least=1),
         }
         for name, value in settled.items():
             object.__setattr__(self, name, value)
+        if self.keep_zip and not self.keep_shards:
+            raise ConfigError(
+                "`keep_zip` is True and `keep_shards` False: leave `keep_zip` out to keep nothing"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +225,7 @@ class Engine:
                 written_ms=written_ms,
                 deadline_s=source.settings.download_timeout,
                 keep_zip=source.settings.keep_zip,
+                keep_shards=source.settings.keep_shards,
                 attempts=source.settings.download_retry,
                 validate_hash=source.settings.validate_hash,
                 limit=self._limit,
@@ -252,7 +261,8 @@ class Engine:
         samples that cannot be decoded are replaced.
         """
         self._renew_after_fork()
-        if not self.settings.prefetch_next_epoch:
+        # Shards that are not kept would be gone when the next epoch starts.
+        if not (self.settings.prefetch_next_epoch and all(s.settings.keep_shards for s in self.sources)):
             following = None
         while True:
             reader = self._reader(order, following, rank, world_size, first, stride)

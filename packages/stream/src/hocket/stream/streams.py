@@ -62,6 +62,9 @@ class Stream:
     keep_zip: bool | None = None
     """Whether to keep downloaded compressed shards beside the raw ones."""
 
+    keep_shards: bool | None = None
+    """Whether to keep downloaded shards in the cache folder."""
+
     def __post_init__(self) -> None:
         weights: dict[str, Any] = {
             "proportion": self.proportion,
@@ -142,6 +145,7 @@ def _resolve(stream: Stream, defaults: SourceSettings) -> Source:
         "download_timeout": stream.download_timeout,
         "validate_hash": stream.validate_hash,
         "keep_zip": stream.keep_zip,
+        "keep_shards": stream.keep_shards,
     }
     return Source(
         location=resolve_location(stream.remote, stream.local, split=stream.split),

@@ -1,4 +1,4 @@
-"""Streaming against its peers: writing, warm reading, and cold reading from a store, in one run.
+"""Streaming against its peers: writing, warm reading in one process and in workers, cold reading, in one run.
 
 Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
 rounds outside and systems inside, so that a change of the machine's speed meets all. Prints tables of medians
@@ -30,14 +30,16 @@ SYSTEMS: dict[str, list[str] | None] = {
     "mosaicml_streaming": ["mosaicml-streaming==0.13.0"],
     "litdata": ["litdata==0.2.76"],
     "webdataset": ["webdataset==1.0.2", "torch"],
-    "memmap": ["zstandard==0.25.0"],
+    "hocket_unkept": None,
+    "memmap": [],
+    "zstd": [],
     "obstore": ["obstore==0.12.1"],
     "obstore_kept": ["obstore==0.12.1"],
 }
-#: No peers: the same batches out of one memory map, and zstd alone on all cores; requests for all bytes, into
-#: memory and into files.
-LIMIT, COLD_LIMITS = "memmap", ["obstore", "obstore_kept"]
-PEERS = [system for system in SYSTEMS if system not in COLD_LIMITS]
+#: No peers: the same batches out of one memory map; the command `zstd` on all cores; requests for all bytes,
+#: into memory and into files.
+LIMIT, ZIP_LIMIT, COLD_LIMITS = "memmap", "zstd", ["obstore", "obstore_kept"]
+PEERS = [system for system in SYSTEMS if system not in [ZIP_LIMIT, "hocket_unkept", *COLD_LIMITS]]
 
 
 def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, float]:
@@ -47,13 +49,15 @@ def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = 
 
 def write(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
     """Measure writing; what the last round wrote stays for reading."""
-    returned = Table("Writing, until the writer has finished", "MB/s of samples", [LIMIT])
-    durable = Table("Writing, until all is on the disk", "MB/s of samples", [LIMIT])
+    returned = Table("Writing, until the writer has finished", "MB/s of samples", [LIMIT, ZIP_LIMIT])
+    durable = Table("Writing, until all is on the disk", "MB/s of samples", [LIMIT, ZIP_LIMIT])
     for _ in range(rounds):
         for workload in workloads:
-            for system in systems:
+            for system in [*systems, ZIP_LIMIT]:
                 for compression in [None, "zstd:3"] if workload == "tokens" else [None]:
-                    if compression and system not in {"hocket", "mosaicml_streaming", LIMIT}:
+                    if system not in (
+                        {"hocket", "mosaicml_streaming", ZIP_LIMIT} if compression else systems
+                    ):
                         continue
                     place = folder / f"{workload}-{system}{'-zstd' if compression else ''}"
                     shutil.rmtree(place, ignore_errors=True)
@@ -91,8 +95,27 @@ def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: in
     return [rate, memory]
 
 
-def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> list[Table]:
+def read_in_workers(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
+    """Measure warm reading with two worker processes."""
+    rate = Table("Warm reading in two workers", "samples/s after the first batch")
+    for number in range(rounds + 1):
+        for workload in workloads:
+            for system in systems:
+                if system == LIMIT:
+                    continue
+                place, batch = folder / f"{workload}-{system}", {"tokens": "64", "blobs": "32"}[workload]
+                figures = cell(system, "read", workload, str(place), "--batch", batch, "--workers", "2")
+                if number:  # the first round fills the page cache
+                    rate.add(system, f"{workload}, batches of {batch}", figures["samples_s"])
+    return [rate]
+
+
+def read_cold(
+    folder: Path, systems: list[str], rounds: int, *, latency_ms: int, bandwidth: int
+) -> list[Table]:
     """Measure an epoch from a store into an empty cache: Hocket and mosaicml-streaming, raw shards."""
+    readers = ["hocket", "hocket_unkept", "mosaicml_streaming"]
+    systems = [name for name in readers if name.partition("_unkept")[0] in systems] + COLD_LIMITS
     title = f"Cold from S3, {latency_ms} ms and {bandwidth / 1e6:.0f} MB/s a connection"
     epoch = Table(title, "MB/s of an epoch", COLD_LIMITS)
     first = Table(title, "seconds to the first batch", COLD_LIMITS, is_less_better=True)
@@ -103,7 +126,7 @@ def read_cold(folder: Path, latency_ms: int, bandwidth: int, rounds: int) -> lis
             upload(folder / f"{workload}-hocket", server, workload)
         for _ in range(rounds):
             for workload in size:
-                for system in ["hocket", "mosaicml_streaming", *COLD_LIMITS]:
+                for system in systems:
                     cache = folder / "cache"
                     shutil.rmtree(cache, ignore_errors=True)
                     figures = cell(
@@ -134,17 +157,19 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=PEERS, choices=PEERS)
     parser.add_argument("--latency-ms", type=int, default=20)
     parser.add_argument("--bandwidth", type=int, default=100_000_000)
-    parser.add_argument(
-        "--parts", nargs="+", default=["write", "warm", "cold"], choices=["write", "warm", "cold"]
-    )
+    parts = ["write", "warm", "workers", "cold"]
+    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Callable[[], list[Table]]] = {
-        "write": lambda: write(options.out, options.workloads, options.systems, options.rounds),
-        "warm": lambda: read_warm(options.out, options.workloads, options.systems, options.rounds),
-        "cold": lambda: read_cold(options.out, options.latency_ms, options.bandwidth, options.rounds),
+    measured = options.out, options.workloads, options.systems, options.rounds
+    link = {"latency_ms": options.latency_ms, "bandwidth": options.bandwidth}
+    measures: dict[str, Callable[[], list[Table]]] = {
+        "write": lambda: write(*measured),
+        "warm": lambda: read_warm(*measured),
+        "workers": lambda: read_in_workers(*measured),
+        "cold": lambda: read_cold(options.out, options.systems, options.rounds, **link),
     }
-    measure_parts(parts, options.parts, options.out / "stream.png")
+    measure_parts(measures, options.parts, options.out / "stream.png")
 
 
 if __name__ == "__main__":

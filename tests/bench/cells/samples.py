@@ -12,10 +12,10 @@ import importlib
 import json
 import os
 import resource
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +101,20 @@ def write_webdataset(
 def write_memmap(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
     folder.mkdir(parents=True)
     with (folder / "data.bin").open("wb") as out:
-        if compression is None:
-            for sample in data:
-                out.write(sample.data)
-        else:
-            out.writelines(_squeezed(iter(data), int(compression.partition(":")[2])))
+        for sample in data:
+            out.write(sample.data)
 
 
-def _squeezed(data: Iterator[np.ndarray], level: int) -> Iterator[bytes]:
-    """What zstd itself makes of pieces as large as a shard, on all cores."""
-    import zstandard
+def prepare_zstd(folder: Path, data: Iterable[np.ndarray]) -> None:
+    """Write the file that the command compresses, before the clock starts."""
+    write_memmap(folder, data, "tokens", None)
 
-    def squeeze(piece: bytes) -> bytes:
-        return zstandard.ZstdCompressor(level=level).compress(piece)
 
-    pieces = iter(lambda: b"".join(one.data for one in islice(data, SHARD_BYTES // 4096)), b"")
-    num_threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(num_threads) as pool:
-        while running := [pool.submit(squeeze, piece) for piece in islice(pieces, 2 * num_threads)]:
-            yield from (one.result() for one in running)
+def write_zstd(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
+    """The limit of compressed writing: the command `zstd` on all cores, from one file to another."""
+    level = (compression or "zstd:3").partition(":")[2]
+    command = ["zstd", f"-{level}", f"-T{os.cpu_count()}", "-q", "-f", str(folder / "data.bin")]
+    subprocess.run([*command, "-o", str(folder / "data.bin.zst")], check=True, timeout=600)
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -128,44 +123,62 @@ def _squeezed(data: Iterator[np.ndarray], level: int) -> Iterator[bytes]:
 #: What a system's user has imported before the clock starts.
 IMPORTS = {
     "hocket": ["hocket.stream", "hocket.stream.torch"],
+    "hocket_unkept": ["hocket.stream", "hocket.stream.torch"],
     "mosaicml_streaming": ["streaming", "torch.utils.data"],
     "litdata": ["litdata", "litdata.streaming"],
     "webdataset": ["torch.utils.data", "webdataset"],
-    "memmap": ["zstandard"],
+    "memmap": [],
+    "zstd": [],
     "obstore": ["obstore.store"],
     "obstore_kept": ["obstore.store"],
 }
 
 
-def read_hocket(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_hocket(
+    folder: Path, workload: str, batch: int, remote: str | None, workers: int, keep_shards: bool = True
+) -> Iterator[Any]:
     from hocket.stream import StreamingDataset
     from hocket.stream.torch import StreamingDataLoader
 
-    dataset = StreamingDataset(remote=remote, local=str(folder), shuffle=True, batch_size=batch)
-    for columns in StreamingDataLoader(dataset):
+    dataset = StreamingDataset(
+        remote=remote, local=str(folder), shuffle=True, batch_size=batch, keep_shards=keep_shards
+    )
+    for columns in StreamingDataLoader(dataset, num_workers=workers):
         yield columns["x"]
 
 
-def read_mosaicml_streaming(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_hocket_unkept(
+    folder: Path, workload: str, batch: int, remote: str | None, workers: int
+) -> Iterator[Any]:
+    """Hocket without a cache of shards."""
+    return read_hocket(folder, workload, batch, remote, workers, keep_shards=False)
+
+
+def read_mosaicml_streaming(
+    folder: Path, workload: str, batch: int, remote: str | None, workers: int
+) -> Iterator[Any]:
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
     dataset = StreamingDataset(remote=remote, local=str(folder), shuffle=True, batch_size=batch)
     collate = None if workload == "tokens" else _as_lists
-    for columns in DataLoader(dataset, batch_size=batch, collate_fn=collate):
+    for columns in DataLoader(dataset, batch_size=batch, collate_fn=collate, num_workers=workers):
         yield columns["x"]
 
 
-def read_litdata(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_litdata(folder: Path, workload: str, batch: int, remote: str | None, workers: int) -> Iterator[Any]:
     import litdata
 
     dataset = litdata.StreamingDataset(str(folder), shuffle=True)
     collate = None if workload == "tokens" else _as_lists
-    for columns in litdata.StreamingDataLoader(dataset, batch_size=batch, collate_fn=collate, num_workers=0):
+    loader = litdata.StreamingDataLoader(dataset, batch_size=batch, collate_fn=collate, num_workers=workers)
+    for columns in loader:
         yield columns["x"]
 
 
-def read_webdataset(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_webdataset(
+    folder: Path, workload: str, batch: int, remote: str | None, workers: int
+) -> Iterator[Any]:
     import torch
     import webdataset
     from torch.utils.data import DataLoader
@@ -179,10 +192,11 @@ def read_webdataset(folder: Path, workload: str, batch: int, remote: str | None)
 
     urls = sorted(str(path) for path in folder.glob("*.tar"))
     dataset = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=1).shuffle(1000).map(decode)
-    yield from DataLoader(dataset, batch_size=batch, collate_fn=None if workload == "tokens" else list)
+    collate = None if workload == "tokens" else list
+    yield from DataLoader(dataset, batch_size=batch, collate_fn=collate, num_workers=workers)
 
 
-def read_memmap(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_memmap(folder: Path, workload: str, batch: int, remote: str | None, workers: int) -> Iterator[Any]:
     """The limit: NumPy takes whole shuffled batches out of one memory map."""
     shape = (2048,) if workload == "tokens" else (1 << 16,)
     mapped = np.memmap(folder / "data.bin", np.uint16 if workload == "tokens" else np.uint8, "r")
@@ -192,12 +206,14 @@ def read_memmap(folder: Path, workload: str, batch: int, remote: str | None) -> 
         yield mapped[order[start : start + batch]]
 
 
-def read_obstore(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_obstore(folder: Path, workload: str, batch: int, remote: str | None, workers: int) -> Iterator[Any]:
     """The limit of a cold start: shards fetched into memory, 16 requests of 8 MiB at once, read in order."""
     yield from _fetched(workload, remote, None)
 
 
-def read_obstore_kept(folder: Path, workload: str, batch: int, remote: str | None) -> Iterator[Any]:
+def read_obstore_kept(
+    folder: Path, workload: str, batch: int, remote: str | None, workers: int
+) -> Iterator[Any]:
     """As `obstore`, and every part is written to a file and flushed, as a cache has to."""
     folder.mkdir(parents=True)
     yield from _fetched(workload, remote, folder)
@@ -254,12 +270,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--compression")
     parser.add_argument("--remote")
+    parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     function: Callable[..., Any] = globals()[f"{options.phase}_{options.system}"]
     for module in IMPORTS[options.system]:
         importlib.import_module(module)
     if options.phase == "write":
         made = list(samples(options.workload, options.samples))
+        if prepare := globals().get(f"prepare_{options.system}"):
+            prepare(options.folder, made)
+            os.sync()
         start = time.perf_counter()
         function(options.folder, made, options.workload, options.compression)
         seconds = time.perf_counter() - start
@@ -272,7 +292,9 @@ def main() -> None:
         start = time.perf_counter()
         cpu = time.process_time()
         number, first, checksum, taken = 0, 0.0, 0, 0
-        for batch in function(options.folder, options.workload, options.batch, options.remote):
+        for batch in function(
+            options.folder, options.workload, options.batch, options.remote, options.workers
+        ):
             checksum += touch(batch)
             number += len(batch)
             if not first:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +16,7 @@ import torch
 
 from hocket.recipes.gpt import GPT
 from hocket.stream import StreamingDataLoader, StreamingDataset
-from hocket.trainer import Callback, Logger, State, Trainer
+from hocket.trainer import Callback, DataSpec, Logger, State, Trainer
 from hocket.trainer.loggers import FileLogger
 from hocket.trainer.optim import CosineAnnealingWithWarmupScheduler
 
@@ -51,7 +52,12 @@ class Journal(Callback):
             self._file = None
 
 
-def arguments() -> argparse.Namespace:
+def count_tokens(batch: Mapping[str, torch.Tensor]) -> int:
+    """Count the bytes of a batch that the model predicts: all but the first of each sample."""
+    return batch["tokens"][:, 1:].numel()
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -65,12 +71,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save-interval", default="6ba", help="time between checkpoints")
     parser.add_argument("--load-path", help="a checkpoint to start from")
     parser.add_argument("--steps", type=int, default=24, help="batches to train in all")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
-def main() -> None:
-    """Train."""
-    args = arguments()
+def make_trainer(args: argparse.Namespace) -> Trainer:
+    """Make the trainer of this rank."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = GPT()
@@ -78,9 +83,9 @@ def main() -> None:
         remote=args.data, local=args.cache, global_batch_size=GLOBAL_BATCH, shuffle=True, shuffle_seed=SEED
     )
     rank, _ = dataset.data_parallel
-    trainer = Trainer(
+    return Trainer(
         model=model,
-        train_dataloader=StreamingDataLoader(dataset),
+        train_dataloader=DataSpec(StreamingDataLoader(dataset), get_num_tokens_in_batch=count_tokens),
         optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
         schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="4ba"),
         max_duration=f"{args.steps}ba",
@@ -94,7 +99,11 @@ def main() -> None:
         load_path=args.load_path,
         autoresume=True,
     )
-    with trainer:
+
+
+def main() -> None:
+    """Train."""
+    with make_trainer(arguments()) as trainer:
         trainer.fit()
 
 

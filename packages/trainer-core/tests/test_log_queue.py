@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -118,6 +119,55 @@ def test_putting_never_waits_for_a_stuck_destination_and_close_says_what_was_los
     with pytest.raises(LoggerError, match="is closed"):
         queue.put({"loss": 1}, 1)
     sink.gate.set()
+
+
+class LateInbox(deque):
+    """Puts its first entry in only after `before` was called."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before = before
+
+    def append(self, entry):
+        before, self.before = self.before, lambda: None
+        before()
+        super().append(entry)
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_point_put_while_the_queue_closes_is_refused_where_it_came_too_late(is_started):
+    sink = Sink()
+    queue = LogQueue(sink, "Sink")
+    if is_started:
+        queue.put({"loss": 1}, 1)
+        assert queue.flush(20)
+    queue._inbox = LateInbox(lambda: queue.close(20))
+    with pytest.raises(LoggerError, match="is closed"):
+        queue.put({"loss": 2}, 2)
+    assert sink.points == ([(1, "loss", 1)] if is_started else [])
+
+
+def test_each_point_put_while_the_queue_closes_arrives_or_is_refused():
+    for _ in range(40):
+        sink = Sink()
+        queue = LogQueue(sink, "Sink")
+        accepted = []
+
+        def put_until_refused(queue=queue, accepted=accepted):
+            for step in range(100_000):
+                try:
+                    queue.put({"loss": step}, step, keep=True)
+                except LoggerError:
+                    return
+                accepted.append((step, "loss", step))
+
+        thread = threading.Thread(target=put_until_refused)
+        thread.start()
+        while not accepted:
+            time.sleep(0)
+        queue.close(20)
+        thread.join(20)
+        assert sink.points == accepted
 
 
 def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from hocket.trainer.deferred_value import Captured, Number, read
 from hocket.trainer.errors import LoggerError
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 _GATHER_S = 0.02
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     """Points of one step, or with `call` something else to do in turn."""
 
@@ -32,6 +33,8 @@ class _Entry:
     values: Mapping[str, Captured]
     call: Callable[[], None] | None = None
     keep: bool = False
+    is_taken: bool = False
+    """Whether the entry is out of the inbox."""
 
 
 class LogQueue:
@@ -43,7 +46,9 @@ class LogQueue:
     error is said at once as a warning in the log, and raised by `close`.
 
     A put appends to an inbox, without a lock. The thread moves the inbox into the queue when it wakes, and a
-    put does when the inbox is as long as the queue may be.
+    put does when the inbox is as long as the queue may be. A put during `close` either arrives or raises:
+    the thread says that it is closed before its last look at the inbox, and a put looks for that word after
+    it appended.
 
     Safe to inherit through a fork: the child begins with an empty queue and no thread. Any thread may call
     it.
@@ -86,6 +91,7 @@ class LogQueue:
         self._is_idle = True
         self._is_urgent = False
         self._is_closing = False
+        self._is_closed = False
         self._error: Exception | None = None
         self._num_dropped = 0
 
@@ -93,7 +99,8 @@ class LogQueue:
     def num_dropped(self) -> int:
         """Points dropped so far, a point being one name at one step."""
         with self._changed:
-            self._settle()
+            if not self._is_closed:
+                self._settle()
             return self._num_dropped
 
     def put(self, values: Mapping[str, Captured], step: int, *, keep: bool = False) -> None:
@@ -114,14 +121,19 @@ class LogQueue:
         if self._pid != os.getpid():
             self._reset()
         if self._is_closing:
-            raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
+            self._refuse()
         self._inbox.append(entry)
         # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
-        if self._is_idle or 2 * len(self._inbox) >= self.capacity:
-            self._wake()
+        if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
+            self._wake(entry)
 
-    def _wake(self) -> None:
+    def _wake(self, entry: _Entry) -> None:
         with self._changed:
+            if self._is_closed:
+                if not entry.is_taken:
+                    entry.values, entry.call = {}, None
+                    self._refuse()
+                return  # the thread took it at its last look
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
@@ -133,10 +145,14 @@ class LogQueue:
             self._is_idle = False
             self._changed.notify_all()
 
+    def _refuse(self) -> NoReturn:
+        raise LoggerError(f"`{self.name}` is closed and takes no more points; log before `close`")
+
     def _settle(self) -> None:
         """Move what is in the inbox into the queue, and make room for it. The caller holds the lock."""
         for _ in range(len(self._inbox)):
             entry = self._inbox.popleft()
+            entry.is_taken = True
             number = self._next_entry
             self._next_entry += 1
             for name in entry.values:
@@ -176,6 +192,8 @@ class LogQueue:
                     self._is_idle = True
                     changed.wait_for(lambda: self._has_work() or self._is_closing)
                     self._is_idle = False
+                if not self._has_work():
+                    self._is_closed = True
                 if not self._has_work():
                     return
                 changed.wait_for(lambda: self._is_urgent or self._is_closing, timeout=_GATHER_S)
@@ -264,6 +282,8 @@ class LogQueue:
             self._is_closing = True
             self._changed.notify_all()
             thread = self._thread
+            if thread is None:
+                self._is_closed = True
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
@@ -282,6 +302,7 @@ class LogQueue:
 
     def _abandon(self, timeout_s: float) -> None:
         with self._changed:
+            self._is_closed = True
             self._settle()
             left = sum(len(entry.values) for entry in (*self._taken, *self._entries.values()))
             self._taken.clear()

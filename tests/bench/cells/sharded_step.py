@@ -1,7 +1,16 @@
 """One system's training step over FSDP2 on each rank of a job, beside a bare loop in the same process.
 
-`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM time|memory`; rank 0 prints one
+`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident`; rank 0 prints one
 JSON object.
+
+`step` measures three things. Bytes: the highest sum of the bytes of tensors that are alive at one time, by the
+reports of torch's CPU allocator, from before the model is made until the second step has ended; as
+`torch.cuda.max_memory_allocated` is on a GPU, and the same in each run. Processor time and wall clock of a
+step: the system and the bare loop take turns in blocks of a few steps, and each block of the system is
+compared with the block of the bare loop beside it.
+
+`resident` measures the peak of the resident set (VmHWM) beyond that before the model was made, in a process
+that has trained a model already and has imported the system: it has Python's objects and gloo's buffers, too.
 """
 
 from __future__ import annotations
@@ -9,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import json
 import logging
 import os
@@ -18,21 +28,24 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocket" / "src"))
 from hocket.recipes.gpt import GPT, GPTConfig
 
-CONFIG = GPTConfig(context=64, width=192, num_layers=4, num_heads=4)
-BATCH, STEPS, ROUNDS, WARM_UP = 4, 8, 6, 2
+CONFIG = GPTConfig(context=64, width=384, num_layers=6, num_heads=6)
+BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-Run = Callable[[int], list[float]]
-"""Trains for a number of steps and returns the seconds of each."""
+Run = Callable[[int], list[tuple[float, float]]]
+"""Trains for a number of steps and returns for each the seconds by wall clock and of processor."""
 
 
 def build() -> GPT:
@@ -50,22 +63,26 @@ class Batches:
             {"tokens": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)} for _ in range(8)
         ]
         self.num = 0
-        self.asked: list[float] = []
+        self.asked: list[tuple[float, float]] = []
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for index in range(self.num):
-            self.asked.append(time.perf_counter())
+            self._note()
             yield self.batches[index % len(self.batches)]
-        self.asked.append(time.perf_counter())
+        self._note()
+
+    def _note(self) -> None:
+        self.asked.append((time.perf_counter(), time.process_time()))
 
     def __len__(self) -> int:
         return self.num
 
-    def take(self, num: int, train: Callable[[], object]) -> list[float]:
+    def take(self, num: int, train: Callable[[], object]) -> list[tuple[float, float]]:
         """Run `train` over `num` batches and return the seconds between them."""
         self.num, self.asked = num, []
         train()
-        return [after - before for before, after in zip(self.asked, self.asked[1:], strict=False)][:num]
+        pairs = itertools.pairwise(self.asked)
+        return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs][:num]
 
 
 def shard(model: GPT) -> GPT:
@@ -207,26 +224,66 @@ SYSTEMS: dict[str, Callable[[], Run]] = {
 }
 
 
-def measure_time(system: str) -> dict[str, float]:
-    """Alternate rounds of the system and of the bare loop, so that the machine's speed meets both alike."""
-    runs = {"bare": bare(), "system": SYSTEMS[system]()}
-    for run in runs.values():
-        run(WARM_UP)
-    medians: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(ROUNDS):
+def measure_step(system: str) -> dict[str, list[float]]:
+    """Measure the bytes of both loops, then alternate blocks of both."""
+    runs, peaks = {}, {}
+    for name, make in (("bare", bare), ("system", SYSTEMS[system])):
+        with LiveBytes() as meter:
+            runs[name] = make()
+            runs[name](WARM_UP)
+        peaks[name] = meter.peak / 2**20
+    figures: dict[str, list[float]] = {"peak_mib": [peaks["system"]], "bare_peak_mib": [peaks["bare"]]}
+    for number in range(PAIRS):
+        block = {}
         for name in list(runs)[:: 1 if number % 2 else -1]:
             dist.barrier()
-            # The first step of a round has what a trainer does once.
-            medians[name].append(statistics.median(runs[name](STEPS)[1:]))
-    ratios = [own / base for own, base in zip(medians["system"], medians["bare"], strict=True)]
-    return {
-        "step_ms": statistics.median(medians["system"]) * 1e3,
-        "bare_ms": statistics.median(medians["bare"]) * 1e3,
-        "ratio": statistics.median(ratios),
-    }
+            # The first step of a block has what a trainer does once.
+            walls, cpus = zip(*runs[name](1 + STEPS)[1:], strict=True)
+            block[name] = statistics.median(walls), statistics.median(cpus)
+        for index, unit in enumerate(("wall", "cpu")):
+            ours, base = block["system"][index], block["bare"][index]
+            figures.setdefault(f"{unit}_ms", []).append(ours * 1e3)
+            figures.setdefault(f"bare_{unit}_ms", []).append(base * 1e3)
+            figures.setdefault(f"{unit}_ratio", []).append(ours / base)
+    return figures
 
 
-def measure_memory(system: str) -> dict[str, float]:
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that are alive after each operation; `peak` is the highest sum.
+
+    Tensors made before the block do not count; what an operation takes and frees within itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, int] = {}
+        """A weak reference to each storage, by its address, which is not used again while that is held."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        pytree.tree_map_only(Tensor, self._follow, result)
+        self.peak = max(self.peak, self._count())
+        return result
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if storage.device.type != "meta" and storage._cdata not in self._storages:
+            self._storages[storage._cdata] = storage._weak_ref()
+
+    def _count(self) -> int:
+        total = 0
+        for address, reference in list(self._storages.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference)
+            if storage is None:
+                torch.UntypedStorage._free_weak_ref(reference)
+                del self._storages[address]
+            else:
+                total += storage.nbytes()
+        return total
+
+
+def measure_resident(system: str) -> dict[str, list[float]]:
     """Return the peak resident memory above that before the model was made, after a system's imports."""
     if system == "lightning":
         import lightning.pytorch  # noqa: F401
@@ -240,7 +297,7 @@ def measure_memory(system: str) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     SYSTEMS[system]()(STEPS)
-    return {"peak_mib": (_status("VmHWM") - before) / 2**20}
+    return {"resident_mib": [(_status("VmHWM") - before) / 2**20]}
 
 
 def _status(field: str) -> int:
@@ -249,17 +306,18 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    """Measure one system and print the figures of the slower rank."""
+    """Measure one system and print the figures of the slower or larger rank."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     system, mode = sys.argv[1:3]
     dist.init_process_group("gloo")
-    figures = measure_time(system) if mode == "time" else measure_memory(system)
-    gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    figures = measure_step(system) if mode == "step" else measure_resident(system)
+    gathered: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, figures)
     if dist.get_rank() == 0:
-        print(json.dumps({key: max(each[key] for each in gathered) for key in figures}), flush=True)
+        most = {key: [max(of_ranks) for of_ranks in zip(*(each[key] for each in gathered), strict=True)] for key in figures}
+        print(json.dumps(most), flush=True)
     dist.barrier()
     os._exit(0)
 

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
 
+from hocket.dist.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.errors import DistError
 from hocket.dist.failures import LAUNCHER
 from hocket.dist.launch_logs import RankLogs, check_format
@@ -91,7 +92,7 @@ def _start(options: argparse.Namespace) -> None:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
         options.rdzv_id = f"{os.getpid()}"
     if options.master_port is None:
-        options.master_port = 29500
+        options.master_port = DEFAULT_PORT
     if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:
         options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
     config, command, arguments = torchrun.config_from_args(options)
@@ -106,7 +107,8 @@ def _start(options: argparse.Namespace) -> None:
             tee=theirs._tee,
             local_ranks_filter=theirs._local_ranks_filter,
         )
-    elastic_launch(config=config, entrypoint=command)(*arguments)
+    with missing_options(options):
+        elastic_launch(config=config, entrypoint=command)(*arguments)
 
 
 def _set_environment(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import run as torchrun
 
+from hocket.dist.agent_options import DEFAULT_SIGNALS, add_missing_options
 from hocket.dist.slurm import detect_nodes
 
 HELP = """\
@@ -61,7 +62,7 @@ n killed it), or 128 + n after it received signal n itself.
 OMP_NUM_THREADS is 1 for each process unless you set it: N processes with as many threads as cores would slow
 one another down.
 """
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+SIGNALS = f"{DEFAULT_SIGNALS},SIGUSR1,SIGUSR2"
 
 
 class UsageError(Exception):
@@ -80,7 +81,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         _resolve_compat(options)
     except UsageError as error:
         parser.error(str(error))
-    if options.signals_to_handle == "SIGTERM,SIGINT,SIGHUP,SIGQUIT":
+    if options.signals_to_handle == DEFAULT_SIGNALS:
         # torchrun itself would die of SIGUSR1, Slurm's usual warning, and leave its workers running.
         options.signals_to_handle = SIGNALS
     return options
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     theirs = torchrun.get_args_parser()
     parser = _Parser(prog="hocket-launch", parents=[theirs], add_help=False, allow_abbrev=False)
     parser.set_defaults(nproc_per_node=None, node_rank=None, master_addr=None)
+    add_missing_options(parser)
     parser.add_argument("-n", "--nproc", dest="nproc_per_node", default=argparse.SUPPRESS)
     parser.add_argument("--module_mode", dest="module", action="store_true", default=argparse.SUPPRESS)
     parser.add_argument(

@@ -1,0 +1,57 @@
+"""Options of torchrun that the elastic agent of an older torch does not have.
+
+`--signals-to-handle` and `--shutdown-timeout` came after torch 2.9. Where torch has them, nothing here has an
+effect.
+"""
+
+import argparse
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import partialmethod
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.launcher.api import LaunchConfig
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+DEFAULT_PORT = 29500
+DEFAULT_SHUTDOWN_S = 30
+
+_HAS_OPTIONS = {"signals_to_handle", "shutdown_timeout"} <= {field.name for field in fields(LaunchConfig)}
+
+
+def add_missing_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that torch's parser lacks, with the defaults of a torch that has them."""
+    if _HAS_OPTIONS:
+        return
+    parser.add_argument("--signals-to-handle", "--signals_to_handle", default=DEFAULT_SIGNALS)
+    parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int, default=DEFAULT_SHUTDOWN_S)
+    if parser.get_default("master_port") == DEFAULT_PORT:
+        parser.set_defaults(master_port=None)
+
+
+@contextlib.contextmanager
+def missing_options(options: argparse.Namespace) -> Iterator[None]:
+    """Give torch's agent, within the block, the options that it does not read itself.
+
+    Args:
+        options: With `signals_to_handle` and `shutdown_timeout`.
+    """
+    if _HAS_OPTIONS:
+        yield
+        return
+    context: Any = api.PContext
+    close = context.close
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for name in options.signals_to_handle.split(","):
+            number = signal.Signals[name.strip()]
+            before[number] = signal.signal(number, api._terminate_process_handler)
+        context.close = partialmethod(close, timeout=options.shutdown_timeout)
+        yield
+    finally:
+        context.close = close
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from hocket.trainer import Algorithm, Callback, Event
+from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.loggers import FileLogger, InMemoryLogger
+from hocket.trainer.loggers import FileLogger, InMemoryLogger, ProgressBarLogger
 from support.ranks import run_ranks
 from support.training import Watch, data, make, parameters
 
@@ -104,6 +105,68 @@ def test_the_collectives_of_a_step():
 def test_a_policy_of_gradient_synchronisation_is_checked():
     with pytest.raises(TrainerConfigError, match="`gradient_sync` is 'first'; expected one of `every`"):
         make(gradient_sync="first")
+
+
+class Rates(LRMonitor):
+    """A callback of the user's, by way of one of ours."""
+
+    def batch_end(self, state, logger):
+        assert state.outputs is not None
+
+
+class AroundStandard:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def compute_gradients(self, batch):
+        loss = self.inner.compute_gradients(batch)
+        assert self.inner.context.state.outputs is not None
+        return loss
+
+    def update(self):
+        self.inner.update()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "are_kept"),
+    [
+        ({}, False),
+        (
+            {
+                "loggers": ProgressBarLogger(),
+                "callbacks": [LRMonitor(), SpeedMonitor()],
+                "gradient_clipping": 1.0,
+            },
+            False,
+        ),
+        ({"loggers": InMemoryLogger(), "device_train_microbatch_size": 2}, False),
+        ({"callbacks": [Callback()]}, True),
+        ({"callbacks": [Rates()]}, True),
+        ({"algorithms": Elsewhere()}, True),
+        ({"train_step": AroundStandard}, True),
+    ],
+)
+def test_outputs_are_freed_before_the_backward_pass_where_nobody_may_read_them(arguments, are_kept, capsys):
+    """Large outputs, such as logits, would otherwise be held through the backward pass and the update."""
+    held = []
+    with make(max_duration="2ba", **arguments) as trainer:
+        state = trainer.state
+
+        class Outputs(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                held.append(state.outputs is not None)
+                return gradient
+
+        forward = state.model.forward
+        state.model.forward = lambda batch: Outputs.apply(forward(batch))
+        trainer.fit()
+        assert (state.outputs is not None) == are_kept
+    assert set(held) == {are_kept}
 
 
 @pytest.mark.slow

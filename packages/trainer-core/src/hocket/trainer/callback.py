@@ -26,9 +26,12 @@ class Callback:
     Attributes:
         saves_rank_zero_state: Whether a checkpoint holds rank 0's `state_dict` for all ranks. When False,
             every rank must return the same state.
+        reads_outputs: Whether `state.outputs` of a training step is read; a class says False for itself, not
+            for its subclasses. Where nothing reads them, they are freed before the backward pass.
     """
 
     saves_rank_zero_state: bool = False
+    reads_outputs: bool = True
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Called at every event when overridden; this one calls the method named after the event."""

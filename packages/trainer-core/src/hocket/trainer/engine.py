@@ -60,6 +60,7 @@ class Engine:
         on: The prepared tuples, by the events' names.
         may_change_batches: Whether an algorithm listens at an event between the fetch of a batch and its
             forward pass. The same on every rank, as the algorithms are.
+        keeps_outputs: Whether an algorithm, callback or logger may read `state.outputs`.
         instrument: Replaces each listener, given the event and its kind (`"algorithm"`, `"callback"` or
             `"logger"`), for a profiler that times calls. Call `prepare` after setting it.
 
@@ -100,6 +101,9 @@ class Engine:
             (events := getattr(one, "events", None)) is None or not _BATCH_EVENTS.isdisjoint(events)
             for one in self._state.algorithms
         )
+        everybody = (*self._state.algorithms, *self._state.callbacks, *self._logger.destinations)
+        # Asked of the class itself: a subclass may read what its base does not.
+        self.keeps_outputs = any(type(one).__dict__.get("reads_outputs", True) for one in everybody)
         for event in Event:
             algorithms = [
                 Listener(partial(_apply_if_matched, algorithm, event), _name(algorithm))

@@ -70,6 +70,8 @@ class GradientClipper(Callback):
         config: The kind and the threshold.
     """
 
+    reads_outputs = False
+
     def __init__(self, config: GradientClippingConfig) -> None:
         self.config = config
 

@@ -71,7 +71,8 @@ class State:
         dataloader: Where batches come from.
         dataloader_len: Batches an epoch, where known.
         batch: The batch on the device; between `BEFORE_FORWARD` and `AFTER_BACKWARD`, the microbatch.
-        outputs: What the model returned for the last microbatch; kept until the next forward pass.
+        outputs: What the model returned for the last microbatch; kept until the next forward pass, or freed
+            after the loss where no callback, algorithm, logger, metric or train step may read them.
         loss: Within a microbatch what `model.loss` returned, with gradients; after it the mean loss of this
             rank's batch, a tensor on the device, so that reading its number waits for the device.
         counts: How much has been trained on, in plain numbers; advanced before `BATCH_END`.

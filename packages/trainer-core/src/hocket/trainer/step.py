@@ -46,6 +46,8 @@ class StepContext:
     """The named parts of the batch's loss, where the model returns some."""
     is_skipped: bool = False
     """Whether the present step is one of `steps_to_skip`, which has no loss."""
+    keeps_outputs: bool = False
+    """Whether a step of the user's may read the outputs after the backward pass."""
     standard: StandardStep | None = None
     """The standard step, which a step of the user's may have inside."""
 
@@ -106,7 +108,10 @@ class StandardStep:
         if type(loss) is not torch.Tensor or loss.ndim:
             context.loss_parts.add(loss, weight)
             loss = total_of(loss)
-        precision.backward(mean.share_of(loss, weight, state.outputs))
+        loss = mean.share_of(loss, weight, state.outputs)
+        if train_metrics is None and not (context.engine.keeps_outputs or context.keeps_outputs):
+            state.outputs = None
+        precision.backward(loss)
         if on.after_backward: fire(Event.AFTER_BACKWARD)
         if train_metrics is not None and (isinstance(weight, torch.Tensor) or weight):
             with torch.no_grad(): train_metrics.update(state.batch, state.outputs)
@@ -115,6 +120,7 @@ class StandardStep:
         """Set `state.outputs` and `state.loss` from `state.batch`."""
         model: Any = state.model
         if on.before_forward: fire(Event.BEFORE_FORWARD)
+        state.outputs = None  # those of the microbatch before are freed first
         state.outputs = state.module(state.batch)
         if on.after_forward: fire(Event.AFTER_FORWARD)
         if on.before_loss: fire(Event.BEFORE_LOSS)
@@ -236,6 +242,7 @@ def choose_step(given: Any, context: StepContext) -> TrainStep:
     if given is None:
         needs_closure = any(isinstance(one, torch.optim.LBFGS) for one in context.state.optimizers)
         return ClosureStep(standard) if needs_closure else standard
+    context.keeps_outputs = True
     made: Any = given(standard) if isinstance(given, (type, partial)) else given
     if isinstance(made, TrainStep):
         return made

@@ -110,6 +110,8 @@ class FastDevRun(Callback):
         num_batches: Of an epoch, for the notice.
     """
 
+    reads_outputs = False
+
     def __init__(self, num_batches: int) -> None:
         self.num_batches = num_batches
 

@@ -41,6 +41,8 @@ class ActivationMonitor(Callback):
         TrainerConfigError: If `interval` is not in batches.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         interval: TimeInput = "25ba",

@@ -30,6 +30,8 @@ class CompileMonitor(Callback):
         messages: The warnings so far.
     """
 
+    reads_outputs = False
+
     def __init__(self) -> None:
         self.num_compilations = 0
         self.messages: list[str] = []

@@ -39,6 +39,8 @@ class EarlyStopper(Callback):
         >>> stopper = EarlyStopper("metrics/eval/MulticlassAccuracy", patience="3ep")
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         monitor: str,

@@ -27,6 +27,8 @@ class EvalOutputLogging(Callback):
         max_values: Numbers of a sample to show.
     """
 
+    reads_outputs = False
+
     def __init__(self, num_samples: int = 8, max_values: int = 16) -> None:
         if num_samples < 1:
             raise TrainerConfigError(f"`num_samples` is {num_samples}; expected at least 1")

@@ -31,6 +31,8 @@ class ExportForInferenceCallback(Callback):
         TrainerConfigError: At the end of training, as `export_for_inference`.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         save_format: str = "torch_export",

@@ -18,6 +18,8 @@ class FreeOutputs(Callback):
     from the outputs, and callbacks that read them later, see None.
     """
 
+    reads_outputs = False
+
     def after_loss(self, state: State, logger: Logger) -> None:
         """Drop the outputs."""
         state.outputs = None

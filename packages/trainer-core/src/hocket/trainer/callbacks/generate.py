@@ -35,6 +35,8 @@ class Generate(Callback):
         TrainerConfigError: If there are no prompts; at the start of training, if the model cannot generate.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         prompts: Sequence[str],

@@ -39,6 +39,8 @@ class GoodputMonitor(Callback):
         interval: How often to log; also at the end of training.
     """
 
+    reads_outputs = False
+
     saves_rank_zero_state = True
 
     def __init__(self, interval: TimeInput | IsTime = "50ba") -> None:

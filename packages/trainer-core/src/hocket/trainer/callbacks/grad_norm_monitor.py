@@ -23,6 +23,8 @@ class GradNormMonitor(Callback):
         batch_log_interval: Batches between two measurements.
     """
 
+    reads_outputs = False
+
     def __init__(self, batch_log_interval: int = 1) -> None:
         if batch_log_interval < 1:
             raise TrainerConfigError(

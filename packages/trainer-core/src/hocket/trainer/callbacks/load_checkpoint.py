@@ -47,6 +47,8 @@ class LoadCheckpoint(Callback):
         ResumeError: If the checkpoint has another number of optimizers.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         load_path: str | os.PathLike[str],

@@ -18,6 +18,8 @@ class LRMonitor(Callback):
     tensor is logged without waiting for the device.
     """
 
+    reads_outputs = False
+
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the rates of the step just made."""
         rates: dict[str, Any] = {}

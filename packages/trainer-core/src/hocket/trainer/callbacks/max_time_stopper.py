@@ -30,6 +30,8 @@ class MaxTimeStopper(Callback):
         TimeValueError: If `max_time` is not in seconds, or not positive.
     """
 
+    reads_outputs = False
+
     saves_rank_zero_state = True
 
     def __init__(self, max_time: TimeInput, *, over_restarts: bool = True) -> None:

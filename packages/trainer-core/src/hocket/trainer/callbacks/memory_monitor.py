@@ -47,6 +47,8 @@ class MemoryMonitor(Callback):
         TrainerConfigError: If a key is none of `torch.cuda.memory_stats`, at the first batch.
     """
 
+    reads_outputs = False
+
     def __init__(
         self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
     ) -> None:

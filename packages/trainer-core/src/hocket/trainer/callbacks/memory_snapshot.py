@@ -38,6 +38,8 @@ class MemorySnapshot(Callback):
         overwrite: Whether to replace a file that exists.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         skip_batches: int = 1,

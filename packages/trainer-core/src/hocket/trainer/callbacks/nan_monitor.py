@@ -26,6 +26,8 @@ class NaNMonitor(Callback):
         DivergedError: At the end of the next batch, or of the training.
     """
 
+    reads_outputs = False
+
     def __init__(self) -> None:
         self._checks = Delayed(_raise_if_any)
 

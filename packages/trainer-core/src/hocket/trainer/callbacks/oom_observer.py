@@ -35,6 +35,8 @@ class OOMObserver(Callback):
         overwrite: Whether to replace files that exist.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         max_entries: int = 100_000,

@@ -40,6 +40,8 @@ class OptimizerMonitor(Callback):
         batch_log_interval: Batches between two measurements.
     """
 
+    reads_outputs = False
+
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
         if batch_log_interval < 1:
             raise TrainerConfigError(

@@ -42,6 +42,8 @@ class ReplicaCheck(Callback):
         DivergedError: At the end of a batch, on every rank, if replicas differ; names parameters and ranks.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         interval: TimeInput = "100ba",

@@ -47,6 +47,8 @@ class RunReport(LoggerDestination):
         >>> report = RunReport("reports/{run_name}.html")
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         filename: str | os.PathLike[str] = "{run_name}/report.html",

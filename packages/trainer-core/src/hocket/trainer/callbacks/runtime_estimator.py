@@ -26,6 +26,8 @@ class RuntimeEstimator(Callback):
         time_unit: The unit: `"seconds"`, `"minutes"`, `"hours"` or `"days"`.
     """
 
+    reads_outputs = False
+
     def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
         self.skip_batches = skip_batches
         self.time_unit = time_unit

@@ -41,6 +41,8 @@ class SpeedMonitor(Callback):
         TrainerConfigError: If an argument is out of range.
     """
 
+    reads_outputs = False
+
     saves_rank_zero_state = True
 
     def __init__(

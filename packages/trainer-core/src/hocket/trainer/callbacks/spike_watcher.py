@@ -50,6 +50,8 @@ class SpikeWatcher(Callback):
         DivergedError: While training, with `"raise"`, or after too many skipped batches in a row.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         policy: Literal["warn", "raise", "skip"] = "warn",

@@ -43,6 +43,8 @@ class StragglerReport(Callback):
         TrainerConfigError: If an argument is out of range.
     """
 
+    reads_outputs = False
+
     def __init__(self, interval: int = 50, threshold: float = 1.3) -> None:
         if interval < 1 or threshold <= 1.0:
             raise TrainerConfigError(

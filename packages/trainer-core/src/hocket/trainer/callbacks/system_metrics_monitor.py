@@ -41,6 +41,8 @@ class SystemMetricsMonitor(Callback):
         MissingExtraError: If psutil is not installed.
     """
 
+    reads_outputs = False
+
     def __init__(self, log_all_data: bool = False, interval: TimeInput | IsTime = "10ba") -> None:
         require_extra("psutil", "system", needed_by="SystemMetricsMonitor")
         self.log_all_data = log_all_data

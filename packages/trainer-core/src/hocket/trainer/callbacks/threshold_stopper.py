@@ -34,6 +34,8 @@ class ThresholdStopper(Callback):
         >>> stopper = ThresholdStopper("MulticlassAccuracy", "eval", 0.98)
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         monitor: str,

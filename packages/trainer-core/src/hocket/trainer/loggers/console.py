@@ -27,6 +27,8 @@ class ConsoleLogger(LoggerDestination):
         log_traces: Whether to print reports of algorithms.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         log_interval: TimeInput | IsTime = "1ba",

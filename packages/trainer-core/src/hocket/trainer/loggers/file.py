@@ -45,6 +45,8 @@ class FileLogger(LoggerDestination):
         >>> trainer = Trainer(..., loggers=[FileLogger("logs/{run_name}.jsonl")])  # doctest: +SKIP
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         filename: str | os.PathLike[str] = "{run_name}/logs-rank{rank}.txt",

@@ -25,6 +25,8 @@ class InMemoryLogger(LoggerDestination):
         traces: By name, the last report.
     """
 
+    reads_outputs = False
+
     rank_zero_only = False
 
     def __init__(self) -> None:

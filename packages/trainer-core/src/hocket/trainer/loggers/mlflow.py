@@ -61,6 +61,8 @@ class MLFlowLogger(TrackerLogger):
         >>> MLFlowLogger("digits", tracking_uri="sqlite:///mlflow.db")  # doctest: +SKIP
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         experiment_name: str | None = None,

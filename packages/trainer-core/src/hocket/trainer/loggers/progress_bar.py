@@ -47,6 +47,8 @@ class ProgressBarLogger(LoggerDestination):
             end of each epoch and the end of training always get a line.
     """
 
+    reads_outputs = False
+
     def __init__(self, stream: TextIO | None = None, *, line_interval_s: float = 10.0) -> None:
         self._stream = stream
         self._line_interval_s = line_interval_s

@@ -31,6 +31,8 @@ class TensorboardLogger(LoggerDestination):
         MissingExtraError: If TensorBoard is not installed.
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "tensorboard_logs",

@@ -35,6 +35,8 @@ class TrackerLogger(LoggerDestination):
         rank_zero_only: Whether only rank 0 logs. When False every rank has a run of its own.
     """
 
+    reads_outputs = False
+
     def __init__(self, *, rank_zero_only: bool) -> None:
         self.rank_zero_only = rank_zero_only
         self.run_id: str | None = None

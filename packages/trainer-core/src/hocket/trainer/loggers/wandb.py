@@ -40,6 +40,8 @@ class WandBLogger(TrackerLogger):
         >>> WandBLogger(project="digits", init_kwargs={"mode": "offline"})  # doctest: +SKIP
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         project: str | None = None,

@@ -63,6 +63,8 @@ class Profiler(Callback):
         >>> print(profiler.report())
     """
 
+    reads_outputs = False
+
     def __init__(
         self,
         schedule: Any = None,

@@ -3,8 +3,8 @@
 `python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident`; rank 0 prints one
 JSON object.
 
-`step` measures three things. Bytes: the highest sum of the bytes of tensors that are alive at one time, by the
-reports of torch's CPU allocator, from before the model is made until the second step has ended; as
+`step` measures three things. Bytes: the highest sum of the bytes of the storages that are alive after any
+operation, from before the model is made until the second step has ended; what
 `torch.cuda.max_memory_allocated` is on a GPU, and the same in each run. Processor time and wall clock of a
 step: the system and the bare loop take turns in blocks of a few steps, and each block of the system is
 compared with the block of the bare loop beside it.
@@ -41,8 +41,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocket" / "src"))
 from hocket.recipes.gpt import GPT, GPTConfig
 
-CONFIG = GPTConfig(context=64, width=384, num_layers=6, num_heads=6)
-BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
+CONFIG = GPTConfig(context=64, width=256, num_layers=4, num_heads=4)
+BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 20, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
 """Trains for a number of steps and returns for each the seconds by wall clock and of processor."""
@@ -316,7 +316,10 @@ def main() -> None:
     gathered: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, figures)
     if dist.get_rank() == 0:
-        most = {key: [max(of_ranks) for of_ranks in zip(*(each[key] for each in gathered), strict=True)] for key in figures}
+        most = {
+            key: [max(of_ranks) for of_ranks in zip(*(each[key] for each in gathered), strict=True)]
+            for key in figures
+        }
         print(json.dumps(most), flush=True)
     dist.barrier()
     os._exit(0)

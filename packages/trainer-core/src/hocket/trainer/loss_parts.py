@@ -18,7 +18,8 @@ class LossParts:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
+        self.sums: dict[str, torch.Tensor] = {}
+        """The weighted sum of each part so far."""
 
     def add(self, loss: Any, weight: float | torch.Tensor) -> None:
         """Add a microbatch's parts; a loss without names, and parts that are no scalars, are left out.
@@ -32,13 +33,13 @@ class LossParts:
         for name, part in loss.items():
             if name != "total" and isinstance(part, torch.Tensor) and part.numel() == 1:
                 scaled = part.detach().reshape(()).float() * weight
-                before = self._sums.get(name)
-                self._sums[name] = scaled if before is None else before + scaled
+                before = self.sums.get(name)
+                self.sums[name] = scaled if before is None else before + scaled
 
     def clear(self) -> None:
         """Forget what was added, as before another computation of the gradients."""
-        if self._sums:
-            self._sums = {}
+        if self.sums:
+            self.sums = {}
 
     def take(self, total_weight: float, parallelism: Parallelism) -> dict[str, Work]:
         """Return the mean of each part over the global batch, as handles, and forget them.
@@ -49,7 +50,7 @@ class LossParts:
             total_weight: The loss weight of the global batch.
             parallelism: Sums over the ranks.
         """
-        sums, self._sums = self._sums, {}
+        sums, self.sums = self.sums, {}
         if not sums or not total_weight:
             return {}
         means = torch.stack(list(sums.values())) / total_weight

@@ -1,0 +1,99 @@
+"""`CompiledStep`: a training step whose forward pass, loss and optimizer go through `torch.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.trainer.engine import Listeners
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.event import Event
+from hocket.trainer.state import State
+from hocket.trainer.step import StandardStep
+
+# ruff: noqa: E701 - an event is one line, as in the training loop
+# fmt: off
+
+
+class CompiledStep(StandardStep):
+    """Compiles model and loss as one program, whose backward pass is compiled with it, and each optimizer.
+
+    `compile_config` compiles the model alone. Here the loss is fused with the model's last layers, and the
+    optimizer's arithmetic into few kernels. Pass the class, or a `functools.partial` with options, as
+    `Trainer(train_step=…)`. Recompilations are reported by `CompileMonitor`.
+
+    No event fires between forward pass and loss, so nothing may listen to `AFTER_FORWARD` and `BEFORE_LOSS`.
+
+    Args:
+        inner: The standard step.
+        **options: Of `torch.compile`.
+
+    Example:
+        >>> Trainer(model=model, train_step=partial(CompiledStep, mode="max-autotune"), ...)
+
+    Raises:
+        TrainerConfigError: At the first step, if something listens to these events, or an optimizer
+            evaluates the loss within its step.
+    """
+
+    def __init__(self, inner: StandardStep, **options: Any) -> None:
+        super().__init__(inner.context)
+        self._options = options
+        self._compiled: Any = torch.compile(_outputs_and_loss, **options)
+        self._rates: dict[int, torch.Tensor] = {}
+        self._prepared: set[int] = set()
+
+    def _run_forward(self, state: State, on: Listeners, fire: Callable[[Event], None]) -> None:
+        if on.after_forward or on.before_loss: _refuse(on)
+        if on.before_forward: fire(Event.BEFORE_FORWARD)
+        state.outputs, state.loss = self._compiled(state.module, state.model, state.batch)
+        if on.after_loss: fire(Event.AFTER_LOSS)
+
+    def update(self) -> None:
+        """See `TrainStep`."""
+        groups = [group for one in self.context.state.optimizers for group in one.param_groups]
+        for optimizer in self.context.state.optimizers:
+            if id(optimizer) not in self._prepared:
+                self._prepare(optimizer)
+        before = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = self._rate_of(group)
+        try:
+            super().update()
+        finally:
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+
+    def _prepare(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TrainerConfigError(
+                "`LBFGS` evaluates the loss within its step, which `CompiledStep` cannot compile; leave "
+                "`train_step` out, and compile the model by `compile_config`"
+            )
+        optimizer.step = torch.compile(optimizer.step, **self._options)  # type: ignore[method-assign]
+        self._prepared.add(id(optimizer))
+
+    def _rate_of(self, group: dict[str, Any]) -> torch.Tensor:
+        """Return the rate as a tensor: a number would be compiled in, and each new one compile again."""
+        rate = group["lr"]
+        if isinstance(rate, torch.Tensor):
+            return rate
+        kept = self._rates.setdefault(id(group), torch.zeros((), dtype=torch.float64))
+        return kept.fill_(rate)
+
+
+def _outputs_and_loss(module: nn.Module, model: Any, batch: Any) -> tuple[Any, Any]:
+    outputs = module(batch)
+    return outputs, model.loss(outputs, batch)
+
+
+def _refuse(on: Listeners) -> None:
+    listener = [*on.after_forward, *on.before_loss][0]
+    raise TrainerConfigError(
+        f"`{listener.name}` listens between forward pass and loss (`AFTER_FORWARD` or `BEFORE_LOSS`), and "
+        "`CompiledStep` compiles both as one; leave it out, or compile the model alone by `compile_config`"
+    )

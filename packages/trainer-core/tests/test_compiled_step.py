@@ -1,0 +1,216 @@
+"""A step that is compiled as a whole, and one that is captured as a CUDA graph."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.trainer import Callback
+from hocket.trainer.callbacks import CompileMonitor
+from hocket.trainer.compiled_step import CompiledStep
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.graphed_step import CudaGraphStep
+from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
+from support.training import Net, loader, make, parameters
+
+
+def losses(train_step=None, *, optimizer=None, model=None, **arguments):
+    """Return the logged losses and the parameters of a short training."""
+    torch.compiler.reset()
+    model, memory = model or Net(), InMemoryLogger()
+    if optimizer is not None:
+        arguments["optimizers"] = optimizer(model.parameters())
+    arguments.setdefault("max_duration", "6ba")
+    with make(model=model, train_step=train_step, loggers=memory, **arguments) as trainer:
+        trainer.fit()
+        step = trainer.state.train_step
+        result = parameters(trainer)
+        rates = [type(group["lr"]) for one in trainer.state.optimizers for group in one.param_groups]
+    named = {name: memory.data[name] for name in memory.data if name.startswith("loss/")}
+    return named, result, step, rates, [number for number, _ in memory.data.get("compile/count", ())]
+
+
+class Parts(Net):
+    """Its loss has two parts."""
+
+    def loss(self, outputs, batch):
+        return {"fit": super().loss(outputs, batch), "size": outputs.square().mean()}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        partial(torch.optim.AdamW, lr=0.01),
+        partial(DecoupledAdamW, lr=0.01, weight_decay=1e-4),
+        partial(DecoupledSGDW, lr=0.01, weight_decay=1e-4, momentum=0.9),
+    ],
+    ids=lambda one: one.func.__name__,
+)
+def test_a_step_compiled_as_a_whole_trains_alike(optimizer):
+    options = {"optimizer": optimizer, "schedulers": LinearScheduler(), "device_train_microbatch_size": 2}
+    plain = losses(**options)
+    compiled = losses(partial(CompiledStep, backend="aot_eager"), **options, callbacks=CompileMonitor())
+    torch.testing.assert_close(compiled[1], plain[1])
+    torch.testing.assert_close(compiled[0], plain[0], rtol=1e-5, atol=1e-6)
+    assert compiled[3] == plain[3] == [float]
+    # An optimizer's second step may compile again, as its state is there then. Another rate never does.
+    assert {1} <= set(compiled[4]) <= {1, 2}
+
+
+def test_the_loss_is_compiled_with_the_model():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({node.target for node in graph.graph.nodes})
+        return graph
+
+    losses(partial(CompiledStep, backend=backend))
+    assert any({nn.functional.linear, nn.functional.cross_entropy} <= graph for graph in graphs)
+
+
+class Between(Callback):
+    def after_forward(self, state, logger):
+        pass
+
+
+def test_what_cannot_be_compiled_is_refused_by_name():
+    with pytest.raises(TrainerConfigError, match=r"`Between` listens between forward pass and loss"):
+        losses(partial(CompiledStep, backend="eager"), callbacks=Between())
+    with pytest.raises(TrainerConfigError, match="`LBFGS` evaluates the loss within its step"):
+        losses(partial(CompiledStep, backend="eager"), optimizer=torch.optim.LBFGS)
+
+
+def test_a_cuda_graph_is_refused_on_a_cpu():
+    with pytest.raises(
+        TrainerConfigError, match=r"`CudaGraphStep` .* the device is `cpu`; leave `train_step` out"
+    ):
+        make(train_step=CudaGraphStep)
+
+
+class RunAgain:
+    """Stands for CUDA's recorder where there is no GPU: computes the function again, into the same memory."""
+
+    def __init__(self, model):
+        self.model = model
+        self.num_warm, self.num_captures = 0, 0
+        self.context = None
+
+    def warm_up(self, function):
+        self.num_warm += 1
+        return function()
+
+    def capture(self, function):
+        self.num_captures += 1
+        result = function()
+        kept = [(one, one.grad) for one in self.model.parameters()]
+        parts = dict(self.context.loss_parts.sums)
+        present = torch.is_grad_enabled()
+
+        def replay():
+            assert torch.is_grad_enabled() == present
+            for one, _ in kept:
+                one.grad = None
+            again = function()
+            with torch.no_grad():
+                result.copy_(again)
+                for name, part in parts.items():
+                    part.copy_(self.context.loss_parts.sums[name])
+                for one, gradient in kept:
+                    gradient.copy_(one.grad)
+                    one.grad = None
+
+        return result, replay
+
+
+def captured(inner, recorder, **options):
+    recorder.context = inner.context
+    return CudaGraphStep(inner, recorder=recorder, **options)
+
+
+@pytest.mark.parametrize("model", [Net, Parts])
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_graph_takes_each_batch_into_its_own_memory(model, size):
+    options = {"device_train_microbatch_size": size, "gradient_clipping": 1.0, "max_duration": "9ba"}
+    plain = losses(model=model(), **options)
+    graphed = model()
+    recorder = RunAgain(graphed)
+    found = losses(partial(captured, recorder=recorder, warmup_steps=2), model=graphed, **options)
+    torch.testing.assert_close(found[:2], plain[:2], rtol=1e-5, atol=1e-6)
+    assert (recorder.num_warm, recorder.num_captures, found[2].num_replays) == (2, 1, 7)
+
+
+class Tokens(Net):
+    """Labels are a sequence for each sample, some of them ignored."""
+
+    def forward(self, batch):
+        return self.layers(batch["x"]).unflatten(1, (3, 1)).expand(-1, -1, 4)
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch["labels"])
+
+
+def test_batches_of_other_weights_use_the_same_graph():
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for index in range(6):
+        labels = torch.randint(0, 3, (4, 4), generator=generator)
+        labels[: 1 + index % 2, index % 4 :] = -100
+        batches.append({"x": torch.randn(4, 5, generator=generator), "labels": labels})
+    options = {"train_dataloader": batches, "max_duration": "6ba", "device_train_microbatch_size": 2}
+    plain = losses(model=Tokens(), **options)
+    model = Tokens()
+    recorder = RunAgain(model)
+    found = losses(partial(captured, recorder=recorder, warmup_steps=1), model=model, **options)
+    torch.testing.assert_close(found[:2], plain[:2], rtol=1e-5, atol=1e-6)
+    assert (recorder.num_captures, found[2].num_replays) == (1, 5)
+
+
+def test_other_shapes_get_graphs_of_their_own_up_to_a_limit(caplog):
+    options = {"train_dataloader": loader(19), "max_duration": "4ep"}  # four batches of 4, one of 3
+    plain = losses(**options)
+    for max_graphs, num_replays in ((2, 16 - 1 + 4 - 1), (1, 16 - 1)):
+        model = Net()
+        step = partial(captured, recorder=RunAgain(model), warmup_steps=1, max_graphs=max_graphs)
+        found = losses(step, model=model, **options)
+        torch.testing.assert_close(found[:2], plain[:2], rtol=1e-5, atol=1e-6)
+        assert found[2].num_replays == num_replays
+    assert "more than 1 shapes" in caplog.text
+
+
+def test_what_a_graph_cannot_hold_is_refused_by_name():
+    model = Net()
+    step = partial(captured, recorder=RunAgain(model))
+    with pytest.raises(TrainerConfigError, match="`Between` listens to an event within the step"):
+        losses(step, model=model, callbacks=Between())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_trains_alike_on_a_gpu():
+    from hocket.trainer import Trainer
+
+    def run(train_step):
+        model, memory = Net(dropout=0.0), InMemoryLogger()
+        with Trainer(
+            model=model,
+            optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+            train_dataloader=loader(),
+            train_step=train_step,
+            device="gpu",
+            precision="fp32",
+            max_duration="20ba",
+            loggers=memory,
+            progress_bar=False,
+            seed=1,
+        ) as trainer:
+            trainer.fit()
+            return memory.data["loss/train/total"], parameters(trainer), trainer.state.train_step
+
+    plain, other = run(None), run(CudaGraphStep)
+    torch.testing.assert_close(other[:2], plain[:2], rtol=1e-5, atol=1e-6)
+    assert other[2].num_replays == 17

@@ -94,6 +94,15 @@ def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> N
     assert not dist.is_initialized()
 
 
+def test_a_group_over_an_earlier_one_explains_failures_by_its_store() -> None:
+    device = torch.device("cpu")
+    with join(device=device, timeout_s=10, needs_group=True), join(device=device, timeout_s=10) as second:
+        error = RuntimeError("gloo: Connection closed by peer")
+        second.explain(error)
+    assert [note[:9] for note in error.__notes__] == ["rank 0 of"]
+    assert not dist.is_initialized()
+
+
 def _exchange() -> list[dict[str, Any]]:
     """Join, exchange and part twice, as two trainers one after the other do."""
     return [_exchange_once() for _ in range(2)]

@@ -162,9 +162,12 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
             index = torch.cuda.current_device() if dist.is_initialized() else world.local_rank
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
+    global _owner
     if dist.is_initialized():
         world = _agree_with_existing(world)
-        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
+        # The store of an earlier `join` of this process names late ranks to this one too.
+        store = None if _owner is None else _owner._store
+        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False, store=store)
     if world.world_size == 1 and not needs_group:
         return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=False)
     if world.world_size > 1:
@@ -184,10 +187,15 @@ def join(*, device: torch.device, timeout_s: float, needs_group: bool = False) -
     )
     destroy_at_exit()
     try:
-        return ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True, store=store)
+        _owner = ProcessGroup(world, device=device, timeout_s=timeout_s, owned=True, store=store)
+        return _owner
     except BaseException:
         dist.destroy_process_group()
         raise
+
+
+#: The group that `join` made last in this process.
+_owner: ProcessGroup | None = None
 
 
 def destroy_at_exit() -> None:
@@ -206,7 +214,10 @@ def _destroy_last(pid: int) -> None:
     # A forked child has none of gloo's threads. After an error other ranks may never answer, and destroying
     # would wait for the group's timeout.
     if os.getpid() == pid and dist.is_initialized() and not hasattr(sys, "last_type"):
-        dist.destroy_process_group()
+        if _owner is not None:
+            _owner.close()  # it holds a group of its own
+        if dist.is_initialized():
+            dist.destroy_process_group()
         gc.collect()  # modules sharded with FSDP2 are cycles, and hold groups
 
 

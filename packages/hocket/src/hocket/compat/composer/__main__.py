@@ -6,6 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from hocket.compat import streaming
 from hocket.compat.composer.install import install
 
 
@@ -16,7 +17,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m hocket.compat.composer [-m] script.py [arguments of the script]\n")
         return 0 if arguments else 2
     if arguments[0] == "-m" and len(arguments) > 1:
-        install()
+        _install()
         sys.argv = arguments[1:]
         sys.path[0] = ""
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
@@ -25,11 +26,17 @@ def main() -> int:
     if not script.is_file():
         sys.stderr.write(f"there is no script `{script}`; expected the path of a Python file\n")
         return 2
-    install()
+    _install()
     sys.argv = arguments
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
     return 0
+
+
+def _install() -> None:
+    """Answer `import composer`, and `import streaming`: scripts of Composer's read their data with it."""
+    install()
+    streaming.install()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ torchrun --nproc-per-node=4 -m hocket.compat.composer script.py
 python -m hocket.compat.composer script.py
 ```
 
+In such a script `import streaming` loads `hocket.compat.streaming`. The process group lasts until the script
+ends, not only until `Trainer.close`.
+
 The command `composer` is Composer's own launcher where Composer is installed. In a program of your own,
 either call `install()` before anything imports `composer`, or change the import:
 
@@ -61,6 +64,8 @@ assert trainer.state.timestamp.batch == "8ba"
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.
 - A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
 - SAM fires the events of the second forward pass alone, and `SWA` gives the model its mean at `swa_end`.
+- `State.get_elapsed_duration` advances with each batch; Composer's counts whole units of `max_duration`: with
+  `"4ep"` it is one of 0, 0.25, 0.5, 0.75 and 1.
 - Half precision works on a CPU too.
 """
 

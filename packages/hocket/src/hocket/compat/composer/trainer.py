@@ -19,6 +19,7 @@ from hocket.compat.composer.composer_files import (
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.progress_log import ProgressLog
 from hocket.compat.composer.spellings import translate
+from hocket.compat.composer.utils import dist
 from hocket.dist import read_world, translate_deepspeed
 from hocket.trainer import Trainer as _Trainer
 from hocket.trainer.arguments import as_list
@@ -49,6 +50,8 @@ class Trainer(_Trainer):
 
     def __init__(self, **arguments: Any) -> None:
         given = DEFAULTS | translate("Trainer", arguments)
+        # Made here, the process group outlives the trainer: scripts use it after `close`.
+        dist.initialize_dist(given.get("device"), given.get("dist_timeout", 300.0))
         _run_name(given)
         _parallelism(given)
         _numerics(given)

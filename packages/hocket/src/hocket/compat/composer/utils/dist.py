@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 from torch.utils.data import Dataset, DistributedSampler
 
-from hocket.dist import World, read_world
-from hocket.dist.process_group import destroy_at_exit
+from hocket.dist import World, join, read_world
+from hocket.trainer.devices import choose_device
 
 _REDUCTIONS = {
     "SUM": torch_dist.ReduceOp.SUM,
@@ -35,7 +34,9 @@ def is_initialized() -> bool:
 
 
 def initialize_dist(device: str | torch.device | None = None, timeout: float = 300.0) -> None:
-    """Make the process group of a job of several ranks, unless there is one.
+    """Make the process group of a job of several ranks, unless there is one. It lasts as long as the process.
+
+    Collective.
 
     Args:
         device: Where tensors are: `"cpu"`, `"gpu"` or a torch device; a GPU if there is one.
@@ -43,9 +44,7 @@ def initialize_dist(device: str | torch.device | None = None, timeout: float = 3
     """
     if is_initialized() or get_world_size() == 1:
         return
-    has_gpu = torch.cuda.is_available() if device is None else str(device) != "cpu"
-    torch_dist.init_process_group("nccl" if has_gpu else "gloo", timeout=dt.timedelta(seconds=timeout))
-    destroy_at_exit()
+    join(device=choose_device(device), timeout_s=timeout)
 
 
 def get_world_size() -> int:

@@ -17,7 +17,7 @@ class Row(NamedTuple):
     label: str
     name: str | None
     """The tensor's name, if the line is a tensor."""
-    inside: tuple[str, ...]
+    inside: list[str]
     """Names of the tensors below it, including those of folded branches."""
 
 
@@ -25,12 +25,8 @@ class _Node:
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.name: str | None = None
-
-    def names(self) -> tuple[str, ...]:
-        own = () if self.name is None else (self.name,)
-        if not self.children:
-            return own
-        return (*own, *(name for child in self.children.values() for name in child.names()))
+        self.below: list[str] = []
+        """Names of the tensors at this node and below it, in the order given."""
 
     def shape(self, kind: Callable[[str], Hashable]) -> Hashable:
         """Return a key that is equal for branches that look the same."""
@@ -45,7 +41,7 @@ class _Branch(NamedTuple):
 
     label: str
     node: _Node
-    inside: tuple[str, ...]
+    inside: list[str]
 
 
 def rows_of(names: Iterable[str], kind: Callable[[str], Hashable] | None = None) -> list[Row]:
@@ -60,7 +56,11 @@ def rows_of(names: Iterable[str], kind: Callable[[str], Hashable] | None = None)
     for name in names:
         node = root
         for part in name.split("."):
-            node = node.children.setdefault(part, _Node())
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = _Node()
+            node = child
+            node.below.append(name)
         node.name = name
     rows: list[Row] = []
     for branch in _branches(root, kind):
@@ -71,7 +71,7 @@ def rows_of(names: Iterable[str], kind: Callable[[str], Hashable] | None = None)
 def _branches(node: _Node, kind: Callable[[str], Hashable] | None) -> list[_Branch]:
     if not node.children:
         return []
-    single = [_Branch(label, child, child.names()) for label, child in node.children.items()]
+    single = [_Branch(label, child, child.below) for label, child in node.children.items()]
     if kind is None or len(single) < _FOLDED_FROM or not all(branch.label.isdigit() for branch in single):
         return single
     runs: list[list[_Branch]] = []
@@ -87,7 +87,7 @@ def _branches(node: _Node, kind: Callable[[str], Hashable] | None) -> list[_Bran
         if len(run) < _FOLDED_FROM:
             folded += run
         else:
-            inside = tuple(name for branch in run for name in branch.inside)
+            inside = [name for branch in run for name in branch.inside]
             folded.append(_Branch(f"{run[0].label}…{run[-1].label}", run[0].node, inside))
     return folded
 

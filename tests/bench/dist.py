@@ -112,7 +112,7 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 def main() -> None:
     """Measure all systems, rounds outside, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     options = parser.parse_args()
     figures: dict[str, Figures] = {}

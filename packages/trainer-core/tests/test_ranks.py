@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from hocket.trainer import Callback, LossSum
+from hocket.trainer.errors import DataError
 from hocket.trainer.loggers import InMemoryLogger
 from support.ranks import RankError, run_ranks
 from support.training import Net, Watch, data, make, parameters
@@ -106,6 +108,7 @@ def everything_on_a_rank(folder):
         "uneven": [train_unevenly(place, *case) for case in UNEVEN],
         "stop": stop_on_one_rank(place),
         "early": end_early_on_one_rank(place),
+        "empty": [train_without_data(place, config) for config in (None, {})],
         "sums": train_sums(place),
         "resume": [
             resume(place, f"{folder}/whole", "6ba", autoresume=False),
@@ -176,7 +179,10 @@ def test_a_stop_of_one_rank_ends_all_after_the_same_batch(told):
 
 
 def end_early_on_one_rank(place):
-    ends = []
+    ends, said = [], []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("hocket.trainer.train_loader").addHandler(handler)
 
     class Ends(Callback):
         def epoch_end(self, state, logger):
@@ -186,12 +192,32 @@ def end_early_on_one_rank(place):
     loader = [list(batch) for batch in DataLoader(mine, batch_size=4)]
     with make(train_dataloader=loader, callbacks=Ends(), max_duration="2ep") as trainer:
         trainer.fit()
-        return ends, trainer.state.dataloader_len, trainer.state.timestamp.counts[:5]
+        return said, (ends, trainer.state.dataloader_len, trainer.state.timestamp.counts[:5])
 
 
 def test_an_epoch_ends_on_all_ranks_when_one_has_no_more_data(told):
-    one, other = (rank["early"] for rank in told[1])
+    (said, one), (_, other) = (rank["early"] for rank in told[1])
     assert one == other == ([3, 6], 3, (0, 2, 6, 48, 0))
+    (warning,) = said
+    assert "the epoch ends after 3 batches on every rank, because rank 0 has no more" in warning
+
+
+def train_without_data(place, config):
+    loader = [] if place[0] == 1 else [list(batch) for batch in DataLoader(data(), batch_size=4)]
+    with (
+        make(train_dataloader=loader, max_duration="2ep", fsdp_config=config) as trainer,
+        pytest.raises(DataError) as refused,
+    ):
+        trainer.fit()
+    return str(refused.value), trainer.state.timestamp.counts.batch
+
+
+def test_a_rank_without_data_is_named_on_all_before_the_first_step(told):
+    one, other = (rank["empty"] for rank in told[1])
+    assert one == other
+    for message, num_steps in one:
+        assert "the data loader of rank 1 yielded no batch in a whole epoch" in message
+        assert num_steps == 0
 
 
 class Sums(Net):

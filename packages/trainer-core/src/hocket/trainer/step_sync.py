@@ -41,6 +41,8 @@ class GlobalStep:
     """Rank 0's clock when it fetched the batch, so that every rank counts the same time; None on one rank."""
     failed_ranks: tuple[int, ...] = ()
     """The ranks that could not fetch their batch."""
+    ended_ranks: tuple[int, ...] = ()
+    """The ranks whose data ended, in a job of several."""
 
     def wait(self) -> GlobalStep:
         """Return itself, so that a finished exchange can stand in for a pending one."""
@@ -146,8 +148,9 @@ class PendingStep:
         vector = self._work.wait().tolist()
         samples, tokens, weight, stops, clock_s = vector[: StepSync._FIELDS]
         rows = vector[StepSync._FIELDS :]
+        is_end = min(rows) <= 0.0
         return GlobalStep(
-            is_end=min(rows) <= 0.0,
+            is_end=is_end,
             should_stop=stops > 0,
             samples=int(samples),
             tokens=int(tokens),
@@ -155,4 +158,5 @@ class PendingStep:
             most_samples=int(max(rows)),
             clock_s=clock_s,
             failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0),
+            ended_ranks=tuple(rank for rank, number in enumerate(rows) if not number) if is_end else (),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from hocket.trainer.protocols import Stateful
 from hocket.trainer.step_sync import GlobalStep, PendingStep, StepSync
 from hocket.trainer.stop_signal import StopSignal
 from hocket.trainer.timestamp import Counts
+
+_log = logging.getLogger(__name__)
 
 # A rank whose data outlasts the others' drops up to this many batches where its loader states no length.
 _MAX_DISCARDED = 16
@@ -77,6 +80,7 @@ class TrainLoader:
         self._error: BaseException | None = None
         self._num_to_skip = 0
         self._taken_at: int | None = None
+        self._is_uneven_told = False
 
     @property
     def is_in_step(self) -> bool:
@@ -106,7 +110,7 @@ class TrainLoader:
         if step.failed_ranks:
             self._raise(step)
         if step.is_end:
-            self._end_epoch()
+            self._end_epoch(step)
             return None
         if step.should_stop and self._capture_rng is None:
             # Nothing is saved, so the batch may wait for the next `fit`.
@@ -237,12 +241,24 @@ class TrainLoader:
         if skip < 0:
             self.prefetcher.continue_at(-skip)
 
-    def _end_epoch(self) -> None:
-        if not self._counts().batch_in_epoch:
+    def _end_epoch(self, step: GlobalStep) -> None:
+        ranks = ", ".join(map(str, step.ended_ranks))
+        num_batches = self._counts().batch_in_epoch
+        if not num_batches:
+            whose = f" of rank {ranks}" if len(step.ended_ranks) < self._sync.num_ranks and ranks else ""
             raise DataError(
-                "the data loader yielded no batch in a whole epoch; expected at least 1 (a generator can be "
-                "iterated once only, and more ranks than samples leave some without)"
+                f"the data loader{whose} yielded no batch in a whole epoch; expected at least 1 on every "
+                "rank (a generator can be iterated once only, and more ranks than samples leave some without)"
             )
+        if 0 < len(step.ended_ranks) < self._sync.num_ranks and not self._is_uneven_told:
+            self._is_uneven_told = True
+            if self._sync.rank == 0:
+                _log.warning(
+                    "the epoch ends after %d batches on every rank, because rank %s has no more and others "
+                    "do; what they have left is dropped. Give every rank as many batches to train on all",
+                    num_batches,
+                    ranks,
+                )
         if self._next is not None:
             # This rank has data left. Reading a sized loader to its end sets it to its next epoch; an endless
             # loader keeps its place.

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import hocket.ckpt
-from hocket.ckpt.cli import progress, statistics
+from hocket.ckpt.cli import statistics
 from hocket.ckpt.cli.app import app
 from hocket.ckpt.cli.retry_notice import retry_notice
 from hocket.ckpt.cli.tree import rows_of
@@ -21,6 +21,7 @@ from hocket.ckpt.converting import convert
 from hocket.ckpt.demo import write_demo
 from hocket.ckpt.manifest import Manifest, TensorRecord, ValueRecord
 from hocket.native import _native
+from hocket.native.cli import progress
 
 COMMAND = Path(sys.executable).with_name("hocket-ckpt")
 
@@ -266,7 +267,7 @@ def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
 
 
 def test_long_work_says_how_far_it_is_where_there_is_no_terminal(demo, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_EVERY_S", 0)
+    monkeypatch.setattr(progress, "EVERY_S", 0)
     for verb, *options in (["convert", "--to", "dcp"], ["reshard", "--ranks", "2"]):
         code, out, error = call(capsys, verb, demo, tmp_path / verb, *options)
         assert (code, f"{verb}ing: " in error) == (0, True)

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.stream import JSONWriter, MDSWriter, StreamingDataset, progress
+from hocket.native.cli import progress
+from hocket.stream import JSONWriter, MDSWriter, StreamingDataset
 from hocket.stream.cli.app import app
 from hocket.stream.cli.exit_codes import OPTIONS
 from hocket.stream.verification import verify

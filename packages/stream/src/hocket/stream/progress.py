@@ -1,32 +1,11 @@
-"""Progress on standard error: a bar on a terminal, an occasional line elsewhere."""
+"""Progress of a writer: a bar on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
-
-import sys
-import threading
-import time
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
-EVERY_S = 10.0
-
-
-class ProgressLines:
-    """Prints a line every ten seconds; short work prints none. Safe from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._printed_at = time.monotonic()
-
-    def print(self, text: str) -> None:
-        """Print a line, unless one was printed in the last ten seconds."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._printed_at < EVERY_S:
-                return
-            self._printed_at = now
-        print(text, file=sys.stderr, flush=True)
+from hocket.native.cli.progress import ProgressLines
 
 
 class ShardProgress:

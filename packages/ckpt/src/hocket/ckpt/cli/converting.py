@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from hocket.ckpt.cli.progress import progress
-from hocket.ckpt.cli.text import console, count, print_json, size
 from hocket.ckpt.converting import Format, convert
 from hocket.ckpt.formats.catalogue import FORMATS
+from hocket.native.cli.progress import progress
+from hocket.native.cli.text import console, count, print_json, size
 
 __all__ = ["parse_renames", "parse_size", "show"]
 

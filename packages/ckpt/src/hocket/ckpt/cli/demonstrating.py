@@ -4,8 +4,8 @@ import shlex
 
 from rich.text import Text
 
-from hocket.ckpt.cli.text import console, count, size
 from hocket.ckpt.demo import write_demo
+from hocket.native.cli.text import console, count, size
 
 __all__ = ["show"]
 

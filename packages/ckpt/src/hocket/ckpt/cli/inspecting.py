@@ -7,7 +7,6 @@ from rich.text import Text
 
 from hocket.ckpt.chunks import files_of
 from hocket.ckpt.cli.records import describe
-from hocket.ckpt.cli.text import SHARD_MARKS, Cell, Line, columns, console, count, print_json, size
 from hocket.ckpt.cli.tree import Row, rows_of
 from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
@@ -16,8 +15,12 @@ from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value
 from hocket.ckpt.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.reader import Checkpoint
+from hocket.native.cli.text import Cell, Line, columns, console, count, print_json, size
 
 __all__ = ["show"]
+
+_SHARD_MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""A letter for each data file, in manifest order; `+` for all further files."""
 
 _STRIP_CELLS = 16
 _VALUE_CELLS = 60
@@ -80,7 +83,7 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
 
 
 def _mark(file: int) -> str:
-    return SHARD_MARKS[file] if file < len(SHARD_MARKS) else "+"
+    return _SHARD_MARKS[file] if file < len(_SHARD_MARKS) else "+"
 
 
 def _files(manifest: Manifest | Catalogue) -> list[Cell]:

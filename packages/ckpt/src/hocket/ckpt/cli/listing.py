@@ -4,11 +4,11 @@ import dataclasses
 
 from rich.text import Text
 
-from hocket.ckpt.cli.text import columns, console, print_json, size
 from hocket.ckpt.errors import CheckpointError
 from hocket.ckpt.listing import Listing, list_checkpoints
 from hocket.ckpt.opener import open as open_checkpoint
 from hocket.native import _native
+from hocket.native.cli.text import columns, console, print_json, size
 from hocket.native.errors import StoreError
 
 __all__ = ["show"]

@@ -5,8 +5,8 @@ import re
 
 from rich.text import Text
 
-from hocket.ckpt.cli.text import columns, console, count, print_json, size
 from hocket.ckpt.removing import Garbage, collect_garbage, remove
+from hocket.native.cli.text import columns, console, count, print_json, size
 
 __all__ = ["parse_age", "show_collection", "show_removal"]
 

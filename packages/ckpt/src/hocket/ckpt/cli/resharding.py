@@ -6,10 +6,10 @@ import time
 from rich.text import Text
 
 from hocket.ckpt.cli.converting import parse_size
-from hocket.ckpt.cli.progress import progress
-from hocket.ckpt.cli.text import console, count, print_json, size
 from hocket.ckpt.opener import read_manifest
 from hocket.ckpt.resharding import Resharded, reshard
+from hocket.native.cli.progress import progress
+from hocket.native.cli.text import console, count, print_json, size
 
 __all__ = ["show"]
 

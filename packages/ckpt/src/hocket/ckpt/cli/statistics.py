@@ -10,9 +10,9 @@ from rich.text import Text
 
 from hocket.ckpt.boxes import pieces, whole
 from hocket.ckpt.cli.records import describe
-from hocket.ckpt.cli.text import columns, console, print_json, size
 from hocket.ckpt.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.reader import Checkpoint
+from hocket.native.cli.text import columns, console, print_json, size
 
 __all__ = ["show"]
 

@@ -3,7 +3,7 @@
 import tempfile
 import time
 
-from hocket.stream.cli.text import console, count, print_json, size
+from hocket.native.cli.text import console, count, print_json, size
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.dataset_index import DatasetIndex
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.native.cli.text import console, count, print_json, print_table, size
 from hocket.stream.convert import convert
 from hocket.stream.dataset_index import DatasetIndex
 

@@ -1,21 +1,15 @@
 """Maps errors to a one-line message and an exit code."""
 
 import contextlib
-import os
 import re
-import sys
-from collections.abc import Iterator
 
-import typer
-
+from hocket.native.cli import exits
 from hocket.native.errors import (
-    HocketError,
     StoreConfigError,
     StoreExistsError,
     StoreNotFoundError,
     StorePermissionError,
 )
-from hocket.stream.cli.text import visible
 from hocket.stream.errors import (
     ConfigError,
     DatasetExistsError,
@@ -35,8 +29,6 @@ _CODES: list[tuple[tuple[type[BaseException], ...], int]] = [
     ((IndexNotFoundError, SourceNotFoundError, StoreNotFoundError), 3),
     ((ConfigError, StoreConfigError, ValueError), 2),
 ]
-_STORE_FAILED = 5
-_INTERRUPTED = 130
 
 #: The options of the command by the names of the arguments that they set, which messages of the package use.
 OPTIONS = {
@@ -58,29 +50,11 @@ OPTIONS = {
 _ARGUMENT = re.compile(rf"(?<!column )`({'|'.join(OPTIONS)})(?:=True)?`")
 
 
-@contextlib.contextmanager
-def exit_on_error() -> Iterator[None]:
+def exit_on_error() -> contextlib.AbstractContextManager[None]:
     """Report an error of this package on stderr and exit with its code; other errors pass through."""
-    try:
-        yield
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`), which is not an error.
-        _discard_output()
-        raise typer.Exit from None
-    except KeyboardInterrupt:
-        print("hocket-stream: interrupted", file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED) from None
-    except (HocketError, ValueError, OSError) as error:
-        message = _ARGUMENT.sub(lambda found: f"`{OPTIONS[found[1]]}`", " ".join(str(error).split()))
-        print(f"hocket-stream: {visible(message)}", file=sys.stderr)
-        _discard_output()
-        codes = (code for kinds, code in _CODES if isinstance(error, kinds))
-        raise typer.Exit(next(codes, _STORE_FAILED)) from None
+    return exits.exit_on_error("hocket-stream", _CODES, _in_options)
 
 
-def _discard_output() -> None:
-    """Discard unwritten output, so that flushing it at exit does not fail again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _in_options(message: str) -> str:
+    """Return a message with the command's options in place of the arguments that they set."""
+    return _ARGUMENT.sub(lambda found: f"`{OPTIONS[found[1]]}`", message)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
+from hocket.native.cli.text import console, count, print_json, print_table, size
 from hocket.stream.dataset_index import DatasetIndex, Shard
 
 __all__ = ["show"]
@@ -64,7 +64,7 @@ def show(uri: str, *, sample: int | None, unfold: bool, as_json: bool) -> None:
         out.print()
         out.print(Text(f"sample {sample}", "bold"))
         for name, value in values.items():
-            out.print(Text(visible(f"{name}: {_shown(value, unfold)}")))
+            out.print(Text(f"{name}: {_shown(value, unfold)}"))
 
 
 def _print_head(listing: DatasetIndex) -> None:
@@ -79,7 +79,7 @@ def _print_head(listing: DatasetIndex) -> None:
         ("hashes", {name for shard in shards for name in shard.hashes} or {"none"}),
         ("fingerprint", {listing.index.fingerprint}),
     ):
-        out.print(Text(visible(f"{title}: {', '.join(sorted(names))}")))
+        out.print(Text(f"{title}: {', '.join(sorted(names))}"))
 
 
 def _read_sample(listing: DatasetIndex, number: int) -> dict[str, Any]:

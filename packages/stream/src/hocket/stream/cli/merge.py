@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from hocket.stream.cli.text import console, count, print_json, size
+from hocket.native.cli.text import console, count, print_json, size
 from hocket.stream.dataset_index import DatasetIndex
 from hocket.stream.merge import merge_index
 

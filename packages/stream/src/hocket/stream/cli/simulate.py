@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hocket.stream.cli.text import console, count, print_json, print_table, size
+from hocket.native.cli.text import console, count, print_json, print_table, size
 from hocket.stream.dataset_index import resolve_uri
 from hocket.stream.simulation import Cluster, Simulation, simulate
 

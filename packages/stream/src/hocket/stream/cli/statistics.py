@@ -2,13 +2,12 @@
 
 import dataclasses
 
-from rich.console import Console
 from rich.text import Text
 
-from hocket.stream.cli.progress import progress
-from hocket.stream.cli.text import console, count, print_json, print_table, size, visible
+from hocket.native.cli.progress import progress
+from hocket.native.cli.text import OutputConsole, console, count, print_json, print_table, size
 from hocket.stream.column_stats import ColumnSizes, measure
-from hocket.stream.dataset_index import DatasetIndex
+from hocket.stream.dataset_index import DatasetIndex, Shard
 
 __all__ = ["show"]
 
@@ -18,10 +17,15 @@ _BAR_CELLS = 40
 def show(uri: str, *, num_shards: int | None, as_json: bool) -> None:
     """Print the sizes of each column's values, with a histogram if they differ."""
     listing = DatasetIndex(uri)
-    with progress("measuring", total=listing.stored_bytes, quiet=as_json) as advance:
-        columns, read = measure(
-            uri, num_shards=num_shards, on_shard=lambda shard: advance(shard.stored_bytes)
-        )
+    done = 0
+    with progress("measuring", quiet=as_json) as show_progress:
+
+        def on_shard(shard: Shard) -> None:
+            nonlocal done
+            done += shard.stored_bytes
+            show_progress(done, listing.stored_bytes)
+
+        columns, read = measure(uri, num_shards=num_shards, on_shard=on_shard)
     if as_json:
         print_json(
             {
@@ -63,9 +67,9 @@ def _row(column: ColumnSizes, total: int) -> list[str]:
     ]
 
 
-def _print_histogram(out: Console, column: ColumnSizes) -> None:
+def _print_histogram(out: OutputConsole, column: ColumnSizes) -> None:
     out.print()
-    out.print(Text(f"{visible(column.name)}: values by size", "bold"))
+    out.print(Text(f"{column.name}: values by size", "bold"))
     filled = [place for place, number in enumerate(column.bins) if number]
     for place in range(filled[0], filled[-1] + 1):
         number = column.bins[place]

@@ -4,11 +4,10 @@ import dataclasses
 import sys
 import time
 
-from rich.console import Console
 from rich.text import Text
 
-from hocket.stream.cli.progress import progress
-from hocket.stream.cli.text import console, count, print_json, size, visible
+from hocket.native.cli.progress import progress
+from hocket.native.cli.text import OutputConsole, console, count, print_json, size
 from hocket.stream.dataset_index import DatasetIndex
 from hocket.stream.verification import Checked, Verdict, verify
 
@@ -20,10 +19,13 @@ def show(uri: str, *, as_json: bool) -> bool:
     began = time.monotonic()
     total = DatasetIndex(uri).stored_bytes
     out = console()
-    with progress("verifying", total=total, quiet=as_json) as advance:
+    num_read = 0
+    with progress("verifying", quiet=as_json) as show:
 
         def on_shard(shard: Checked) -> None:
-            advance(shard.num_bytes)
+            nonlocal num_read
+            num_read += shard.num_bytes
+            show(num_read, total)
             if not as_json:
                 _print_shard(out, shard)
 
@@ -41,11 +43,11 @@ def show(uri: str, *, as_json: bool) -> bool:
     return not verdict.bad
 
 
-def _print_shard(out: Console, shard: Checked) -> None:
+def _print_shard(out: OutputConsole, shard: Checked) -> None:
     if shard.problem is not None:
-        out.print(Text.assemble(("BAD  ", "bold red"), visible(f"{shard.name}: {shard.problem}")))
+        out.print(Text.assemble(("BAD  ", "bold red"), f"{shard.name}: {shard.problem}"))
     elif not sys.stdout.isatty():
-        out.print(Text.assemble(("ok   ", "green"), f"{visible(shard.name)}  {size(shard.num_bytes)}"))
+        out.print(Text.assemble(("ok   ", "green"), f"{shard.name}  {size(shard.num_bytes)}"))
 
 
 def _document(verdict: Verdict) -> dict[str, object]:

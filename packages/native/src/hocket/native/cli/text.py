@@ -1,4 +1,4 @@
-"""Text output for terminals and files."""
+"""Text output of the commands, for terminals and files."""
 
 import itertools
 import json
@@ -10,11 +10,18 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["SHARD_MARKS", "Cell", "Line", "columns", "console", "count", "print_json", "shown", "size"]
-
-SHARD_MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""A letter for each data file, in manifest order; `+` for all further files."""
-
+__all__ = [
+    "Cell",
+    "Line",
+    "OutputConsole",
+    "columns",
+    "console",
+    "count",
+    "print_json",
+    "print_table",
+    "shown",
+    "size",
+]
 
 _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters, line ends, and characters that change the direction of text."""
@@ -48,10 +55,11 @@ class Line:
 Cell = Line | Text | str
 
 
-class _Console(Console):
-    """A console that prints line by line and escapes control characters from checkpoints."""
+class OutputConsole(Console):
+    """A console that prints line by line and escapes control characters from data."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        """Print a line; plain text goes to a file or pipe without rich, which is quicker."""
         if not self.is_terminal and not options and all(isinstance(it, Cell) for it in objects):
             self.file.write(" ".join(map(_shown, objects)) + "\n")
             return
@@ -74,19 +82,19 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console() -> _Console:
+def console() -> OutputConsole:
     """Return standard output: coloured on a terminal, plain elsewhere; lines are never wrapped or cut."""
-    return _Console(highlight=False, markup=False, soft_wrap=True)
+    return OutputConsole(highlight=False, markup=False, soft_wrap=True)
 
 
-def size(num_bytes: int) -> str:
+def size(num_bytes: float) -> str:
     """Return a size for display: `34.2 MiB`."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def count(number: int, noun: str) -> str:
@@ -114,6 +122,17 @@ def columns(rows: Sequence[Sequence[Cell]], *, right: frozenset[int] = frozenset
             gap += "  " if i in right else space + "  "
         lines.append(Line(*parts))
     return lines
+
+
+def print_table(
+    out: OutputConsole,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: frozenset[int] = frozenset(),
+) -> None:
+    """Print rows under a head in aligned columns; `right` lists right-aligned columns."""
+    out.lines(columns([[Text(title, "bold") for title in head], *rows], right=right))
 
 
 def _shown(cell: Cell) -> str:

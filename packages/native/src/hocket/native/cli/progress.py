@@ -1,4 +1,4 @@
-"""Progress display: a bar on a terminal, an occasional line elsewhere."""
+"""Progress on standard error: a bar on a terminal, an occasional line elsewhere."""
 
 import contextlib
 import sys
@@ -9,11 +9,29 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from hocket.ckpt.cli.text import size
+from hocket.native.cli.text import size
 
-__all__ = ["progress"]
+__all__ = ["EVERY_S", "ProgressLines", "progress"]
 
-_EVERY_S = 10.0
+EVERY_S = 10.0
+"""Seconds between two lines."""
+
+
+class ProgressLines:
+    """Prints a line every ten seconds; short work prints none. Safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._printed_at = time.monotonic()
+
+    def print(self, text: str) -> None:
+        """Print a line, unless one was printed in the last ten seconds."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._printed_at < EVERY_S:
+                return
+            self._printed_at = now
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -30,29 +48,14 @@ def progress(what: str, *, quiet: bool, out: Console | None = None) -> Iterator[
         yield lambda _done, _total: None
         return
     if not out.is_terminal:
-        yield _Lines(what)
+        lines = ProgressLines()
+        yield lambda done, total: lines.print(f"{what}: {size(done)} of {size(total)}")
         return
+    # A redirected stdout would send lines for a file or pipe to the bar on stderr.
     bar = Progress(
         TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        console=out, transient=True,
+        console=out, transient=True, redirect_stdout=sys.stdout.isatty(),
     )  # fmt: skip
     with bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class _Lines:
-    """A progress line on standard error every ten seconds; short work prints none."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._lock = threading.Lock()
-        self._said_at = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._said_at < _EVERY_S:
-                return
-            self._said_at = now
-        print(f"{self._what}: {size(done)} of {size(total)}", file=sys.stderr, flush=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -189,6 +191,38 @@ def test_a_misuse_is_refused_with_what_to_change(misuse):
     message = str(refused.value)
     missing = [word for word in words if word not in message]
     assert not missing, message
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+# Errors that have tests of their own, here or where they are raised, with words of their messages.
+OTHERS = {
+    "a hang after the first epoch": ["yielded no batch for", "waits", "DataLoader(timeout="],
+    "out of memory with everything sharded": [
+        "memory of this rank",
+        "`device_train_microbatch_size`",
+        "halve",
+    ],
+    "a barrier that times out at start": ["the first barrier of the job failed within"],
+    "resuming on other ranks": ["is of another number of ranks, so random generators start anew"],
+    "a key that only one side has": ["Only in the checkpoint"],
+    "huge checkpoints": ["`save_num_checkpoints_to_keep=`"],
+}
+
+
+@pytest.mark.parametrize("error", [*MISUSES, *OTHERS])
+def test_every_error_has_its_heading_with_the_message(error):
+    sections = re.split(r"^###? ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    found = [section for section in sections if section.split("\n", 1)[0].lower() == error.lower()]
+    assert len(found) == 1, f"docs/errors.md has no heading `{error}`"
+    text = " ".join(found[0].replace("\n> ", " ").split())
+    words = MISUSES[error][1] if error in MISUSES else OTHERS[error]
+    missing = [word for word in words if word not in text]
+    assert not missing, text
+
+
+def test_the_page_has_no_heading_of_an_error_that_there_is_not():
+    headings = re.findall(r"^### (.*)", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    assert {heading.lower() for heading in headings} == {error.lower() for error in (*MISUSES, *OTHERS)}
 
 
 def test_a_report_of_memory_names_uses_and_the_next_lever():

@@ -84,6 +84,15 @@ def test_a_store_through_torchs_loader_and_in_the_trainer(remote: str, tmp_path:
     assert net.seen == epochs[0] + epochs[1]
 
 
+def test_the_index_is_outside_the_cache_limit(tmp_path: Path) -> None:
+    remote = write(tmp_path / "remote")
+    limit = 3 * 4096  # three shards
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), batch_size=16, cache_limit=limit)
+    assert sorted(ids(DataLoader(dataset, batch_size=16))) == list(range(COUNT))
+    kept = [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".mds"]
+    assert len(kept) == 3
+
+
 def test_every_loader_begins_the_next_epoch_by_itself(folder: str) -> None:
     expected = [ids(DataLoader(dataset, batch_size=16)) for dataset in [open_data(folder)] for _ in range(3)]
     assert len(set(map(tuple, expected))) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,9 @@ class StreamingDataset:
         ...     batch["tokens"]  # (32, 1024) uint16
     """
 
+    _limits_index: ClassVar[bool] = True
+    """Whether the index files count under `cache_limit`, too."""
+
     def __init__(
         self,
         *,
@@ -190,6 +193,7 @@ class StreamingDataset:
             prefetch_next_epoch=prefetch_next_epoch,
             fetch_threads=fetch_threads,
             cache_limit=cache_limit,
+            limits_index=self._limits_index,
             allow_unsafe_types=allow_unsafe_types,
             on_bad_sample=on_bad_sample,
         )

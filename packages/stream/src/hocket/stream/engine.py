@@ -33,6 +33,8 @@ from hocket.stream.validation import seconds, switch, whole
 
 logger = logging.getLogger("hocket.stream")
 
+_BLOCK_BYTES = 4096
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSettings:
@@ -94,6 +96,9 @@ class ReadSettings:
 
     cache_limit: int | str | None = None
     """Maximum size of the cache folders together, such as `100gb`; None for no limit."""
+
+    limits_index: bool = True
+    """Whether the index files count under `cache_limit`, too."""
 
     allow_unsafe_types: bool = False
     """Whether to accept `pkl` columns, which run code from the data when they are decoded."""
@@ -243,6 +248,8 @@ class Engine:
         if self.settings.cache_limit is None:
             return None
         num_bytes = parse_bytes("cache_limit", self.settings.cache_limit)
+        if not self.settings.limits_index:
+            num_bytes += sum({str(folder): _size_on_disk(folder) for folder, _ in folders}.values())
         return _native.CacheLimit(num_bytes, folders) if folders else None
 
     def read(
@@ -379,6 +386,12 @@ def digest(parts: Sequence[object]) -> str:
     """Return a digest of numbers and strings, as 32 hexadecimal digits."""
     text = json.dumps(list(parts), separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _size_on_disk(folder: str | os.PathLike[str]) -> int:
+    """Return the bytes that a folder's index takes up as the native limit counts them: whole blocks."""
+    found = os.stat(os.path.join(folder, "index.json"))
+    return max(512 * found.st_blocks, -(-found.st_size // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
 def _fetch_index(source: Source) -> tuple[bytes, int]:

@@ -52,6 +52,8 @@ class StreamingDataset(_StreamingDataset):
         StoreError: The object store failed.
     """
 
+    _limits_index = False
+
     def __init__(
         self,
         *,

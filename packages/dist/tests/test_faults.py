@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,12 @@ def _start_differently(kind: str, folder: str) -> str:
         script = Path(folder, f"train{rank}.py")
         script.write_text(f"# rank {rank}\n")
         sys.argv = [str(script)]
+    elif kind == "version":
+        installed = Path(folder, f"site-{rank}", "hocket_dist-9.9.dist-info")
+        if rank == 1:
+            installed.mkdir(parents=True)
+            (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hocket-dist\nVersion: 9.9\n")
+            sys.path.insert(0, str(installed.parent))
     else:
         os.environ["HOCKET_PREFLIGHT_PATHS"] = json.dumps(
             [folder, "s3://bucket/data", f"{folder}/only-{rank}"]
@@ -91,13 +98,15 @@ def _start_differently(kind: str, folder: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["script", "data"])
+@pytest.mark.parametrize("kind", ["script", "version", "data"])
 def test_ranks_that_were_started_differently_are_refused_alike(kind: str, tmp_path: Path) -> None:
     first, second = run_ranks(_start_differently, 2, kind, str(tmp_path), timeout_s=60)
     assert first == second
     assert "rank 1 on" in first
     if kind == "script":
         assert "runs the script `train1.py" in first
+    elif kind == "version":
+        assert f"has hocket-dist 9.9, rank 0 has {version('hocket-dist')}" in first
     else:
         assert f"does not see {tmp_path}/only-1" in first
         assert "s3://" not in first

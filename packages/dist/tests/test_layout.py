@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from hocket.dist import ConfigError, FSDPParallelism, ModelError, OptimizerError, WrapError, provide
 from hocket.dist.wrapping import choose_wraps
 from support.ranks import run_ranks
+from support.standing_ranks import StandingRanks
 
 
 class Block(nn.Module):
@@ -276,3 +277,99 @@ def test_the_groups_of_copies_and_shards_have_the_timeout_that_was_asked_for() -
 def test_one_policy_of_gradient_synchronisation_is_stated_once() -> None:
     with pytest.raises(ConfigError, match="`gradient_sync` is 'last', and 'every' in `fsdp_config`"):
         provide({"gradient_sync": "every"}, device="cpu", gradient_sync="last")
+
+
+def _refused_on_a_rank() -> list[str]:
+    """Return what each wrong layout is answered with, and prove that the ranks still work together."""
+    plain, marked = _sequential(), _sequential()
+    marked.fsdp_wrap_fn = lambda module: isinstance(module, nn.Embedding)
+    wrong: list[tuple[Any, nn.Module]] = [
+        ({"data_parallel_shard_degree": 3}, plain),
+        ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2}, plain),
+        ({}, marked),
+        ({"fsdp": {}, "fsdp2": {}}, plain),
+        ({"sharding_strategy": "FULL_SHARD", "SHARDING_STRATEGY": "NO_SHARD"}, plain),
+        ({"fsdp": {}, "tp": {"tensor_parallel_degree": 2}}, plain),
+        ({"ignored_modules": ["haed"]}, plain),
+    ]
+    messages = []
+    for config, model in wrong:
+        with (
+            pytest.raises(ConfigError) as caught,
+            provide(config, device="cpu", timeout_s=30) as parallelism,
+        ):
+            parallelism.lay_out(model)
+        messages.append(str(caught.value))
+    with provide({}, device="cpu", timeout_s=30) as parallelism:
+        parallelism.lay_out(_sequential())(torch.ones(2, 4)).sum().backward()
+    return messages
+
+
+def _sequential() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+
+def test_a_wrong_layout_is_refused_alike_on_all_ranks(two_ranks: StandingRanks) -> None:
+    first, second = two_ranks.run(_refused_on_a_rank)
+    assert first == second
+    for message, words in zip(
+        first,
+        (
+            "is 1 × 3, but the job has 2 ranks",
+            "is 2 × 2, but the job has 2 ranks",
+            "`model.fsdp_wrap_fn` matches no module",
+            "both `fsdp` and `fsdp2`",
+            "the key `sharding_strategy` twice",
+            "tensor parallelism is not implemented",
+            "haed",
+        ),
+        strict=True,
+    ):
+        assert words in message
+
+
+class _Switched(nn.Module):
+    """Leaves one of two layers unused in each forward pass, as frozen or routed layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layers[self.calls % 2](x)
+
+
+def _train_with_unused(config: Any, **options: Any) -> tuple[bool, str]:
+    """Return whether all ranks have the same parameters after three steps, or the error's message."""
+    with provide(config, device="cpu", timeout_s=30, **options) as parallelism:
+        model = _Switched()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        module = parallelism.lay_out(model, [optimizer])
+        try:
+            for _ in range(3):
+                module(torch.full((2, 4), 1.0 + parallelism.data_parallel[0])).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except RuntimeError as error:
+            return False, "\n".join([str(error), *getattr(error, "__notes__", ())])
+        values = [getattr(one, "full_tensor", lambda one=one: one)().sum() for one in module.parameters()]
+        mine = torch.stack(values).detach().double()
+        return torch.allclose(parallelism.reduce_async(mine).wait() / 2, mine), ""
+
+
+def _train_with_unused_each_way() -> list[tuple[bool, str]]:
+    return [
+        _train_with_unused(None, find_unused_parameters=True),
+        _train_with_unused({"sharding_strategy": "NO_SHARD", "find_unused_parameters": True}),
+        _train_with_unused({"find_unused_parameters": True}),
+        _train_with_unused(None),
+    ]
+
+
+def test_parameters_that_a_step_leaves_unused_can_be_searched(two_ranks: StandingRanks) -> None:
+    for *searched, (_, message) in two_ranks.run(_train_with_unused_each_way):
+        assert searched == [(True, "")] * 3
+        assert "`fsdp_config={'sharding_strategy': 'NO_SHARD', 'find_unused_parameters': True}`" in message

@@ -2,20 +2,23 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 TRAIN = """
-import json, os, pathlib, signal, sys
+import json, os, pathlib, resource, signal, sys, time
 import torch
 from torch import nn
 from hocket.trainer import Callback, ComposerModel, Trainer
 
 out, attempt = pathlib.Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ROW_BYTES = 2**30
 
 
 class Model(ComposerModel):
@@ -23,9 +26,12 @@ class Model(ComposerModel):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.is_short = False
 
     def forward(self, batch):
         x = batch[0]
+        if self.is_short:
+            torch.empty(len(x) * ROW_BYTES, dtype=torch.uint8)
         for block in self.blocks:
             x = torch.tanh(block(x))
         return x
@@ -41,8 +47,13 @@ class Die(Callback):
         if rank == 1 and state.timestamp.batch.value == 4:
             if sys.argv[2] == "killed" and attempt == "0":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if sys.argv[2] == "out of memory" and state.device_train_microbatch_size != 1:
-                raise torch.OutOfMemoryError("raised by hand, since a CPU has no such limit")
+            if sys.argv[2] == "out of memory":
+                # From here on there is memory for one row, and not for two.
+                in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (in_use + 3 * ROW_BYTES // 2, resource.RLIM_INFINITY))
+                model.is_short = True
+        if sys.argv[2] == "preempted":
+            time.sleep(0.5)
 
 
 class Loader:
@@ -67,7 +78,7 @@ with Trainer(
     fsdp_config={"activation_checkpointing": True},
     precision="amp_bf16",
     save_folder=str(out / "checkpoints"),
-    save_interval="2ba",
+    save_interval="100ba" if sys.argv[2] == "preempted" else "2ba",
     autoresume=True,
     progress_bar=False,
     device="cpu",
@@ -83,33 +94,86 @@ with Trainer(
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("failure", "microbatch"), [("killed", None), ("out of memory", 1)])
-def test_a_failure_costs_the_batches_since_the_last_checkpoint(
-    tmp_path: Path, failure: str, microbatch: int | None
-) -> None:
-    """After an out-of-memory error all ranks go on with half the microbatch, here of 2 samples."""
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
+    return path
+
+
+def _start(script: Path, failure: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [
-        sys.executable,
-        "-m",
-        "hocket.dist",
-        "-n",
-        "2",
-        "--max-restarts",
-        "1",
-        str(path),
-        str(tmp_path),
-        failure,
-    ]
-    done = subprocess.run(
-        command, env={**env, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=240
+    command = [sys.executable, "-m", "hocket.dist", "-n", "2", "--max-restarts", "1"]
+    return subprocess.Popen(
+        [*command, str(script), str(script.parent), failure],
+        env={**env, "TMPDIR": str(script.parent)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def _finish(launcher: subprocess.Popen[str]) -> str:
+    """Wait for the launcher and return what it wrote to standard error."""
+    try:
+        return launcher.communicate(timeout=240)[1]
+    finally:
+        launcher.kill()
+
+
+def _steps(folder: Path, *, attempt: int, rank: int) -> list[int]:
+    path = folder / f"steps-{attempt}-{rank}"
+    return [int(step) for step in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("failure", "microbatch"),
+    [
+        ("killed", None),
+        pytest.param(
+            "out of memory",
+            1,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="limits memory by RLIMIT_AS"),
+        ),
+    ],
+)
+def test_a_failure_costs_the_batches_since_the_last_checkpoint(
+    script: Path, tmp_path: Path, failure: str, microbatch: int | None
+) -> None:
+    """After an allocation that failed, all ranks go on with half the microbatch, here of 2 samples."""
+    launcher = _start(script, failure)
+    stderr = _finish(launcher)
+    assert launcher.returncode == 0, stderr
     assert json.loads((tmp_path / "end.json").read_text()) == [8, microbatch]
-    first, second = ((tmp_path / f"steps-{attempt}-1").read_text().split() for attempt in (0, 1))
-    assert first == ["0", "1", "2", "3", "4"]
-    assert second == ["4", "5", "6", "7"], "the second attempt does not start from the newest checkpoint"
+    assert _steps(tmp_path, attempt=0, rank=1) == [0, 1, 2, 3, 4]
+    second = _steps(tmp_path, attempt=1, rank=1)
+    assert second == [4, 5, 6, 7], "the second attempt does not start from the newest checkpoint"
     assert "ba8" in json.loads((tmp_path / "status").read_text())["checkpoint"]
+    if failure == "out of memory":
+        assert "an earlier attempt of this job ran out of memory" in " ".join(stderr.split())
+
+
+@pytest.mark.slow
+def test_a_job_that_is_told_to_end_saves_and_goes_on_where_it_was(script: Path, tmp_path: Path) -> None:
+    launcher = _start(script, "preempted")
+    deadline = time.monotonic() + 120
+    try:
+        while len(_steps(tmp_path, attempt=0, rank=1)) < 3:
+            assert time.monotonic() < deadline
+            assert launcher.poll() is None
+            time.sleep(0.05)
+        launcher.send_signal(signal.SIGTERM)
+    finally:
+        stderr = _finish(launcher)
+    assert launcher.returncode == 128 + signal.SIGTERM, stderr
+    first, second = (_steps(tmp_path, attempt=0, rank=rank) for rank in range(2))
+    assert first == second, "the ranks ended after different batches"
+    assert first[-1] < 7
+    assert f"the last committed checkpoint is ep0-ba{len(first)}" in stderr
+    for rank in range(2):
+        (tmp_path / f"steps-0-{rank}").unlink()
+    launcher = _start(script, "preempted")
+    stderr = _finish(launcher)
+    assert launcher.returncode == 0, stderr
+    assert _steps(tmp_path, attempt=0, rank=0) == list(range(len(first), 8))

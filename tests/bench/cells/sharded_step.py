@@ -204,7 +204,7 @@ def lightning() -> Run:
     trainer = Trainer(
         accelerator="cpu",
         devices=dist.get_world_size(),
-        strategy=ModelParallelStrategy(),
+        strategy=ModelParallelStrategy(data_parallel_size=dist.get_world_size(), tensor_parallel_size=1),
         max_epochs=0,
         logger=False,
         enable_checkpointing=False,

@@ -10,6 +10,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+_UNUSED = (
+    "The step before left parameters without gradients. Freeze them with `requires_grad_(False)` before the "
+    "training, or have them searched for in each step: "
+    "`fsdp_config={'sharding_strategy': 'NO_SHARD', 'find_unused_parameters': True}`, or "
+    "`parallelism=hocket.dist.provide(None, device=..., find_unused_parameters=True)`. An algorithm that "
+    "freezes layers asks for it with the attribute `find_unused_parameters = True`."
+)
+
 
 class _Forward(nn.Module):
     """The module that DDP wraps: the model's parameters and the forward of its class."""
@@ -57,5 +65,10 @@ class Replica:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._model.training and torch.is_grad_enabled():
-            return self._ddp(*args, **kwargs)
+            try:
+                return self._ddp(*args, **kwargs)
+            except RuntimeError as error:
+                if "find_unused_parameters" in str(error):
+                    error.add_note(_UNUSED)
+                raise
         return type(self._model).forward(self._model, *args, **kwargs)

@@ -16,7 +16,7 @@ from hocket.ckpt.torch import read_plan
 from hocket.ckpt.torch.commit import Report, union_manifest
 from hocket.ckpt.torch.coordinator import Coordinator
 from hocket.ckpt.torch.layout import DTYPES, TensorInfo
-from hocket.ckpt.torch.read_plan import Target, read_into
+from hocket.ckpt.torch.read_plan import Target, plan_reads, read_into
 from hocket.ckpt.torch.save_job import SaveJob
 from hocket.ckpt.torch.save_plan import Planner, Snapshot, Staging, stage
 from hocket.ckpt.torch.state_tree import Tree
@@ -144,7 +144,7 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_stage
                         )
                     )
                     targets.append((full, Target(f"t{number}", record, local, box)))
-            read_into(uri, manifest, [target for _, target in targets], check=bool(rank % 3))
+            read_into(uri, manifest, plan_reads([target for _, target in targets]), check=bool(rank % 3))
             for full, target in targets:
                 assert torch.equal(target.local, part_of(full, target.box)), target
     finally:
@@ -238,8 +238,7 @@ def test_reads_larger_than_the_scratch_memory_come_in_pieces(tmp_path, monkeypat
     for rank in (0, 1):
         box = local_box(full.shape, by_last, rank)
         local = torch.zeros(box.size)
-        read_plan.read_into(
-            uri, manifest, [read_plan.Target("t0", manifest.tensors["t0"], local, box)], check=True
-        )
+        plan = read_plan.plan_reads([read_plan.Target("t0", manifest.tensors["t0"], local, box)])
+        read_plan.read_into(uri, manifest, plan, check=True)
         assert torch.equal(local, part_of(full, box))
     assert 250 < max(sizes) <= 500

@@ -24,7 +24,7 @@ from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.planning import Box
 from hocket.ckpt.reader import Checkpoint, of_one_save, replaced_error
 from hocket.ckpt.torch.layout import torch_dtype
-from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Target, batches, read_into
+from hocket.ckpt.torch.read_plan import SCRATCH_BYTES, Target, batches, plan_reads, read_into
 
 __all__ = ["HocketReader"]
 
@@ -138,7 +138,7 @@ class HocketReader(StorageReader):
             _fill_from_arrays(checkpoint, targets)
         else:
             with of_one_save(checkpoint.uri, checkpoint.manifest.save_id):
-                read_into(checkpoint.uri, checkpoint.manifest, targets, check=self._check)
+                read_into(checkpoint.uri, checkpoint.manifest, plan_reads(targets), check=self._check)
         for item, target in zip(tensors, targets, strict=True):
             planner.commit_tensor(item, target.local)
         for item in plan.items:

@@ -130,16 +130,17 @@ def describe(
     for name, leaf in tensors.items():
         tensor = leaf.value
         assert isinstance(tensor, torch.Tensor)
-        _refuse_unusable(name, tensor)
-        if is_dtensor(tensor):
-            mesh = tensor.device_mesh
+        sharded = tensor if is_dtensor(tensor) else None
+        _refuse_unusable(name, tensor, is_plain=sharded is None)
+        if sharded is not None:
+            mesh = sharded.device_mesh
             if id(mesh) not in meshes:
                 meshes[id(mesh)] = (tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
-            placing = _placing(name, tensor, *meshes[id(mesh)])
+            placing = _placing(name, sharded, *meshes[id(mesh)])
         else:
             placing = everywhere
         shape = tuple(map(int, tensor.shape))
-        local = (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+        local = (tensor if sharded is None else sharded.to_local()).detach()
         box = local_box(shape, placing, rank)
         if box is not None and not box.num_items and not local.numel():
             local = local.reshape(box.size)  # torch may give an empty shard another shape
@@ -162,7 +163,7 @@ def describe(
                 box=box,
                 local=local,
                 same_as=None if same_as == name else same_as,
-                is_plain=not is_dtensor(tensor),
+                is_plain=sharded is None,
             )
         )
     return infos
@@ -201,7 +202,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
         )
 
 
-def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
+def _refuse_unusable(name: str, tensor: torch.Tensor, *, is_plain: bool) -> None:
     refuse_shapeless(name, tensor)
     if tensor.layout is not torch.strided:
         raise CheckpointStateError(
@@ -212,7 +213,7 @@ def _refuse_unusable(name: str, tensor: torch.Tensor) -> None:
             f"`{name}` is on the `meta` device and has no memory. Materialise the model first."
         )
     check_dtype(name, tensor.dtype)
-    if hasattr(tensor, "__tensor_flatten__") and not is_dtensor(tensor):
+    if is_plain and hasattr(tensor, "__tensor_flatten__"):
         raise CheckpointStateError(
             f"`{name}` is a `{type(tensor).__qualname__}`; expected a plain tensor or a DTensor. Save its "
             f"parts."
@@ -226,8 +227,11 @@ def _refuse_without_memory(name: str, local: torch.Tensor) -> None:
             f"`{name}` is a fake tensor on `{local.device}` and has no memory. Make it outside of "
             "`FakeTensorMode`."
         )
-    steps = zip(local.shape, local.stride(), strict=True)
-    last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    if local.is_contiguous():
+        last = local.storage_offset() + local.numel() - 1
+    else:
+        steps = zip(local.shape, local.stride(), strict=True)
+        last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
     num_bytes = (last + 1) * local.itemsize if local.numel() else 0
     if storage.nbytes() < num_bytes:
         raise CheckpointStateError(

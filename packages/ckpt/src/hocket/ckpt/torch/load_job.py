@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.errors import CheckpointIncompatibleError
+from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.opener import read_manifest
 from hocket.ckpt.reader import of_one_save
@@ -57,6 +58,7 @@ class LoadJob:
     error: BaseException | None = None
     """The error on this rank so far; `agree_on_match` or `fill` reports it to the other ranks."""
 
+    @gc_paused()
     def match(
         self,
         into: object,

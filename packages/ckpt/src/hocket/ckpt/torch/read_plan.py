@@ -17,7 +17,7 @@ from hocket.ckpt.torch.layout import TensorInfo, describe, torch_dtype
 from hocket.ckpt.tree import Leaf
 from hocket.native import _native
 
-__all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "read_into"]
+__all__ = ["SCRATCH_BYTES", "Fill", "Target", "batches", "destinations", "fill", "plan_reads", "read_into"]
 
 SCRATCH_BYTES = 256 << 20
 """Limit of the scratch memory for bytes that cannot be read directly into their destination."""
@@ -80,23 +80,50 @@ def fill(
         CheckpointIncompatibleError: Two tensors of the checkpoint would be read into the same memory.
         CheckpointStateError: A tensor cannot be loaded into: see `destinations`.
     """
-    infos = destinations(fills, rank=rank, world_size=world_size)
-    origins = {fill.name: fill.origin for fill in fills}
-    targets = []
-    for wanted, info in zip(fills, infos, strict=True):
-        if info.same_as is None:
-            if info.box is not None:
-                targets.append(Target(wanted.name, wanted.record, info.local, info.box))
-        elif origins[info.same_as] != wanted.origin:
-            raise CheckpointIncompatibleError(
-                f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
-                f"`{uri}`. Untie them to load it, or load one of them by `include=`."
-            )
-    read_into(uri, manifest, targets, check=check)
+    with gc_paused():
+        infos = destinations(fills, rank=rank, world_size=world_size)
+        origins = {fill.name: fill.origin for fill in fills}
+        targets = []
+        for wanted, info in zip(fills, infos, strict=True):
+            if info.same_as is None:
+                if info.box is not None:
+                    targets.append(Target(wanted.name, wanted.record, info.local, info.box))
+            elif origins[info.same_as] != wanted.origin:
+                raise CheckpointIncompatibleError(
+                    f"`{info.same_as}` and `{info.name}` share their memory here, but are two tensors in "
+                    f"`{uri}`. Untie them to load it, or load one of them by `include=`."
+                )
+        plan = plan_reads(targets)
+    read_into(uri, manifest, plan, check=check)
 
 
-def read_into(uri: str, manifest: Manifest, targets: Sequence[Target], *, check: bool) -> None:
-    """Read boxes of tensors into memory.
+class ReadPlan(NamedTuple):
+    """The reads of boxes of tensors into memory."""
+
+    in_place: BoxReads
+    """Reads whose bytes are stored as the memory holds them."""
+    staged: list[Target]
+    """Boxes that are converted, or moved to a device, after they were read."""
+
+
+@gc_paused()
+def plan_reads(targets: Sequence[Target]) -> ReadPlan:
+    """Plan the reads of boxes, and fill those whose data is in the manifest."""
+    plan = ReadPlan(BoxReads(scratch_bytes=SCRATCH_BYTES // 2), [])
+    for target in targets:
+        if target.record.data is not None:
+            _copy_inlined(target)
+        elif not target.box.num_items:
+            continue
+        elif _is_host_memory(target):
+            _add(plan.in_place, target.local, target)
+        else:
+            plan.staged.append(target)
+    return plan
+
+
+def read_into(uri: str, manifest: Manifest, plan: ReadPlan, *, check: bool) -> None:
+    """Read the boxes of a plan into memory.
 
     Raises:
         CheckpointError: As for `fill`.
@@ -110,25 +137,13 @@ def read_into(uri: str, manifest: Manifest, targets: Sequence[Target], *, check:
             of = describe_block(manifest, error.file, error.offset)
             raise CheckpointCorruptError(f"{of}: {error}", error.file, error.offset) from error
 
-    in_place = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
-    staged: list[Target] = []
-    with gc_paused():
-        for target in targets:
-            if target.record.data is not None:
-                _copy_inlined(target)
-            elif not target.box.num_items:
-                continue
-            elif _is_host_memory(target):
-                _add(in_place, target.local, target)
-            else:
-                staged.append(target)
-    in_place.run(read)
-    for batch in batches(staged, SCRATCH_BYTES // 2):
-        plan = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
+    plan.in_place.run(read)
+    for batch in batches(plan.staged, SCRATCH_BYTES // 2):
+        reads = BoxReads(scratch_bytes=SCRATCH_BYTES // 2)
         scratch = [torch.empty(part.box.size, dtype=_stored_dtype(part)) for part in batch]
         for part, tensor in zip(batch, scratch, strict=True):
-            _add(plan, tensor, part)
-        plan.run(read)
+            _add(reads, tensor, part)
+        reads.run(read)
         for part, tensor in zip(batch, scratch, strict=True):
             part.local.copy_(tensor)
 

@@ -1,18 +1,24 @@
-"""What Composer promised and has no test of its own elsewhere: durations, resuming, surgery, endless data."""
+"""What Composer promised and has no test of its own elsewhere: durations, resuming, surgery, logs, losses."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from hocket.trainer import Algorithm, Callback, Event
-from hocket.trainer.checkpointing import load
+from hocket.trainer import Algorithm, Callback, DataSpec, Event
+from hocket.trainer.callbacks import LRMonitor
 from hocket.trainer.errors import ResumeError
+from hocket.trainer.loggers import FileLogger, InMemoryLogger
 from hocket.trainer.optim import LinearScheduler
+from support.ranks import run_ranks
 from support.training import FileStore, Net, Recorder, loader, make, parameters
 
 
@@ -101,13 +107,38 @@ def test_autoresume_takes_the_whole_checkpoint_whatever_the_first_load_took(tmp_
         assert all(torch.equal(end[name], value) for name, value in parameters(trainer).items())
 
 
-def test_ranks_that_loaded_different_steps_are_named(tmp_path):
-    store = FileStore(tmp_path)
-    with make(max_duration="2ba", checkpoint_store=store) as trainer:
+def _on_a_rank(folder):
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(100 + rank)
+    model = Net(seed=rank)
+    drawn = []
+
+    class Draw(Callback):
+        def fit_start(self, state, logger):
+            drawn.append(torch.rand(4))
+
+    own = FileStore(Path(folder) / str(rank))
+    with make(
+        model=model, callbacks=Draw(), checkpoint_store=own, save_interval="1ba", max_duration="2ba"
+    ) as trainer:
+        start = parameters(trainer)
         trainer.fit()
-        sync = SimpleNamespace(gather=lambda number: [number, number + 3])
-        with pytest.raises(ResumeError, match=r"different steps \(rank 0: 2, rank 1: 5\)"):
-            load(store, "ep0-ba2", trainer._parts.run_state, sync)
+    # The same name on each rank, and another step behind it.
+    names = sorted(entry.name for entry in own.list())
+    shutil.copy(own.folder / names[rank], own.folder / "last")
+    with pytest.raises(ResumeError) as refused:
+        make(checkpoint_store=own, load_path=str(own.folder / "last"))
+    return start, drawn, str(refused.value)
+
+
+def test_replicas_start_alike_with_generators_of_their_own_and_different_steps_are_refused(tmp_path):
+    (start, drawn, message), (start_1, drawn_1, message_1) = run_ranks(
+        _on_a_rank, 2, str(tmp_path), timeout_s=180
+    )
+    assert all(torch.equal(start[name], value) for name, value in start_1.items())
+    assert not torch.equal(drawn[0], drawn_1[0])
+    for one in (message, message_1):
+        assert "different steps (rank 0: 1, rank 1: 2)" in one
 
 
 def test_a_save_that_fails_behind_the_training_ends_it_within_a_batch(tmp_path):
@@ -130,6 +161,47 @@ def test_a_save_that_fails_behind_the_training_ends_it_within_a_batch(tmp_path):
     ):
         trainer.fit()
     assert at.seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("has_total", [False, True])
+def test_the_total_of_a_loss_in_parts_is_trained_on_or_else_their_sum(has_total):
+    class Parts(Net):
+        def loss(self, outputs, batch):
+            fit, size = nn.functional.cross_entropy(outputs, batch[1]), outputs.square().mean()
+            return {"fit": fit, "size": size} | ({"total": fit + 3 * size} if has_total else {})
+
+    class Whole(Net):
+        def loss(self, outputs, batch):
+            return super().loss(outputs, batch) + (3 if has_total else 1) * outputs.square().mean()
+
+    memory = InMemoryLogger()
+    with (
+        make(model=Parts(), loggers=memory, max_duration="3ba") as trainer,
+        make(model=Whole(), max_duration="3ba") as other,
+    ):
+        trainer.fit()
+        other.fit()
+        torch.testing.assert_close(parameters(trainer), parameters(other))
+    logged = {name: dict(memory.data[f"loss/train/{name}"]) for name in ("total", "fit", "size")}
+    for batch, total in logged["total"].items():
+        assert total == pytest.approx(logged["fit"][batch] + (3 if has_total else 1) * logged["size"][batch])
+
+
+def test_every_destination_gets_the_same_names_at_the_same_steps(tmp_path):
+    first, second, path = InMemoryLogger(), InMemoryLogger(), tmp_path / "log.jsonl"
+    with make(
+        loggers=[first, FileLogger(str(path)), second],
+        callbacks=LRMonitor(),
+        eval_dataloader=loader(4),
+        eval_interval="2ba",
+        max_duration="5ba",
+    ) as trainer:
+        trainer.fit()
+    assert first.data == second.data
+    assert {"loss/train/total", "lr-SGD/group0", "metrics/eval/Loss"} <= first.data.keys()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    written = {(name, line["step"]) for line in lines for name in line if "step" in line and name != "step"}
+    assert written == {(name, step) for name, points in first.data.items() for step, _ in points}
 
 
 class Widen(Algorithm):
@@ -168,9 +240,12 @@ def test_a_model_that_was_operated_on_is_not_loaded_without_the_operation(tmp_pa
         assert torch.equal(parameters(trainer)["layers.3.weight"], end["layers.3.weight"])
 
 
-@pytest.mark.parametrize("duration", ["7ba", "28sp"])
-def test_an_endless_loader_trains_for_batches_and_samples(duration):
-    with make(train_dataloader=itertools.cycle(list(loader())), max_duration=duration) as trainer:
+@pytest.mark.parametrize("duration", ["7ba", "28sp", "140tok"])
+def test_an_endless_loader_trains_for_batches_samples_and_tokens(duration):
+    endless = DataSpec(
+        itertools.cycle(list(loader())), get_num_tokens_in_batch=lambda batch: batch[0].numel()
+    )
+    with make(train_dataloader=endless, max_duration=duration) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 7
 

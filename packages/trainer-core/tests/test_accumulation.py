@@ -80,6 +80,32 @@ def padded(lengths):
     return {"input_ids": ids, "labels": labels}
 
 
+@pytest.mark.parametrize("size", [5, 1, 2, 3])
+def test_samples_weigh_alike_on_request_whatever_their_labels(size):
+    # A microbatch's mean over its labels weighs by its samples, so that the update depends on the split.
+    batch = padded([9, 2, 3, 5, 1])
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    num = -(-5 // size)
+    size = -(-5 // num)
+    for start in range(0, 5, size):
+        part = {name: value[start : start + size] for name, value in batch.items()}
+        (model.loss(model(part), part) * len(part["labels"]) / 5).backward()
+    optimizer.step()
+    trained = Words()
+    with make(
+        model=trained,
+        optimizers=torch.optim.SGD(trained.parameters(), lr=0.1),
+        train_dataloader=[batch],
+        device_train_microbatch_size=size,
+        accumulate_train_batch_on_tokens=False,
+        max_duration="1ba",
+    ) as trainer:
+        trainer.fit()
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(parameters(trainer)[name], value, **TOLERANCE)
+
+
 @pytest.mark.parametrize("sums", [None, "tensor", "number"])
 @pytest.mark.parametrize("size", [None, 1, 2, 3])
 def test_padded_batches_are_weighted_by_the_labels_that_count(sums, size):

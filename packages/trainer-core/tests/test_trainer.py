@@ -115,6 +115,7 @@ def test_a_duration_is_counted_from_here_in_its_own_unit():
         assert trainer.state.timestamp.counts[:3] == (0, 1, 5)
         trainer.fit(duration="1ba")
         assert trainer.state.timestamp.counts[:3] == (0, 1, 6)
+        assert trainer.state.timestamp.batch_in_epoch == "1ba"
         assert trainer.state.max_duration == "6ba"
         trainer.fit("6sp")
         assert trainer.state.timestamp.sample == "32sp"

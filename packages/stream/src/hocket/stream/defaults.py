@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 #: Seed of permutations and sampling; the default of mosaicml-streaming, so that its runs can be resumed.
 SHUFFLE_SEED = 9176
 
@@ -31,3 +33,10 @@ HASHES = ("xxh3_64",)
 
 #: Maximum size of a raw shard.
 SIZE_LIMIT = "64mb"
+
+
+def num_lanes(given: int | None, *, global_batch_size: int, shuffle: bool) -> int:
+    """Return `num_canonical_nodes`, or its default: storage order without shuffling."""
+    if given is not None:
+        return given
+    return math.gcd(global_batch_size, MOST_LANES) if shuffle else 1

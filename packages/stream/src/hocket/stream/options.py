@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hocket.stream.cursor import OrderSettings
-from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
+from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicPlan, MosaicSettings
@@ -128,9 +127,7 @@ class OrderOptions:
         """
         if self.is_mosaic:
             return self._mosaic_plan(engine, streams, data_parallel, global_batch_size, num_nodes)
-        lanes = self.num_canonical_nodes
-        if lanes is None:
-            lanes = math.gcd(global_batch_size, MOST_LANES) if self.shuffle else 1
+        lanes = num_lanes(self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle)
         settings = OrderSettings(
             fingerprint=engine.fingerprint,
             mixture=describe_mixture(engine),

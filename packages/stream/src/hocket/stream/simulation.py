@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hocket.native import _native
 from hocket.stream.dataset_index import DatasetIndex
-from hocket.stream.defaults import MOST_LANES, SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED
+from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.errors import ConfigError
 
 
@@ -69,8 +69,9 @@ class Cluster:
     @property
     def lanes(self) -> int:
         """Number of lanes that each batch is drawn from."""
-        default = math.gcd(self.global_batch_size, MOST_LANES) if self.shuffle else 1
-        return self.num_canonical_nodes or default
+        return num_lanes(
+            self.num_canonical_nodes, global_batch_size=self.global_batch_size, shuffle=self.shuffle
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import itertools
 import json
 import os
@@ -23,6 +25,7 @@ from hocket.compat.composer.callbacks import (
     SpeedMonitor,
     ThresholdStopper,
 )
+from hocket.compat.composer.install import MODULES
 from hocket.compat.composer.loggers import FileLogger, InMemoryLogger, TQDMLogger
 from hocket.compat.composer.metrics import CrossEntropy
 from hocket.compat.composer.models import ComposerClassifier, ComposerResNet, HuggingFaceModel
@@ -378,3 +381,61 @@ def test_the_loop_in_the_users_own_hands() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+class Logging(SwappedLoss):
+    """A model that logs what it computes."""
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        outputs = super().forward(batch)
+        self.logger.log_metrics({"outputs/mean": outputs.detach().mean()})
+        return outputs
+
+
+def test_a_model_logs_by_its_trainers_logger_which_copies_leave_out() -> None:
+    model, logger = Logging(), InMemoryLogger()
+    assert model.logger is None
+    trainer = fit(model=model, loggers=[logger], max_duration="1ep")
+    assert len(logger.data["outputs/mean"]) == 4
+    assert model.logger is trainer.logger
+    assert copy.deepcopy(model).logger is None
+    assert model.logger is trainer.logger
+
+
+def test_the_modules_of_methods_have_their_functions_and_layers() -> None:
+    for name, target in MODULES.items():
+        importlib.import_module(target)
+        assert name.startswith("composer")
+    methods = importlib.import_module(MODULES["composer.algorithms.blurpool.blurpool"])
+    assert MODULES["composer.algorithms.mixup"] == methods.__name__
+    for name in ("BlurConv2d", "BlurPool", "apply_blurpool", "mixup_batch", "FactorizedLinear"):
+        assert callable(getattr(methods, name))
+    layer = torch.nn.Conv2d(3, 4, 3)
+    before = layer.weight.detach().clone()
+    methods.apply_weight_standardization(module=torch.nn.Sequential(layer), n_last_layers_ignore=0)
+    assert not torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("interval", ["6ba", composer.Time.from_batch(6)])
+def test_an_interval_in_batches(tmp_path: Path, interval: Any) -> None:
+    fit(save_folder=str(tmp_path), save_interval=interval, max_duration="14ba")
+    assert sorted(os.listdir(tmp_path)) == ["ep1-ba6", "ep2-ba12", "ep3-ba14"]
+
+
+def test_an_interval_longer_than_the_run_saves_at_its_end(tmp_path: Path) -> None:
+    fit(save_folder=str(tmp_path), save_interval="1000ba", max_duration="2ep")
+    assert os.listdir(tmp_path) == ["ep2-ba8"]
+
+
+def test_dist_checkpoint_saves_and_loads_a_state(tmp_path: Path) -> None:
+    from hocket.compat.composer.utils import dist_checkpoint
+
+    with make_trainer() as trainer:
+        trainer.fit()
+        path = dist_checkpoint.save_checkpoint(trainer.state, str(tmp_path / "ep{epoch}-ba{batch}"))
+        weights = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+    assert path == str(tmp_path / "ep2-ba8")
+    with make_trainer() as trainer:
+        dist_checkpoint.load_checkpoint(path, trainer.state)
+        assert trainer.state.timestamp.batch == 8
+        torch.testing.assert_close(trainer.state.model.state_dict(), weights)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,25 @@ def test_rates_are_those_of_one_batch_later(answers: tuple[dict[str, Any], dict[
     for name in LAGGING:
         rates = ours[name]["rates"]
         assert theirs[name]["rates"] == pytest.approx([rates[0], *rates[:-1]], abs=1e-9), name
+
+
+def test_the_pass_of_sam_that_is_not_the_steps_own_fires_two_events_more_on_composer(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    theirs, ours = (found["sam"] for found in answers)
+    more = Counter(theirs["events"]) - Counter(ours["events"])
+    assert more == {"before_train_batch": 6, "after_train_batch": 6}
+    assert not Counter(ours["events"]) - Counter(theirs["events"])
+    # Read at `AFTER_TRAIN_BATCH`.
+    assert theirs["rates"] == [rate for rate in ours["rates"] for _ in range(2)]
+
+
+def test_swa_by_epochs_never_ends_at_the_end_of_a_batch_on_composer(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    theirs, ours = answers
+    assert _is_close(theirs["swa"]["parameters"], theirs["four_epochs"]["parameters"])
+    assert _is_close(ours["swa"]["parameters"], ours["swa_in_batches"]["parameters"])
 
 
 def _differing(theirs: dict[str, Any], ours: dict[str, Any]) -> set[str]:

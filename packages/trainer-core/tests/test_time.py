@@ -294,3 +294,14 @@ def test_intervals_that_make_no_sense_are_refused():
     state = replace(state, timestamp=Timestamp(batch=1))
     with pytest.raises(TimeUnitError, match="max_duration"):
         every("0.5dur")(state, _Event.BATCH_END)
+
+
+def test_times_as_composers_scripts_make_them() -> None:
+    assert Time.from_timestring("4_000tok") == Time.from_token(4000)
+    assert Time.from_timestring("3_0e2sp") == Time.from_sample(3000)
+    assert Time.from_epoch(2) / 2 == Time(1, "ep")
+    assert Time.from_epoch(9) / 3 == Time(3, "ep")
+    assert Time.from_batch(1) / Time.from_batch(2) == Time.from_duration(0.5)
+    assert Time.from_iteration(1).unit is TimeUnit.ITERATION
+    with pytest.raises(TimeValueError):
+        Time.from_timestring("4_tok")

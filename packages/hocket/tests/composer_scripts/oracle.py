@@ -239,6 +239,11 @@ def batches():
 
 
 @script
+def four_epochs():
+    return run(max_duration="4ep")
+
+
+@script
 def subset():
     return run(train_subset_num_batches=2)
 
@@ -293,6 +298,13 @@ def ema():
 def swa():
     return run(
         algorithms=[SWA(swa_start="0.5dur", swa_end="1dur", update_interval="1ba")], max_duration="4ep"
+    )
+
+
+@script
+def swa_in_batches():
+    return run(
+        algorithms=[SWA(swa_start="0.5dur", swa_end="1dur", update_interval="1ba")], max_duration="12ba"
     )
 
 

@@ -29,7 +29,7 @@ TimeInput: TypeAlias = "Time | int | float | str"
 
 _UNIT_BY_SUFFIX = {unit.value: unit for unit in TimeUnit}
 _NUMBER_AND_SUFFIX = re.compile(
-    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?) *(iter|ep|ba|sp|tok|dur|sec)", re.ASCII
+    r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?) *(iter|ep|ba|sp|tok|dur|sec)", re.ASCII
 )
 _CLOCK = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 
@@ -66,6 +66,36 @@ class Time:
             value = _check_value(value, unit)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "unit", unit)
+
+    @classmethod
+    def from_iteration(cls, iteration: int) -> Time:
+        """Make a time in `iter`."""
+        return cls(iteration, TimeUnit.ITERATION)
+
+    @classmethod
+    def from_epoch(cls, epoch: int) -> Time:
+        """Make a time in `ep`."""
+        return cls(epoch, TimeUnit.EPOCH)
+
+    @classmethod
+    def from_batch(cls, batch: int) -> Time:
+        """Make a time in `ba`."""
+        return cls(batch, TimeUnit.BATCH)
+
+    @classmethod
+    def from_sample(cls, sample: int) -> Time:
+        """Make a time in `sp`."""
+        return cls(sample, TimeUnit.SAMPLE)
+
+    @classmethod
+    def from_token(cls, token: int) -> Time:
+        """Make a time in `tok`."""
+        return cls(token, TimeUnit.TOKEN)
+
+    @classmethod
+    def from_duration(cls, duration: float) -> Time:
+        """Make a time in `dur`."""
+        return cls(duration, TimeUnit.DURATION)
 
     @classmethod
     def from_timestring(cls, text: str) -> Time:
@@ -186,7 +216,9 @@ class Time:
     __rmul__ = __mul__
 
     def __truediv__(self, other: TimeInput) -> Time:
-        """The ratio of two times of one unit, as a `dur`."""
+        """The ratio of two times of one unit, as a `dur`; by a number, a part of this time, rounded down."""
+        if isinstance(other, (int, float)):
+            return self * (1 / other)
         return Time(self.value / self._number_of(other), TimeUnit.DURATION)
 
     def __int__(self) -> int:

@@ -63,7 +63,10 @@ assert trainer.state.timestamp.batch == "8ba"
   `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved.
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.
 - A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
-- SAM fires the events of the second forward pass alone, and `SWA` gives the model its mean at `swa_end`.
+- A step of `SAM` fires `BEFORE_TRAIN_BATCH` and `AFTER_TRAIN_BATCH` once, Composer's twice.
+- `SWA` gives the model its mean at `swa_end`. With `update_interval="1ba"`, `swa_end="1dur"` and a
+  `max_duration` in epochs, Composer's never does: it looks at the end of a batch, when the last epoch is not
+  counted yet.
 - `State.get_elapsed_duration` advances with each batch; Composer's counts whole units of `max_duration`: with
   `"4ep"` it is one of 0, 0.25, 0.5, 0.75 and 1.
 - Half precision works on a CPU too.

@@ -18,7 +18,6 @@ from hocket.algos import (
     apply_low_precision_layernorm,
     apply_squeeze_excite,
     apply_stochastic_depth,
-    apply_weight_standardization,
     augmix_image,
     colout_batch,
     compute_ema,
@@ -44,6 +43,11 @@ def apply_gradient_clipping(
 ) -> None:
     """Limit the gradients of a model in place, by `norm`, `value` or `adaptive`."""
     _algos.apply_gradient_clipping(model, clipping_type, clipping_threshold=clipping_threshold)
+
+
+def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> None:
+    """Standardize the weights of a module's convolutions, in place; the last ones may be left out."""
+    _algos.apply_weight_standardization(module, n_last_layers_ignore)
 
 
 __all__ = [

@@ -42,13 +42,6 @@ _PARTS = {
     "models": ("base", "huggingface", "initializers", "resnet", "tasks", "tasks.classification"),
     "optim": ("decoupled_weight_decay",),
     "trainer": ("trainer",),
-    "algorithms": (
-        "alibi", "augmix", "blurpool", "channels_last", "colout", "cutmix", "cutout", "ema", "factorize",
-        "gated_linear_units", "ghost_batchnorm", "gradient_clipping", "gyro_dropout", "label_smoothing",
-        "layer_freezing", "low_precision_groupnorm", "low_precision_layernorm", "mixup", "no_op_model",
-        "progressive_resizing", "randaugment", "sam", "selective_backprop", "seq_length_warmup",
-        "squeeze_excite", "stochastic_depth", "swa", "weight_standardization",
-    ),
     "callbacks": (
         "activation_monitor", "early_stopper", "export_for_inference", "free_outputs", "generate",
         "image_visualizer", "load_checkpoint", "lr_monitor", "memory_monitor", "memory_snapshot",
@@ -70,11 +63,24 @@ _PARTS = {
               "object_store", "remote_uploader", "retrying", "warnings"),
 }  # fmt: skip
 
+#: Modules of the training methods; each has a module of its own name within.
+_METHODS = (
+    "alibi", "augmix", "blurpool", "channels_last", "colout", "cutmix", "cutout", "ema", "factorize",
+    "gated_linear_units", "ghost_batchnorm", "gradient_clipping", "gyro_dropout", "label_smoothing",
+    "layer_freezing", "low_precision_groupnorm", "low_precision_layernorm", "mixup", "no_op_model",
+    "progressive_resizing", "randaugment", "sam", "selective_backprop", "seq_length_warmup",
+    "squeeze_excite", "stochastic_depth", "swa", "weight_standardization",
+)  # fmt: skip
+
 #: Modules of Composer and their replacements.
 MODULES = {
     **{f"composer.{name}".rstrip("."): f"{_OURS}.{name}".rstrip(".") for name in _MODULES},
     **{f"composer.{above}.{part}": f"{_OURS}.{above}" for above, parts in _PARTS.items() for part in parts},
-}
+    **{f"composer.algorithms.{name}{within}": f"{_OURS}.methods"
+       for name in _METHODS for within in ("", f".{name}")},
+    "composer.algorithms.blurpool.blurpool_layers": f"{_OURS}.methods",
+    "composer.algorithms.factorize.factorize_modules": f"{_OURS}.methods",
+}  # fmt: skip
 
 
 def install(*, force: bool = False) -> None:

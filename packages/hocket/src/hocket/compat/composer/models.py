@@ -20,11 +20,23 @@ from hocket.trainer.extras import import_extra
 from hocket.trainer.models import HuggingFaceModel
 
 
-class ComposerModel(_models.ComposerModel, ABC):
+class HasLogger:
+    """A model that logs: the trainer sets its `logger`, which copies and pickles leave out."""
+
+    logger: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "logger"}
+
+
+class ComposerModel(HasLogger, _models.ComposerModel, ABC):
     """`hocket.trainer.ComposerModel` whose subclasses may leave out `super().__init__()`.
 
     An older model may state `validate(batch) -> (outputs, targets)` and `metrics(train)`. Every model of
     `hocket.trainer.models` counts as an instance.
+
+    Attributes:
+        logger: The trainer's, for `self.logger.log_metrics`; None before there is a trainer.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - of `__init__`
@@ -54,7 +66,7 @@ class ComposerModel(_models.ComposerModel, ABC):
             metric.update(*outputs)
 
 
-class ComposerClassifier(_ComposerClassifier):
+class ComposerClassifier(HasLogger, _ComposerClassifier):
     """`hocket.trainer.ComposerClassifier`, which by default measures its accuracy while training too."""
 
     def __init__(

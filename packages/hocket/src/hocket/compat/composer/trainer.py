@@ -17,6 +17,7 @@ from hocket.compat.composer.composer_files import (
     read_composer_file,
 )
 from hocket.compat.composer.load_paths import find_checkpoint
+from hocket.compat.composer.models import HasLogger
 from hocket.compat.composer.progress_log import ProgressLog
 from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.utils import dist
@@ -63,6 +64,9 @@ class Trainer(_Trainer):
         given["callbacks"] = [*as_list(given.get("callbacks")), ProgressLog()]
         file = _composer_file(given)
         super().__init__(**given)
+        for module in self.state.model.modules():
+            if isinstance(module, HasLogger):
+                module.logger = self.logger
         if file is not None:
             self._go_on_from(file, given)
 

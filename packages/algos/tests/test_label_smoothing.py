@@ -9,6 +9,7 @@ import torch
 
 from hocket.algos import AlgorithmConfigError, IncompatibleError, LabelSmoothing, smooth_labels
 from hocket.algos.batches import get_item, with_item
+from hocket.trainer import Callback, ComposerClassifier, Trainer
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
@@ -94,3 +95,38 @@ def test_an_item_is_replaced_in_a_copy(batch: Any, key: Any) -> None:
 def test_a_missing_item_is_named(batch: Any, key: Any) -> None:
     with pytest.raises(IncompatibleError, match="has no item"):
         get_item(batch, key)
+
+
+class Targets(Callback):
+    """Notes the targets that the loss got, and those that are there after it."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def before_loss(self, state: Any, logger: Any) -> None:
+        self.seen.append(state.batch[1])
+
+    def after_loss(self, state: Any, logger: Any) -> None:
+        self.seen.append(state.batch[1])
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_targets_are_the_own_ones_again_after_the_loss(size: int | None) -> None:
+    batch = (torch.randn(4, 5), torch.tensor([0, 2, 1, 1]))
+    targets = Targets()
+    model = ComposerClassifier(torch.nn.Linear(5, 3))
+    with Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=[batch],
+        algorithms=LabelSmoothing(0.1),
+        callbacks=targets,
+        device_train_microbatch_size=size,
+        max_duration="1ba",
+        device="cpu",
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+        assert torch.equal(trainer.state.batch[1], torch.tensor([0, 2, 1, 1]))
+    assert all(one.is_floating_point() for one in targets.seen[::2])
+    assert torch.equal(torch.cat(targets.seen[1::2]), batch[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 
 import pytest
 import torch
@@ -286,10 +287,37 @@ def test_sharded_runs_go_on_with_the_same_bits_and_on_other_numbers_of_ranks(tol
         assert all(torch.equal(one, other) for one, other in zip(values, again, strict=True))
         assert torch.equal(generator, generator_again)
     assert not torch.equal(ranks[0]["resume"][0][2], ranks[1]["resume"][0][2])
+    # The finished run of two ranks, opened on one.
+    start, values, _ = resume((0, 1), f"{folder}/whole", "6ba", autoresume=True)
+    assert start == 6
+    assert all(torch.equal(one, other) for one, other in zip(values, ranks[0]["resume"][0][1], strict=True))
+    capfd.readouterr()
     start, values, _ = resume((0, 1), f"{folder}/cut", "8ba", autoresume=True)
     assert start == 6
     assert [value.shape for value in values] == [value.shape for value in ranks[0]["resume"][0][1]]
     assert capfd.readouterr().err.count("another number of ranks") == 1
+
+
+def open_and_go_on(folder):
+    place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    opened = resume(place, f"{folder}/whole", "6ba", autoresume=True)
+    return opened, resume(place, f"{folder}/whole", "8ba", autoresume=True)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_goes_on_on_four_and_then_on_one(told, tmp_path):
+    folder, ranks = told
+    shutil.copytree(f"{folder}/whole", tmp_path / "whole")
+    for (start, values, _), (start_again, _, _) in (
+        on_four := run_ranks(open_and_go_on, 4, str(tmp_path), init="gloo", timeout_s=280)
+    ):
+        assert (start, start_again) == (6, 6)
+        assert all(
+            torch.equal(one, other) for one, other in zip(values, ranks[0]["resume"][0][1], strict=True)
+        )
+    start, values, _ = resume((0, 1), str(tmp_path / "whole"), "8ba", autoresume=True)
+    assert start == 8
+    assert all(torch.equal(one, other) for one, other in zip(values, on_four[0][1][1], strict=True))
 
 
 def train_on_own(place, folder, duration, **arguments):

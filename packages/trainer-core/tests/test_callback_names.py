@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
-from hocket.trainer import callbacks
+from hocket.trainer import callbacks, loggers
 from hocket.trainer.testing import check_callback
 
 # From Composer's documentation; what Hocket adds is not listed.
@@ -54,3 +55,8 @@ def test_arguments_and_defaults_are_composers(name):
 @pytest.mark.parametrize("name", sorted({*callbacks.__all__} - {"GoodputMonitor"}))
 def test_every_callback_passes_the_suite(name):
     check_callback(lambda: getattr(callbacks, name)(*GIVEN.get(name, ())))
+
+
+def test_every_callback_and_logger_is_on_the_page():
+    page = (Path(__file__).parents[1] / "docs" / "callbacks.md").read_text("utf-8")
+    assert [name for name in (*callbacks.__all__, *loggers.__all__) if f"`{name}" not in page] == []

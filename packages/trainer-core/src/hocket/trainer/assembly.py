@@ -264,7 +264,7 @@ def _make_state(
 
 def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
     """Yield the callbacks that carry out single arguments."""
-    if config.model.compile_config is not None:
+    if config.model.compile_config is not None or config.model.has_compiled_step:
         # Imported when needed: the package of callbacks takes as long to import as all of the trainer.
         from hocket.trainer.callbacks.compile_monitor import CompileMonitor
 

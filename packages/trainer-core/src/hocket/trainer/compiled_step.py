@@ -24,7 +24,7 @@ class CompiledStep(StandardStep):
 
     `compile_config` compiles the model alone. Here the loss is fused with the model's last layers, and the
     optimizer's arithmetic into few kernels. Pass the class, or a `functools.partial` with options, as
-    `Trainer(train_step=…)`. Recompilations are reported by `CompileMonitor`.
+    `Trainer(train_step=…)`. Later recompilations are reported, as by `CompileMonitor`.
 
     No event fires between forward pass and loss, so nothing may listen to `AFTER_FORWARD` and `BEFORE_LOSS`.
 
@@ -39,6 +39,9 @@ class CompiledStep(StandardStep):
         TrainerConfigError: At the first step, if something listens to these events, or an optimizer
             evaluates the loss within its step.
     """
+
+    is_compiled = True
+    """Whether the trainer reports compilations, by a `CompileMonitor` that it adds."""
 
     def __init__(self, inner: StandardStep, **options: Any) -> None:
         super().__init__(inner.context)

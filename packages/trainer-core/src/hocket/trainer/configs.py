@@ -63,6 +63,11 @@ class ModelConfig(_Group):
     def __post_init__(self) -> None:
         step_ranges(self.steps_to_skip)
 
+    @property
+    def has_compiled_step(self) -> bool:
+        """Whether the training step compiles what it runs, so that recompilations are reported."""
+        return bool(getattr(getattr(self.train_step, "func", self.train_step), "is_compiled", False))
+
     def build_model(self) -> nn.Module:
         """Return the model, wrapped where it has no `loss` of its own."""
         return as_model(self.model, self.loss_fn)

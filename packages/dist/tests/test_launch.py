@@ -207,7 +207,23 @@ def _check_restart(tmp_path: Path) -> None:
 
 
 def _check_two_machines(tmp_path: Path) -> None:
-    """Two launchers, as on two machines, with Composer's flags and ports of their own."""
+    """As Composer's users start them."""
+    common = ["-n", "1", "--world_size", "2"]
+    places = [[*common, "--base_rank", "1"], [*common, "--node_rank", "0"]]
+    _launch_machines(tmp_path, places, ["1 2 1", "0 2 0"])
+
+
+def _check_unequal_machines(tmp_path: Path) -> None:
+    """Each machine has its own `-n`; the first rank of a machine writes to the terminal."""
+    places = [
+        ["-n", "1", "--nnodes", "2", "--node_rank", "1"],
+        ["-n", "2", "--nnodes", "2", "--node_rank", "0"],
+    ]
+    _launch_machines(tmp_path, places, ["2 3 1", "0 3 0"])
+
+
+def _launch_machines(tmp_path: Path, places: list[list[str]], expected: list[str]) -> None:
+    """Start two launchers, as on two machines, and compare the places that their first ranks print."""
     path = tmp_path / "job.py"
     path.write_text(
         "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'])"
@@ -215,7 +231,7 @@ def _check_two_machines(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = ["-n", "1", "--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    common = ["--master_addr", "127.0.0.1", "--master_port", str(port)]
     launchers = [
         subprocess.Popen(
             _command(*common, *place, path),
@@ -225,14 +241,15 @@ def _check_two_machines(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for place in (["--base_rank", "1"], ["--node_rank", "0"])
+        for place in places
     ]
     try:
-        results = [launcher.communicate(timeout=90) for launcher in launchers]
+        results = [launcher.communicate(timeout=150) for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.kill()
-    assert [out for out, _ in results] == ["1 2 1\n", "0 2 0\n"], results
+            launcher.communicate()
+    assert [out.split("\n")[0] for out, _ in results] == expected, results
 
 
 ELASTIC = """
@@ -286,7 +303,9 @@ def _check_fewer_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [_check_restart, _check_two_machines, _check_fewer_machines])
+@pytest.mark.parametrize(
+    "check", [_check_restart, _check_two_machines, _check_unequal_machines, _check_fewer_machines]
+)
 def test_a_job_of_several_attempts_or_machines_ends_well(
     tmp_path: Path, check: Callable[[Path], None]
 ) -> None:

@@ -25,6 +25,7 @@ class Case(NamedTuple):
     precision: str = "fp32"
     microbatches: int = 1
     is_synced_last: bool = False
+    is_autocast: bool = False
 
 
 class Run(NamedTuple):
@@ -80,6 +81,11 @@ CASES = {
     "bf16 PURE": Case({"mixed_precision": "pure"}, "amp_bf16"),
     "bf16 FULL": Case({"mixed_precision": "FULL"}, "amp_bf16"),
     "bf16 NO_SHARD": Case({"sharding_strategy": "NO_SHARD"}, "amp_bf16"),
+    "bf16 SHARD_GRAD_OP, prefetch": Case(
+        {"sharding_strategy": "SHARD_GRAD_OP", "forward_prefetch": True}, "amp_bf16"
+    ),
+    "bf16 ignored modules": Case({"ignored_modules": ["head"]}, "amp_bf16", is_autocast=True),
+    "bf16 ddp": Case(None, "amp_bf16", is_autocast=True),
     "bf16 checkpointing and offload": Case(
         {"activation_checkpointing": True, "activation_cpu_offload": True, "cpu_offload": True}, "amp_bf16"
     ),
@@ -99,6 +105,10 @@ CASES_OF_4 = {
     "HYBRID over mod2": Case({"sharding_strategy": "_HYBRID_SHARD_ZERO2", "process_group": "mod2"}),
     "self": Case({"process_group": "self"}),
     "HSDP, host offload": Case({"data_parallel_replicate_degree": 2, "cpu_offload": True}),
+    "bf16 HSDP": Case({"data_parallel_replicate_degree": 2}, "amp_bf16"),
+    "bf16 HYBRID over mod2": Case(
+        {"sharding_strategy": "_HYBRID_SHARD_ZERO2", "process_group": "mod2"}, "amp_bf16"
+    ),
 }
 KINDS = ("gpt", "conv")
 
@@ -147,7 +157,9 @@ def _train(name: str, case: Case, kind: str) -> Run:
                 part = {key: value.chunk(case.microbatches)[index] for key, value in part.items()}
                 is_last = index == case.microbatches - 1
                 parallelism.sync_gradients(module, is_last or not case.is_synced_last)
-                loss = model.loss(module(part), part) / case.microbatches
+                # FSDP2 casts by itself what it shards; autocast, which the trainer uses, casts the rest.
+                with torch.autocast("cpu", torch.bfloat16, enabled=case.is_autocast):
+                    loss = model.loss(module(part), part) / case.microbatches
                 loss.backward()
                 total += loss.detach().double()
             if not gradients:
@@ -179,19 +191,23 @@ def _check(runs: list[Run], kind: str, *, is_exact: bool) -> None:
             assert torch.equal(run.parameters[name], value), f"ranks differ in {name}"
 
 
+def _is_exact(case: Case) -> bool:
+    return case.precision == "fp32" or (case.config or {}).get("mixed_precision") == "FULL"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_compute_what_one_process_does(two_ranks: StandingRanks, name: str, kind: str) -> None:
     case = CASES[name]
-    is_exact = case.precision == "fp32" or (case.config or {}).get("mixed_precision") == "FULL"
-    _check(two_ranks.run(_train, name, case, kind), kind, is_exact=is_exact)
+    _check(two_ranks.run(_train, name, case, kind), kind, is_exact=_is_exact(case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES_OF_4)
 def test_four_ranks_compute_what_one_process_does(four_ranks: StandingRanks, name: str, kind: str) -> None:
-    _check(four_ranks.run(_train, name, CASES_OF_4[name], kind), kind, is_exact=True)
+    case = CASES_OF_4[name]
+    _check(four_ranks.run(_train, name, case, kind), kind, is_exact=_is_exact(case))
 
 
 def test_levers_are_described(two_ranks: StandingRanks) -> None:

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocke
 from hocket.recipes.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(context=64, width=256, num_layers=4, num_heads=4)
-BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 20, 2
+BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
 """Trains for a number of steps and returns for each the seconds by wall clock and of processor."""

@@ -77,7 +77,8 @@ class CompiledStep(StandardStep):
                 "`LBFGS` evaluates the loss within its step, which `CompiledStep` cannot compile; leave "
                 "`train_step` out, and compile the model by `compile_config`"
             )
-        optimizer.step = torch.compile(optimizer.step, **self._options)  # type: ignore[method-assign]
+        compiled: Any = torch.compile(optimizer.step, **self._options)
+        optimizer.step = compiled  # type: ignore[method-assign]
         self._prepared.add(id(optimizer))
 
     def _rate_of(self, group: dict[str, Any]) -> torch.Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.trainer.errors import NonFiniteLossError, RankFailedError, TrainerConfigError
+from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.timestamp import Counts
 from support.ranks import run_ranks
 from support.training import FileStore, Net, loader, make, parameters
 
@@ -67,17 +70,47 @@ def test_a_loss_may_be_ignored_and_other_policies_are_refused():
         make(nonfinite_loss="stop")
 
 
-class Kept(TorchDispatchMode):
-    """Fails at a read of a tensor's number."""
+class OnDevice(torch.Tensor):
+    """A number that is on another device, as far as the host can tell; notes each operation that reads it."""
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function is not torch.ops.aten._local_scalar_dense.default
-        return function(*args, **(kwargs or {}))
+    reads: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, number):
+        return torch.Tensor._make_wrapper_subclass(cls, (), dtype=torch.float32, device="meta")
+
+    def __init__(self, number):
+        self.number = number
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.copy_.default and args[2:] == (True,):
+            return args[0].fill_(args[1].number)  # a copy that does not wait
+        cls.reads.append(function.name())
+        return torch.tensor(args[0].number) if function is torch.ops.aten._to_copy.default else args[0].number
 
 
-def test_looking_at_the_loss_reads_no_device():
-    with make(max_duration="3ba", train_dataloader=list(loader())) as trainer, Kept():
-        trainer.fit()
+@pytest.mark.parametrize("read", [float, torch.Tensor.item, torch.Tensor.cpu, bool])
+def test_reads_of_the_device_are_noted(read, monkeypatch):
+    monkeypatch.setattr(OnDevice, "reads", [])
+    read(OnDevice(1.0))
+    assert len(OnDevice.reads) == 1
+    with pytest.raises(RuntimeError, match=r"tolist\(\) is not supported"):
+        OnDevice(1.0).tolist()
+
+
+def test_looking_at_the_loss_reads_no_device(monkeypatch):
+    monkeypatch.setattr(OnDevice, "reads", [])
+    with make() as trainer:
+        state = SimpleNamespace(device=torch.device("cuda"), parallelism=trainer.state.parallelism)
+        guard = NonFiniteGuard("raise", state, trainer._parts.sync, trainer._parts.loader)
+        for batch, number in enumerate((1.0, float("nan"))):
+            state.counts = Counts(batch=batch)
+            assert guard.allows(OnDevice(number))
+        state.counts = Counts(batch=2)
+        with pytest.raises(NonFiniteLossError, match="the loss of batch 2 on rank 0 is nan"):
+            guard.allows(OnDevice(1.0))
+    assert OnDevice.reads == []
 
 
 def explode_on_one_rank():

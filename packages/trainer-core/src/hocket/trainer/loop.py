@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from hocket.trainer.checkpointing import Checkpointer
-from hocket.trainer.clock import TrainingClock
-from hocket.trainer.engine import Engine
-from hocket.trainer.evaluation import EvaluationLoop
 from hocket.trainer.event import Event
-from hocket.trainer.logger import Logger
-from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.fit_run import Run, evaluate_if_due, finish_batch, log_loss
 from hocket.trainer.optim import apply_schedulers
 from hocket.trainer.prefetch import DeviceBatch, count
+from hocket.trainer.prepared_steps import prepare_steps
 from hocket.trainer.state import State
-from hocket.trainer.step import StepContext, mean_over_ranks
-from hocket.trainer.step_sync import GlobalStep, StepSync
+from hocket.trainer.step_sync import GlobalStep
 from hocket.trainer.timestamp import after_batch
-from hocket.trainer.train_loader import TrainLoader
 
 # ruff: noqa: E701 - an event is one line, so that the loop fits a screen
 # fmt: off
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """The parts that a fit runs with."""
-
-    state: State
-    engine: Engine
-    logger: Logger
-    loader: TrainLoader
-    context: StepContext
-    sync: StepSync
-    evaluation: EvaluationLoop
-    checkpointer: Checkpointer | None
-    guard: NonFiniteGuard
-    is_loss_logged: bool
-    """Whether any rank logs; the loss is reduced over ranks only then."""
-    log_every: int = 1
-    """Batches between two logged losses."""
-    gc_interval: int | None = None
-    """Batches between two collections of Python's garbage; None for none by the loop."""
-    prefetches: bool = True
-    """Whether batches are fetched ahead of their step."""
-    clock: TrainingClock
-    """Stands still during evaluation."""
-    clock_s: float = 0.0
-    """When the last step ended, by that clock (rank 0's)."""
 
 
 def train(run: Run) -> None:
     """Train until `state.max_duration` or a stop. Reads no device and waits for no other rank."""
     state, loader, on, fire = run.state, run.loader, run.engine.on, run.engine.fire
     metrics, checkpointer, stop = run.context.train_metrics, run.checkpointer, run.state.stop
+    make_plain_steps = prepare_steps(run)
     if on.fit_start: fire(Event.FIT_START)
     while not state.is_over():
         counts = state.counts
@@ -66,6 +33,7 @@ def train(run: Run) -> None:
         if metrics and not counts.batch_in_epoch: metrics.start_epoch()
 
         while not state.is_over():
+            if make_plain_steps and make_plain_steps(): continue
             if on.before_dataloader: fire(Event.BEFORE_DATALOADER)
             if (taken := loader.take()) is None:
                 break
@@ -76,11 +44,7 @@ def train(run: Run) -> None:
             if on.batch_start: fire(Event.BATCH_START)
             train_batch(run, facts, step)
             if on.batch_end: fire(Event.BATCH_END)
-            if state.evaluators: evaluate_if_due(run, Event.BATCH_END)
-            if on.batch_checkpoint: fire(Event.BATCH_CHECKPOINT)
-            if checkpointer: checkpointer.save_if_due(Event.BATCH_CHECKPOINT)
-            if run.gc_interval and state.counts.batch % run.gc_interval == 0: gc.collect()
-            if stop.is_agreed and not loader.has_batch_ahead: stop.finalize()
+            finish_batch(run)
 
         if loader.is_epoch_over or (not stop.is_final and _is_epoch_complete(run)):
             loader.is_epoch_over = False
@@ -131,17 +95,9 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     else:
         context.precision.step(state.optimizers, skip=True)
     should_log = run.is_loss_logged and after.batch % run.log_every == 0 and not context.is_skipped
-    if should_log:
-        values = {"loss/train/total": mean_over_ranks(context, loss)}
-        values |= context.loss_parts.take(step.weight, state.parallelism)
-        run.logger.log_metrics(values, step=after.batch)
+    if should_log: log_loss(run, loss, step, after.batch)
     state.advance(after)
     if context.train_metrics: context.train_metrics.end_batch(should_log=should_log)
-
-
-def evaluate_if_due(run: Run, event: Event) -> None:
-    """Run the evaluators that are due; the clock that counts training time stands still meanwhile."""
-    run.clock.exclude(run.evaluation.run_if_due(event))
 
 
 def recount(run: Run, facts: DeviceBatch, step: GlobalStep) -> tuple[DeviceBatch, GlobalStep]:

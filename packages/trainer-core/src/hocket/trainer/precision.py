@@ -110,14 +110,16 @@ class Precision:
             optimizers: All of them.
             skip: Clear gradients only: there was nothing to learn from in the batch.
         """
-        for optimizer in () if skip else optimizers:
-            if self._scaler is None:
-                optimizer.step()
-            else:
-                self._scaler.step(optimizer)
-        if self._scaler is not None:
+        scaler = self._scaler
+        if not skip:
+            for optimizer in optimizers:
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+        if scaler is not None:
             # After a skipped step too: it is what lets the gradients be unscaled again.
-            self._scaler.update()
+            scaler.update()
         # After all steps, since optimizers may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -117,11 +117,11 @@ class BatchPrefetcher:
     def fetch(self) -> None:
         """Fetch one batch more, unless `depth` batches are ahead or the epoch has ended."""
         if len(self._ahead) < self.depth and not (self._ahead and self._ahead[-1] is None):
-            self._ahead.append(self._fetch())
+            self._ahead.append(self.fetch_now())
 
     def next(self) -> DeviceBatch | None:
         """Return the next batch, ready on the present stream; None at the end of the epoch."""
-        batch = self._ahead.popleft() if self._ahead else self._fetch()
+        batch = self._ahead.popleft() if self._ahead else self.fetch_now()
         if batch is not None and batch.arrival is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(batch.arrival)
@@ -142,14 +142,20 @@ class BatchPrefetcher:
         self._iterator = None
         self.is_started = False
 
-    def _fetch(self) -> DeviceBatch | None:
-        assert self._iterator is not None, "`start` was not called"
+    @property
+    def is_immediate(self) -> bool:
+        """Whether `next` does no more than `fetch_now`: nothing is fetched ahead of it or copied."""
+        return self.depth == 1 and not self._copies
+
+    def fetch_now(self) -> DeviceBatch | None:
+        """Fetch one batch, behind those that are ahead."""
+        iterator: Any = self._iterator
         if self._num_fetched == self.max_batches:
             return None
         try:
-            batch = self.next_batch(self._iterator, _END)
+            batch = self.next_batch(iterator, _END)
         except RuntimeError as error:
-            if (explained := explain(error, self._iterator)) is error:
+            if (explained := explain(error, iterator)) is error:
                 raise
             raise explained from error
         if batch is _END:

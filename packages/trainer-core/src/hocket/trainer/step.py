@@ -75,14 +75,14 @@ class StandardStep:
         state, facts, step = context.state, context.facts, context.step
         assert facts is not None
         assert step is not None
+        context.loss_parts.clear()
+        state.outputs = None
         # A batch is measured once, however often its gradients are computed.
         train_metrics = None if self._has_gradients else context.train_metrics
         if self._has_gradients: self.clear_gradients()
         self._has_gradients = True
         size, parallelism = state.device_train_microbatch_size, state.parallelism
         context.mean = mean = LossMean(step, parallelism)
-        context.loss_parts.clear()
-        state.outputs = None
         if size is None and context.spec.microbatch_transforms is None:
             self._run_microbatch(weight_of(facts, 0, facts.samples), mean, train_metrics)
         else:
@@ -91,6 +91,53 @@ class StandardStep:
                 if size is not None: parallelism.sync_gradients(state.module, is_last)
                 self._run_microbatch(weight, mean, train_metrics)
         state.batch = batch
+        return self._finish_mean(mean, facts)
+
+    def compute_plainly(self, batch: Any) -> torch.Tensor | None:
+        """Do as `compute_gradients` does, in short, for a batch that is one microbatch with a known weight.
+
+        For one process, gradients that are not scaled, no metrics of training, and nobody who listens
+        meanwhile. Returns None, and does nothing, for another batch.
+        """
+        context = self.context
+        state, facts, step = context.state, context.facts, context.step
+        if (
+            facts is None
+            or step is None
+            or self._has_gradients
+            or state.device_train_microbatch_size is not None
+            or not step.weight
+            or facts.weight != step.weight
+            or type(facts.weights) is torch.Tensor
+        ):
+            return None
+        self._has_gradients = True
+        state.outputs = None
+        model: Any = state.model
+        if context.precision.is_plain:
+            state.outputs = outputs = state.module(batch)
+            loss = model.loss(outputs, batch)
+        else:
+            with context.precision.forward():
+                state.outputs = outputs = state.module(batch)
+                loss = model.loss(outputs, batch)
+        if type(loss) is not torch.Tensor or loss.ndim:
+            state.loss = loss
+            context.mean = mean = LossMean(step, state.parallelism)
+            context.loss_parts.clear()
+            del outputs
+            self._run_backward(facts.weight, mean, None)
+            return self._finish_mean(mean, facts)
+        if not (context.engine.keeps_outputs or context.keeps_outputs): state.outputs = None
+        del outputs
+        context.mean = None
+        loss.backward()
+        state.loss = loss = loss.detach()
+        return loss
+
+    def _finish_mean(self, mean: LossMean, facts: DeviceBatch) -> torch.Tensor:
+        """Correct the gradients where they need it, and return the mean loss over this rank's batch."""
+        state = self.context.state
         if mean.needs_correction: mean.correct(state.module.parameters())
         state.loss = mean_loss = mean.of_this_rank(facts.weight)
         return mean_loss
@@ -103,6 +150,12 @@ class StandardStep:
             self._run_forward(state, on, fire)
         else:
             with precision.forward(): self._run_forward(state, on, fire)
+        self._run_backward(weight, mean, train_metrics)
+
+    def _run_backward(self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None) -> None:
+        """Weight `state.loss` and run the backward pass."""
+        context = self.context
+        state, on, fire, precision = context.state, context.engine.on, context.engine.fire, context.precision
         if on.before_backward: fire(Event.BEFORE_BACKWARD)
         loss: Loss = state.loss
         if type(loss) is not torch.Tensor or loss.ndim:
@@ -133,11 +186,18 @@ class StandardStep:
             optimizer.zero_grad(set_to_none=True)
         self._has_gradients = False
 
+    def update_plainly(self) -> None:
+        """Do as `update` does, after `compute_plainly`."""
+        optimizers = self.context.state.optimizers
+        for optimizer in optimizers: optimizer.step()
+        for optimizer in optimizers: optimizer.zero_grad(set_to_none=True)
+        self._has_gradients = False
+
     def update(self) -> None:
         """See `TrainStep`. A batch without loss weight on any rank updates nothing."""
-        step = self.context.step
-        assert step is not None
-        self.context.precision.step(self.context.state.optimizers, skip=not step.weight)
+        context = self.context
+        assert context.step is not None
+        context.precision.step(context.state.optimizers, skip=not context.step.weight)
         self._has_gradients = False
 
 

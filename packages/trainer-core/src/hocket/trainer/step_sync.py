@@ -83,7 +83,7 @@ class StepSync:
             clock: Read on rank 0; the other ranks get its time. Nobody needs it in one process.
         """
         if self.num_ranks == 1:
-            return self._alone(batch, wants_stop, has_failed)
+            return self.of_one(batch, wants_stop, has_failed)
         vector = [0.0] * (self._FIELDS + self.num_ranks)
         vector[3] = wants_stop
         if self.rank == 0 and clock is not None:
@@ -94,7 +94,7 @@ class StepSync:
         vector[self._FIELDS + self.rank] = -1 if has_failed else 0 if batch is None else batch.samples
         return PendingStep(self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)))
 
-    def _alone(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool) -> GlobalStep:
+    def of_one(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
         """Return the facts in a job of one process: those of its batch."""
         if batch is None:
             return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())

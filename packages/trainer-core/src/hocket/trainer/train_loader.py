@@ -74,6 +74,8 @@ class TrainLoader:
         self._counts = counts
         self._capture_rng = capture_rng
         self._clock = clock or TrainingClock()
+        self._fetch = prefetcher.fetch_now if prefetcher.is_immediate else prefetcher.next
+        self._is_alone = sync.num_ranks == 1 and not keeps_resume_points
         self._points: deque[ResumePoint] | None = deque() if keeps_resume_points else None
         self._next: DeviceBatch | None = None
         self._pending: GlobalStep | PendingStep | None = None
@@ -128,9 +130,31 @@ class TrainLoader:
             self._points.popleft()
         return batch, step
 
+    def take_ahead(self, batch: int) -> tuple[DeviceBatch, GlobalStep] | None:
+        """Return the batch that is ahead, as `take` does; None where `take` has more to do. One process only.
+
+        Args:
+            batch: Batches trained on so far.
+        """
+        step = self._pending
+        if type(step) is not GlobalStep or step.is_end or step.should_stop or step.failed_ranks:
+            return None
+        taken = self._next
+        if taken is None:
+            return None
+        self._pending = self._next = None
+        self._taken_at = batch
+        if self._points:
+            self._points.popleft()
+        return taken, step
+
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
-        if self._pending is None:
+        if self._is_alone and self._pending is None and self.prefetcher.is_started:
+            # Nearly every batch: there is no exchange, an error is raised at once, and no state is noted.
+            self._next = batch = self._fetch()
+            self._pending = self._sync.of_one(batch, self._stop.reason is not None)
+        elif self._pending is None:
             self._begin()
         if self.prefetcher.depth > 1:
             self._fetch_further()

@@ -1,0 +1,73 @@
+"""`Run`: the parts that a fit runs with, and what the loop and its prepared steps both do with them."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from hocket.trainer.checkpointing import Checkpointer
+from hocket.trainer.clock import TrainingClock
+from hocket.trainer.engine import Engine
+from hocket.trainer.evaluation import EvaluationLoop
+from hocket.trainer.event import Event
+from hocket.trainer.logger import Logger
+from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.state import State
+from hocket.trainer.step import StepContext, mean_over_ranks
+from hocket.trainer.step_sync import GlobalStep, StepSync
+from hocket.trainer.train_loader import TrainLoader
+
+# ruff: noqa: E701 - an event is one line, as in the training loop
+# fmt: off
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The parts that a fit runs with."""
+
+    state: State
+    engine: Engine
+    logger: Logger
+    loader: TrainLoader
+    context: StepContext
+    sync: StepSync
+    evaluation: EvaluationLoop
+    checkpointer: Checkpointer | None
+    guard: NonFiniteGuard
+    is_loss_logged: bool
+    """Whether any rank logs; the loss is reduced over ranks only then."""
+    log_every: int = 1
+    """Batches between two logged losses."""
+    gc_interval: int | None = None
+    """Batches between two collections of Python's garbage; None for none by the loop."""
+    prefetches: bool = True
+    """Whether batches are fetched ahead of their step."""
+    clock: TrainingClock
+    """Stands still during evaluation."""
+    clock_s: float = 0.0
+    """When the last step ended, by that clock (rank 0's)."""
+
+
+def evaluate_if_due(run: Run, event: Event) -> None:
+    """Run the evaluators that are due; the clock that counts training time stands still meanwhile."""
+    run.clock.exclude(run.evaluation.run_if_due(event))
+
+
+def finish_batch(run: Run) -> None:
+    """Do what follows `BATCH_END`: evaluate, save and collect garbage where each is due, and end a stop."""
+    state, checkpointer, stop = run.state, run.checkpointer, run.state.stop
+    if state.evaluators: evaluate_if_due(run, Event.BATCH_END)
+    if run.engine.on.batch_checkpoint: run.engine.fire(Event.BATCH_CHECKPOINT)
+    if checkpointer: checkpointer.save_if_due(Event.BATCH_CHECKPOINT)
+    if run.gc_interval and state.counts.batch % run.gc_interval == 0: gc.collect()
+    if stop.is_agreed and not run.loader.has_batch_ahead: stop.finalize()
+
+
+def log_loss(run: Run, loss: torch.Tensor, step: GlobalStep, batch: int) -> None:
+    """Log the mean loss of the global batch, and its parts. Collective on several ranks."""
+    context = run.context
+    values = {"loss/train/total": mean_over_ranks(context, loss)}
+    values |= context.loss_parts.take(step.weight, run.state.parallelism)
+    run.logger.log_metrics(values, batch)

@@ -1,0 +1,169 @@
+"""The prepared steps of a fit and the loop, which is their reference, make the same run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hocket.trainer import Callback, LossSum, loop
+from hocket.trainer.loggers import InMemoryLogger
+from hocket.trainer.optim import LinearScheduler
+from hocket.trainer.step import StandardStep
+from support.training import FileStore, Net, loader, make, parameters
+
+
+class Record(Callback):
+    """Notes the events at which a step may still be prepared, with counts and loss."""
+
+    reads_outputs = False
+
+    def __init__(self, at=None):
+        self.seen = []
+        self.at = at or {}
+
+    def note(self, event, state):
+        loss = repr(state.loss.item()) if isinstance(state.loss, torch.Tensor) else None
+        counts = tuple(value for name, value in state.counts._asdict().items() if not name.endswith("_wct"))
+        self.seen.append((event, counts, loss, state.is_over(), state.optimizers[0].param_groups[0]["lr"]))
+
+
+def _noting(event):
+    def method(self, state, logger):
+        self.note(event, state)
+        if event == "batch_end" and (change := self.at.get(state.counts.batch)):
+            change(state)
+
+    return method
+
+
+for _event in (
+    "fit_start",
+    "epoch_start",
+    "after_train_batch",
+    "batch_end",
+    "batch_checkpoint",
+    "epoch_end",
+    "epoch_checkpoint",
+    "eval_start",
+    "eval_end",
+    "fit_end",
+):
+    setattr(Record, _event, _noting(_event))
+
+
+class Listens(Callback):
+    def before_forward(self, state, logger):
+        pass
+
+
+class Sums(Net):
+    def loss(self, outputs, batch):
+        loss = super().loss(outputs, batch)
+        return LossSum(loss * len(batch[0]), len(batch[0]))
+
+
+class Parts(Net):
+    def loss(self, outputs, batch):
+        loss = super().loss(outputs, batch)
+        return {"total": loss, "half": loss / 2}
+
+
+class Explodes(Net):
+    def loss(self, outputs, batch):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().loss(outputs, batch) * (float("nan") if self.calls == 3 else 1.0)
+
+
+def _set_microbatches(state):
+    state.device_train_microbatch_size = 2
+
+
+def _is_fourth(state, event):
+    return event.value == "batch_checkpoint" and state.counts.batch % 4 == 0
+
+
+def _set_duration(state):
+    state.max_duration = type(state.max_duration)(9, "ba")
+
+
+CASES = {
+    "plain": {},
+    "bf16": {"precision": "amp_bf16"},
+    "scheduled": {"schedulers": LinearScheduler()},
+    "clipped": {"gradient_clipping": 0.1},
+    "logged": {"loggers": InMemoryLogger, "log_every": 2},
+    "a part of an epoch": {"max_duration": "8ba"},
+    "by samples": {"max_duration": "30sp"},
+    "few batches": {"train_subset_num_batches": 3},
+    "nothing ahead": {"prefetch_depth": 0},
+    "deeper": {"prefetch_depth": 3},
+    "garbage": {"gc_interval": 2},
+    "evaluated": {"eval_dataloader": loader, "eval_interval": "3ba"},
+    "saved": {"checkpoint_store": FileStore, "save_interval": "3ba"},
+    "saved by a function": {
+        "checkpoint_store": FileStore,
+        "save_interval": lambda state, event: (
+            event.value == "batch_checkpoint" and state.counts.batch % 4 == 0
+        ),
+    },
+    "sums": {"model": Sums},
+    "parts": {"model": Parts, "loggers": InMemoryLogger},
+    "skipped": {"model": Explodes, "nonfinite_loss": "skip"},
+    "stopped": {"at": {4: lambda state: state.stop_training()}},
+    "stopped between saves": {
+        "at": {4: lambda state: state.stop_training()},
+        "checkpoint_store": FileStore,
+        "save_interval": "3ba",
+    },
+    "microbatches from here on": {"at": {4: _set_microbatches}},
+    "another duration": {"at": {4: _set_duration}},
+    "a listener comes and goes": {
+        "at": {
+            3: lambda state: state.callbacks.append(Listens()),
+            6: lambda state: state.callbacks.pop(),
+        }
+    },
+}
+NOT_PLAIN = {"nothing ahead"}
+
+
+def run(arguments, folder):
+    given = dict(arguments)
+    record = Record(given.pop("at", None))
+    torch.manual_seed(3)
+    for name, value in given.items():
+        if name == "checkpoint_store":
+            given[name] = value(folder)
+        elif isinstance(value, type) or value is loader:
+            given[name] = value()
+    given.setdefault("max_duration", "2ep")
+    with make(callbacks=[record], seed=5, **given) as trainer:
+        trainer.fit()
+        logged = [one.data for one in trainer.logger.destinations if isinstance(one, InMemoryLogger)]
+        rng = torch.get_rng_state()
+        saved = [entry.step for entry in FileStore(folder).list()] if "checkpoint_store" in given else []
+        return record.seen, parameters(trainer), logged, rng, saved
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tmp_path):
+    made = []
+    compute_plainly = StandardStep.compute_plainly
+
+    def compute(self, batch):
+        made.append(batch)
+        return compute_plainly(self, batch)
+
+    monkeypatch.setattr(StandardStep, "compute_plainly", compute)
+    seen, weights, logged, rng, saved = run(CASES[case], tmp_path / "prepared")
+    assert bool(made) == (case not in NOT_PLAIN)
+    made.clear()
+    monkeypatch.setattr(loop, "prepare_steps", lambda run: None)
+    expected, expected_weights, expected_logged, expected_rng, expected_saved = run(
+        CASES[case], tmp_path / "loop"
+    )
+    assert not made
+    assert seen == expected
+    assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
+    assert torch.equal(rng, expected_rng)
+    assert (logged, saved) == (expected_logged, expected_saved)

@@ -3,294 +3,123 @@
 Every cell is a process of its own that trains the same small model on the CPU over the same batches in a
 list. The cells take turns, round after round, so that a change of the machine's speed meets all of them. The
 figure is processor time a step, from the first batch to the last, and its excess over the bare loop of the
-same round.
+same round. Two further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a
+loop, and Hocket; their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
+    uv run python tests/bench/trainer.py --profile
 
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
-Composer 0.32 needs an older torch, so it runs in an environment of its own: name its interpreter with
-`--composer PYTHON`.
+Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
+over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from cells import trainer_profile
+from cells.trainer import CELLS, STEPS
 
-STEPS = 400
+CELLS_FILE = Path(__file__).parent / "cells" / "trainer.py"
+COMPOSER = "mosaicml==0.32.1"
 TIMEOUT_S = 180.0
 """For a cell to start, or to make a round; a cell that takes longer is ended and named."""
+START_TIMEOUT_S = 900.0
+"""For Composer's environment, which may have to be made first."""
+
+BASES = {"composer": "composer-bare", "composer-bare": "composer-bare"}
+"""The cell whose time is taken off; `bare` for the others."""
+RANKS = ("ddp", "hocket-ranks")
+"""The cells of two ranks; the first is the base."""
 
 
-class Net(nn.Module):
-    """A multi-layer perceptron of 64 inputs, wide enough that a bare step takes some 300 µs."""
+class Cell:
+    """The processes of a cell, one for each rank."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)
-        )
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        """Logits, `(B, 8)` float."""
-        return self.layers(batch[0])
-
-    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        """The mean cross entropy."""
-        return nn.functional.cross_entropy(outputs, batch[1])
-
-
-class Batches(torch.utils.data.IterableDataset):
-    """Yields the same batches, and notes the processor time from the first until the iterator is given up."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.batches = [
-            [torch.randn(16, 64, generator=generator), torch.randint(0, 8, (16,), generator=generator)]
-            for _ in range(STEPS)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable]
+        if name in BASES:
+            # The environment that this script runs in must not reach the other one.
+            for variable in ("UV_NO_SYNC", "VIRTUAL_ENV", "PYTHONPATH"):
+                environment.pop(variable, None)
+            python = ".".join(map(str, sys.version_info[:2]))
+            uv = ["uv", "run", "--isolated", "--no-project", "--python", python]
+            command = [*uv, "--with", COMPOSER, "python"]
+        ranks = _rank_variables(2) if name in RANKS else [{}]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(CELLS_FILE), name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**environment, **variables},
+            )
+            for variables in ranks
         ]
-        self.seconds = 0.0
 
-    def __len__(self) -> int:
-        return len(self.batches)
+    def start(self) -> str | None:
+        """Wait until the cell is ready; return what is missing, if it is not."""
+        timeout_s = START_TIMEOUT_S if self.name in BASES else TIMEOUT_S
+        answers = self._read_all(timeout_s)
+        if answers is None:
+            return "a process ended, or did not answer"
+        return next((answer["missing"] for answer in answers if "missing" in answer), None)
 
-    def __iter__(self) -> Iterator[Any]:
-        start = time.process_time()
-        try:
-            yield from self.batches
-        finally:  # Lightning counts the batches and never asks for the end
-            self.seconds = time.process_time() - start
+    def measure(self) -> tuple[float, float] | None:
+        """Make a round; return the means over the ranks of processor and wall-clock µs a step."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write("run\n")
+            process.stdin.flush()
+        answers = self._read_all(TIMEOUT_S)
+        if answers is None:
+            return None
+        return tuple(statistics.mean(one[name] for one in answers) * 1e6 for name in ("seconds", "wall_s"))
 
+    def _read_all(self, timeout_s: float) -> list[dict[str, float]] | None:
+        lines = [_read(process, timeout_s) for process in self.processes]
+        return [json.loads(line) for line in lines] if all(lines) else None
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of every cell."""
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def bare(data: Batches) -> Callable[[], object]:
-    """A loop as one writes it without a trainer."""
-    model = Net()
-    optimizer = sgd(model)
-
-    def run() -> None:
-        for batch in data:
-            loss = model.loss(model(batch), batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    return run
-
-
-def hocket(data: Batches, **arguments: Any) -> Callable[[], object]:
-    """Hocket's trainer, every feature available and none in use."""
-    from hocket.trainer import Trainer
-
-    model = Net()
-    arguments.setdefault("progress_bar", False)
-    trainer = Trainer(model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", **arguments)
-    return lambda: trainer.fit("1ep")
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def hocket_in_use(data: Batches) -> Callable[[], object]:
-    """Hocket's trainer with a progress bar, loss and learning rate to a file, and five callbacks."""
-    from hocket.trainer import Callback
-    from hocket.trainer.callbacks import LRMonitor
-    from hocket.trainer.loggers import FileLogger
-
-    class Count(Callback):
-        def __init__(self) -> None:
-            self.batches = 0
-
-        def batch_end(self, state: Any, logger: Any) -> None:
-            self.batches += 1
-
-    file = FileLogger(str(Path(tempfile.mkdtemp()) / "log.jsonl"))
-    callbacks = [LRMonitor(), *(Count() for _ in range(4))]
-    return hocket(data, progress_bar=True, loggers=file, callbacks=callbacks)
+def _rank_variables(num_ranks: int) -> list[dict[str, str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    job |= {"LOCAL_WORLD_SIZE": str(num_ranks), "GLOO_SOCKET_IFNAME": "lo"}
+    return [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
-def fabric(data: Batches) -> Callable[[], object]:
-    """Lightning Fabric, as its documentation converts a loop."""
-    from lightning.fabric import Fabric
-
-    fabric = Fabric(accelerator="cpu", devices=1)
-    model = Net()
-    module, optimizer = fabric.setup(model, sgd(model))
-    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=None))
-
-    def run() -> None:
-        for batch in loader:
-            loss = model.loss(module(batch), batch)
-            fabric.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    return run
-
-
-def accelerate(data: Batches) -> Callable[[], object]:
-    """Hugging Face Accelerate, as its documentation converts a loop."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    model = Net()
-    module, optimizer, loader = accelerator.prepare(
-        model, sgd(model), torch.utils.data.DataLoader(data, batch_size=None)
-    )
-
-    def run() -> None:
-        for batch in loader:
-            with accelerator.accumulate(module):
-                loss = model.loss(module(batch), batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-
-    return run
-
-
-def lightning(data: Batches) -> Callable[[], object]:
-    """Lightning's Trainer, without logger, checkpoints and progress bar."""
-    import lightning as L
-
-    class Module(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return self.net.loss(self.net(batch), batch)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return sgd(self)
-
-    module = Module()
-    loader = torch.utils.data.DataLoader(data, batch_size=None)
-
-    def run() -> None:
-        L.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(module, loader)
-
-    return run
-
-
-def hf_trainer(data: Batches) -> Callable[[], object]:
-    """Hugging Face's Trainer, without logs, checkpoints and progress bar."""
-    from transformers import Trainer, TrainingArguments
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": self.net.loss(self.net([x]), [x, labels])}
-
-    class Own(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return [{"x": x, "labels": labels} for x, labels in data.batches]
-
-    model = Model()
-    optimizer = sgd(model)
-
-    def run() -> None:
-        arguments = TrainingArguments(
-            output_dir=tempfile.gettempdir(),
-            max_steps=STEPS,
-            use_cpu=True,
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        trainer = Own(model=model, args=arguments, train_dataset=data, optimizers=(optimizer, None))
-        start = time.process_time()
-        trainer.train()
-        data.seconds = time.process_time() - start
-
-    return run
-
-
-def composer(data: Batches) -> Callable[[], object]:
-    """MosaicML Composer's Trainer."""
-    from composer import Trainer
-    from composer.models import ComposerModel
-
-    class Model(ComposerModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, batch: Any) -> torch.Tensor:
-            return self.net(batch)
-
-        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-            return self.net.loss(outputs, batch)
-
-    model = Model()
-    trainer = Trainer(
-        model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", progress_bar=False
-    )
-    return lambda: trainer.fit(duration="1ep")
-
-
-CELLS: dict[str, Callable[[Batches], Callable[[], object]]] = {
-    "bare": bare,
-    "hocket": hocket,
-    "hocket-in-use": hocket_in_use,
-    "fabric": fabric,
-    "accelerate": accelerate,
-    "lightning": lightning,
-    "hf-trainer": hf_trainer,
-    "composer": composer,
-}
-
-
-def serve(name: str) -> None:
-    """Run one round of a cell for each line of the standard input, and print its seconds a step."""
-    torch.set_num_threads(1)
-    answers = sys.stdout
-    data = Batches()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            run = CELLS[name](data)
-        except ImportError as error:
-            print(json.dumps({"missing": str(error)}), file=answers, flush=True)
-            return
-        print(json.dumps({"ready": name}), file=answers, flush=True)
-        for _ in sys.stdin:
-            run()
-            print(json.dumps({"seconds": data.seconds / STEPS}), file=answers, flush=True)
-
-
-def _read(process: subprocess.Popen[str]) -> str:
-    """Return a cell's next line; nothing if it ends, or takes longer than `TIMEOUT_S`, which ends it."""
+def _read(process: subprocess.Popen[str], timeout_s: float) -> str:
+    """Return a cell's next line; nothing if it ends, or takes longer than `timeout_s`, which ends it."""
     assert process.stdout is not None
-    timer = threading.Timer(TIMEOUT_S, process.kill)
+    timer = threading.Timer(timeout_s, process.kill)
     timer.start()
     try:
         return process.stdout.readline()
@@ -298,74 +127,81 @@ def _read(process: subprocess.Popen[str]) -> str:
         timer.cancel()
 
 
-def main() -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cell", choices=CELLS, help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--cells",
-        default="bare,hocket,hocket-in-use,fabric,accelerate,lightning,hf-trainer",
-        help=f"of {list(CELLS)}",
-    )
-    parser.add_argument("--composer", help="a Python interpreter with mosaicml 0.32")
-    options = parser.parse_args()
-    if options.cell:
-        serve(options.cell)
-        return
-    cells: dict[str, subprocess.Popen[str]] = {}
-    for name in options.cells.split(","):
-        python = options.composer if name == "composer" else sys.executable
-        if python is None:
-            print("composer: not measured; name its interpreter with `--composer`")
+def start_cells(names: list[str]) -> dict[str, Cell]:
+    """Start the cells that can run, and name the others."""
+    cells = {}
+    for name in names:
+        if name in BASES and shutil.which("uv") is None:
+            print(f"{name}: not measured (`uv` was not found: it makes Composer's environment)")
             continue
-        process = subprocess.Popen(
-            [python, __file__, "--cell", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )
-        answer = json.loads(_read(process) or '{"missing": "the process ended, or did not answer"}')
-        if "missing" in answer:
-            print(f"{name}: not measured ({answer['missing']})")
-            process.wait()
+        cell = Cell(name)
+        if (missing := cell.start()) is None:
+            cells[name] = cell
         else:
-            cells[name] = process
-    figures: dict[str, list[float]] = {name: [] for name in cells}
-    silent: list[str] = []
-    for number in range(options.rounds + 1):
-        for name, process in cells.items():
-            assert process.stdin is not None
-            process.stdin.write("run\n")
-            process.stdin.flush()
-            if not (answer := _read(process)):
+            print(f"{name}: not measured ({missing})")
+            cell.close()
+    return cells
+
+
+def measure(cells: dict[str, Cell], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Let the cells take turns; return processor and wall-clock µs a step, for each round but the first."""
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in cells}
+    for number in range(rounds + 1):
+        for name, cell in list(cells.items()):
+            if (measured := cell.measure()) is None:
                 print(f"{name}: left out from round {number} on (it ended, or did not answer)")
-                silent.append(name)
-                continue
-            if number:  # the first round warms up
-                figures[name].append(json.loads(answer)["seconds"] * 1e6)
-        for name in silent:
-            cells.pop(name).kill()
-            figures.pop(name)
-        silent.clear()
-    for process in cells.values():
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
-    base = figures["bare"]
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    print(f"torch {torch.__version__}, {options.rounds} rounds of {STEPS} steps; load {load}")
-    print("| cell | µs of processor a step, median | over bare, median | least | quartiles |")
-    print("|---|---|---|---|---|")
-    for name, values in figures.items():
-        over = [value - alone for value, alone in zip(values, base, strict=True)]
-        low, _, high = statistics.quantiles(over)
+                cells.pop(name).close()
+                figures.pop(name)
+            elif number:  # the first round warms up
+                figures[name].append(measured)
+    for cell in cells.values():
+        cell.close()
+    return figures
+
+
+def print_tables(figures: dict[str, list[tuple[float, float]]]) -> None:
+    """Print what one process costs, and what two ranks take."""
+    print("| cell | µs of processor a step, median | over bare, median | least | quartiles | of Fabric's |")
+    print("|---|---|---|---|---|---|")
+    over = {
+        name: [value[0] - alone[0] for value, alone in zip(values, figures[base], strict=True)]
+        for name, values in figures.items()
+        if name not in RANKS and (base := BASES.get(name, "bare")) in figures
+    }
+    fabric = statistics.median(over["fabric"]) if "fabric" in over else None
+    for name, excess in over.items():
+        low, _, high = statistics.quantiles(excess)
+        median = statistics.median(excess)
+        share = "" if fabric is None or name in ("bare", "composer-bare") else f"{median / fabric:.2f}"
+        alone = statistics.median(value[0] for value in figures[name])
         print(
-            f"| {name} | {statistics.median(values):.1f} | {statistics.median(over):.1f} | {min(over):.1f} "
-            f"| {low:.1f} – {high:.1f} |"
+            f"| {name} | {alone:.1f} | {median:.1f} | {min(excess):.1f} | {low:.1f} – {high:.1f} | {share} |"
         )
+    if any(name not in figures for name in RANKS):
+        return
+    print("\n| two ranks over gloo | wall-clock µs a step, median | of torch's DDP, median | quartiles |")
+    print("|---|---|---|---|")
+    for name in RANKS:
+        ratios = [value[1] / base[1] for value, base in zip(figures[name], figures[RANKS[0]], strict=True)]
+        low, _, high = statistics.quantiles(ratios)
+        wall = statistics.median(value[1] for value in figures[name])
+        print(f"| {name} | {wall:.1f} | {statistics.median(ratios):.3f} | {low:.3f} – {high:.3f} |")
+
+
+def main() -> None:
+    """Measure and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
+    parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
+    options = parser.parse_args()
+    if options.profile:
+        trainer_profile.main(options.rounds)
+        return
+    figures = measure(start_cells(options.cells.split(",")), options.rounds)
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(f"torch {torch.__version__}, {options.rounds} rounds of {STEPS} steps; load {load}\n")
+    print_tables(figures)
 
 
 if __name__ == "__main__":

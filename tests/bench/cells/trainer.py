@@ -1,0 +1,303 @@
+"""The cells of `tests/bench/trainer.py`: the same small model trained by a bare loop, Hocket and its peers.
+
+A process serves one cell: `python trainer.py NAME` makes a round for each line of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+STEPS = 400
+
+
+class Net(nn.Module):
+    """A multi-layer perceptron of 64 inputs, wide enough that a bare step takes some 300 µs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)
+        )
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Logits, `(B, 8)` float."""
+        return self.layers(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        """The mean cross entropy."""
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+class Batches(torch.utils.data.IterableDataset):
+    """Yields the same batches, and notes the time from the first until the iterator is given up."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.batches = [
+            [torch.randn(16, 64, generator=generator), torch.randint(0, 8, (16,), generator=generator)]
+            for _ in range(STEPS)
+        ]
+        self.seconds = 0.0
+        self.wall_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, start_wall = time.process_time(), time.perf_counter()
+        try:
+            yield from self.batches
+        finally:  # Lightning counts the batches and never asks for the end
+            self.seconds, self.wall_s = time.process_time() - start, time.perf_counter() - start_wall
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of every cell."""
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def bare(data: Batches) -> Callable[[], object]:
+    """A loop as one writes it without a trainer."""
+    model = Net()
+    optimizer = sgd(model)
+
+    def run() -> None:
+        for batch in data:
+            loss = model.loss(model(batch), batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def hocket(data: Batches, **arguments: Any) -> Callable[[], object]:
+    """Hocket's trainer, every feature available and none in use."""
+    from hocket.trainer import Trainer
+
+    model = Net()
+    arguments.setdefault("progress_bar", False)
+    trainer = Trainer(model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", **arguments)
+    return lambda: trainer.fit("1ep")
+
+
+def hocket_in_use(data: Batches) -> Callable[[], object]:
+    """Hocket's trainer with a progress bar, loss and learning rate to a file, and five callbacks."""
+    from hocket.trainer import Callback
+    from hocket.trainer.callbacks import LRMonitor
+    from hocket.trainer.loggers import FileLogger
+
+    class Count(Callback):
+        def __init__(self) -> None:
+            self.batches = 0
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            self.batches += 1
+
+    file = FileLogger(str(Path(tempfile.mkdtemp()) / "log.jsonl"))
+    callbacks = [LRMonitor(), *(Count() for _ in range(4))]
+    return hocket(data, progress_bar=True, loggers=file, callbacks=callbacks)
+
+
+def fabric(data: Batches) -> Callable[[], object]:
+    """Lightning Fabric, as its documentation converts a loop."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model = Net()
+    module, optimizer = fabric.setup(model, sgd(model))
+    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=None))
+
+    def run() -> None:
+        for batch in loader:
+            loss = model.loss(module(batch), batch)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def accelerate(data: Batches) -> Callable[[], object]:
+    """Hugging Face Accelerate, as its documentation converts a loop."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = Net()
+    module, optimizer, loader = accelerator.prepare(
+        model, sgd(model), torch.utils.data.DataLoader(data, batch_size=None)
+    )
+
+    def run() -> None:
+        for batch in loader:
+            with accelerator.accumulate(module):
+                loss = model.loss(module(batch), batch)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def lightning(data: Batches) -> Callable[[], object]:
+    """Lightning's Trainer, without logger, checkpoints and progress bar."""
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.net.loss(self.net(batch), batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self)
+
+    module = Module()
+    loader = torch.utils.data.DataLoader(data, batch_size=None)
+
+    def run() -> None:
+        L.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(module, loader)
+
+    return run
+
+
+def hf_trainer(data: Batches) -> Callable[[], object]:
+    """Hugging Face's Trainer, without logs, checkpoints and progress bar."""
+    from transformers import Trainer, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.net.loss(self.net([x]), [x, labels])}
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return [{"x": x, "labels": labels} for x, labels in data.batches]
+
+    model = Model()
+    optimizer = sgd(model)
+
+    def run() -> None:
+        arguments = TrainingArguments(
+            output_dir=tempfile.gettempdir(),
+            max_steps=STEPS,
+            use_cpu=True,
+            report_to=[],
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Own(model=model, args=arguments, train_dataset=data, optimizers=(optimizer, None))
+        start = time.process_time()
+        trainer.train()
+        data.seconds = time.process_time() - start
+
+    return run
+
+
+def ddp(data: Batches) -> Callable[[], object]:
+    """A loop over torch's `DistributedDataParallel`, on several ranks."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    model = Net()
+    module = nn.parallel.DistributedDataParallel(model)
+    optimizer = sgd(model)
+
+    def run() -> None:
+        for batch in data:
+            loss = model.loss(module(batch), batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def hocket_ranks(data: Batches) -> Callable[[], object]:
+    """Hocket's trainer on several ranks, every feature available and none in use."""
+    return hocket(data, auto_shard=False)
+
+
+def composer(data: Batches) -> Callable[[], object]:
+    """MosaicML Composer's Trainer."""
+    from composer import Trainer
+    from composer.models import ComposerModel
+
+    class Model(ComposerModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.net(batch)
+
+        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+            return self.net.loss(outputs, batch)
+
+    model = Model()
+    trainer = Trainer(
+        model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", progress_bar=False
+    )
+    return lambda: trainer.fit(duration="1ep")
+
+
+CELLS: dict[str, Callable[[Batches], Callable[[], object]]] = {
+    "bare": bare,
+    "hocket": hocket,
+    "hocket-in-use": hocket_in_use,
+    "fabric": fabric,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "hf-trainer": hf_trainer,
+    "composer": composer,
+    "composer-bare": bare,
+    "ddp": ddp,
+    "hocket-ranks": hocket_ranks,
+}
+
+
+def serve(name: str) -> None:
+    """Run one round of a cell for each line of the standard input, and print its seconds a step."""
+    torch.set_num_threads(1)
+    answers = sys.stdout
+    data = Batches()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            run = CELLS[name](data)
+        except ImportError as error:
+            print(json.dumps({"missing": str(error)}), file=answers, flush=True)
+            return
+        print(json.dumps({"ready": name}), file=answers, flush=True)
+        for _ in sys.stdin:
+            run()
+            figures = {"seconds": data.seconds / STEPS, "wall_s": data.wall_s / STEPS}
+            print(json.dumps(figures), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

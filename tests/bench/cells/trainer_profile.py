@@ -1,0 +1,160 @@
+"""What each duty of Hocket's step takes: `tests/bench/trainer.py --profile`.
+
+Every duty is a method of an object of the run. It is replaced by one that reads the clock around the call;
+the time of duties called within it is taken off, and so is what reading the clock takes. A row is the median
+of all calls times the calls of a step, which a step that the machine interrupts does not change. The user's
+own work (fetching, forward, loss, backward, optimizer) is a row too, so that the rest is the trainer's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from cells.trainer import STEPS, Batches, Net, sgd
+
+
+class Stopwatch:
+    """Notes the exclusive time of each call of the functions that it wraps."""
+
+    def __init__(self) -> None:
+        self.spent_ns: dict[str, list[int]] = {}
+        self.reading_ns = 0
+        """What a wrapped call takes beyond what it notes."""
+        self._inner_ns = 0
+        empty, clock = self.wrap("empty", lambda: None), time.perf_counter_ns
+        readings = []
+        for _ in range(10_000):
+            start = clock()
+            empty()
+            readings.append(clock() - start - self.spent_ns["empty"][-1])
+        self.reading_ns = int(statistics.median(readings))
+        self.spent_ns.clear()
+
+    def wrap(self, duty: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and whose time counts as `duty`."""
+        clock = time.perf_counter_ns
+        noted = self.spent_ns.setdefault(duty, [])
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            outer, self._inner_ns = self._inner_ns, 0
+            start = clock()
+            try:
+                return function(*arguments, **options)
+            finally:
+                spent = clock() - start
+                noted.append(spent - self._inner_ns)
+                self._inner_ns = outer + spent + self.reading_ns
+
+        return timed
+
+
+def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> None:
+    parts = trainer._parts
+    standard, loader = parts.context.standard, parts.loader
+    prefetcher, sync = loader.prefetcher, parts.sync
+    duties: list[tuple[str, Any, str]] = [
+        ("user: forward", trainer.state.module, "forward"),
+        ("user: loss", model, "loss"),
+        ("user: optimizer step", optimizer, "step"),
+        ("user: zero_grad", optimizer, "zero_grad"),
+        ("user: next batch", prefetcher, "next_batch"),
+        ("take the batch that is ahead", loader, "take_ahead"),
+        ("fetch ahead", loader, "fetch_ahead"),
+        ("count the batch", loader, "_fetch"),
+        ("facts of the batch", sync, "of_one"),
+        ("forward and backward, around the user's", standard, "compute_plainly"),
+        ("update, around the optimizer's", standard, "update_plainly"),
+        ("whether training is over", trainer.state, "is_over"),
+        ("log: capture and queue", trainer.logger, "log_metrics"),
+        ("events", trainer.engine, "fire"),
+    ]
+    for duty, owner, name in duties:
+        setattr(owner, name, watch.wrap(duty, getattr(owner, name)))
+    for callback in [*trainer.state.callbacks, *trainer.logger.destinations]:
+        if "batch_end" in vars(type(callback)):
+            name = type(callback).__name__
+            callback.batch_end = watch.wrap(f"`{name}.batch_end`", callback.batch_end)
+    trainer.engine.prepare()
+
+
+def _profile(rounds: int, arguments: dict[str, Any], title: str) -> None:
+    from hocket.trainer import Trainer, nonfinite, prepared_steps
+
+    watch = Stopwatch()
+    model = Net()
+    optimizer = sgd(model)
+    backward, after_batch, allows = (
+        torch.Tensor.backward,
+        prepared_steps.after_batch,
+        nonfinite.NonFiniteGuard.allows,
+    )
+    starts: list[int] = []
+    with Trainer(
+        model=model, train_dataloader=Batches(), optimizers=optimizer, device="cpu", **arguments
+    ) as trainer:
+        _instrument(trainer, model, optimizer, watch)
+        take = trainer._parts.loader.take_ahead
+
+        def start_step(batch: int) -> Any:
+            starts.append(time.perf_counter_ns())
+            return take(batch)
+
+        trainer._parts.loader.take_ahead = start_step
+        torch.Tensor.backward = watch.wrap("user: backward", backward)
+        prepared_steps.after_batch = watch.wrap("counts", after_batch)
+        nonfinite.NonFiniteGuard.allows = watch.wrap("look at the loss", allows)
+        try:
+            for _ in range(rounds):
+                trainer.fit("1ep")
+        finally:
+            torch.Tensor.backward = backward
+            prepared_steps.after_batch = after_batch
+            nonfinite.NonFiniteGuard.allows = allows
+    steps = rounds * STEPS
+    medians = {
+        duty: statistics.median(spent) * len(spent) / steps / 1000
+        for duty, spent in watch.spent_ns.items()
+        if len(spent) > steps / 2
+    }
+    whole = statistics.median(after - before for before, after in itertools.pairwise(starts)) / 1000
+    readings = sum(len(spent) for spent in watch.spent_ns.values()) / steps * watch.reading_ns / 1000
+    medians["the loop itself"] = whole - readings - sum(medians.values())
+    print(f"\n| duty, {title} | µs a step |\n|---|---|")
+    for duty in sorted(medians, key=lambda duty: (duty.startswith("user"), -medians[duty])):
+        print(f"| {duty} | {medians[duty]:.2f} |")
+    own = sum(value for duty, value in medians.items() if not duty.startswith("user"))
+    print(f"| **the trainer's, together** | {own:.1f} |")
+
+
+def main(rounds: int) -> None:
+    """Print the duties of a step with nothing in use, and in use."""
+    from hocket.trainer import Callback
+    from hocket.trainer.callbacks import LRMonitor
+    from hocket.trainer.loggers import FileLogger
+
+    class Count(Callback):
+        def __init__(self) -> None:
+            self.batches = 0
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            self.batches += 1
+
+    torch.set_num_threads(1)
+    _profile(rounds, {"progress_bar": False}, "nothing in use")
+    with tempfile.TemporaryDirectory() as folder:
+        file = FileLogger(str(Path(folder) / "log.jsonl"))
+        callbacks = [LRMonitor(), *(Count() for _ in range(4))]
+        with open(Path(folder) / "stderr", "w") as stderr:
+            before, sys.stderr = sys.stderr, stderr
+            try:
+                _profile(rounds, {"progress_bar": True, "loggers": file, "callbacks": callbacks}, "in use")
+            finally:
+                sys.stderr = before

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hocket.dist import ModelError, WeightsError, provide
+from hocket.trainer import Trainer
 from support.standing_ranks import StandingRanks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -304,3 +305,39 @@ def test_no_rank_holds_a_full_copy_while_loading(four_ranks: StandingRanks, tmp_
     for grown in four_ranks.run(_peak_of_load, str(tmp_path)):
         # A quarter in shards, and as much again in pages of the file that were read.
         assert grown < 0.75 * whole
+
+
+def _load_a_checkpoint(folder: str) -> list[bool]:
+    """Save a trained model, and load it into one that was built on the meta device."""
+    common: dict[str, Any] = {
+        "fsdp_config": {},
+        "max_duration": "2ba",
+        "progress_bar": False,
+        "device": "cpu",
+    }
+    data = [[torch.ones(2, 5), torch.zeros(2, dtype=torch.int64)] for _ in range(2)]
+    found = []
+    for options in ({"save_folder": folder}, {"load_path": f"{folder}/ep0-ba2", "load_weights_only": True}):
+        with torch.device("meta" if "load_path" in options else "cpu"):
+            model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+        with Trainer(
+            model=model,
+            loss_fn=nn.functional.cross_entropy,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            train_dataloader=data,
+            auto_shard=False,
+            **common,
+            **options,
+        ) as trainer:
+            if "save_folder" in options:
+                trainer.fit()
+            found.append(_whole(trainer.state.model))
+    saved, loaded = found
+    return [torch.equal(saved[name], value) for name, value in loaded.items()]
+
+
+def test_a_checkpoint_is_loaded_into_a_model_on_the_meta_device(
+    two_ranks: StandingRanks, tmp_path: Path
+) -> None:
+    for same in two_ranks.run(_load_a_checkpoint, str(tmp_path / "checkpoints")):
+        assert same == [True] * 6

@@ -68,6 +68,13 @@ def fit(**arguments: Any) -> composer.Trainer:
     return trainer
 
 
+def test_a_store_for_loading_and_a_scaling_of_fp8_reach_the_trainer() -> None:
+    with pytest.raises(TrainerConfigError, match=r"`load_object_store` is a `object`"):
+        make_trainer(load_path="run/ep0-ba2", load_object_store=object())
+    with pytest.raises(TrainerConfigError, match=r"`precision_config` has the scaling of fp8"):
+        make_trainer(precision_config={"margin": 0})
+
+
 def test_gradient_clipping_is_by_norm() -> None:
     clipping = GradientClipping(clipping_threshold=1.0)
     fit(algorithms=[clipping])

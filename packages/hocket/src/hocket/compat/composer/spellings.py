@@ -65,7 +65,6 @@ def _gradient_sync(strategy: Any, _: Mapping[str, Any]) -> str:
 _GRADIENT_SYNC = {"single_auto_sync": "last", "multi_auto_sync": "every", "forced_sync": "every"}
 _CLASSES = "the number of classes is read from the outputs"
 _ONE_FOLDER = "a checkpoint is one folder; it is read from where it is"
-_BY_URI = "the URI says which store"
 _SYNC = "`single_auto_sync` becomes `last`; `multi_auto_sync` and `forced_sync` become `every`"
 _AT_ONCE = "each line is written at once, by a thread beside the training"
 _OWN_METRICS = "training metrics are measured if the model states them"
@@ -84,14 +83,10 @@ SPELLINGS = (
     Spelling(of="Trainer", old="load_strict", new="load_strict_model_weights"),
     Spelling(of="Trainer", old="save_name_format", new="save_filename"),
     Spelling(of="Trainer", old="save_latest_format", new="save_latest_filename"),
-    Spelling(of="Trainer", old="load_object_store", new=None, note=_BY_URI),
-    Spelling(of="Trainer", old="load_progress_bar", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="load_chunk_size", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="load_fsdp_monolith_rank0_only", new=None, note=_ONE_FOLDER),
     Spelling(of="Trainer", old="ddp_sync_strategy", new="gradient_sync", convert=_gradient_sync, note=_SYNC),
     Spelling(of="Trainer", old="compute_training_metrics", new=None, note=_OWN_METRICS),
-    Spelling(of="Trainer", old="precision_config", new=None, is_told=True,
-             note="there are no float8 layers of Transformer Engine"),
     Spelling(of="fit", old="grad_accum", new="device_train_microbatch_size", convert=_microbatch_size),
     Spelling(of="FileLogger", old="flush_interval", new=None, note=_AT_ONCE),
     Spelling(of="FileLogger", old="buffer_size", new=None, note=_AT_ONCE),

@@ -260,6 +260,7 @@ def composer(data: Batches) -> Callable[[], object]:
             return self.net.loss(outputs, batch)
 
     model = Model()
+    data.batch_size = 16  # Composer asks its loader
     trainer = Trainer(
         model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", progress_bar=False
     )

@@ -16,30 +16,30 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.arguments import as_duration, as_list, scaled_duration
+from hocket.trainer.arguments import as_duration, scaled_duration
 from hocket.trainer.assembly import assemble, attach_loader
 from hocket.trainer.configs import DataConfig, TrainerConfig
 from hocket.trainer.engine import Engine
-from hocket.trainer.errors import DurationReachedError, TrainerConfigError
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.export import export_for_inference
+from hocket.trainer.fit_setup import is_finished, make_run, set_schedules
 from hocket.trainer.garbage import collecting_every
 from hocket.trainer.gradient_clipping import GradientClippingConfig
 from hocket.trainer.interval import IsTime
 from hocket.trainer.loader_checks import check_ends
 from hocket.trainer.logger import Logger
-from hocket.trainer.loop import Run, train
+from hocket.trainer.loop import train
 from hocket.trainer.microbatch_search import MicrobatchSearch
-from hocket.trainer.nonfinite import NonFiniteGuard
 from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
-from hocket.trainer.optim import Scheduler, prepare_schedulers
+from hocket.trainer.optim import Scheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
 from hocket.trainer.parts import Parts
 from hocket.trainer.prediction import predict
 from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
 from hocket.trainer.registry import Part
-from hocket.trainer.run_summary import print_notices, print_summary
+from hocket.trainer.run_summary import print_summary
 from hocket.trainer.state import State
 from hocket.trainer.time import Time, TimeInput
 from hocket.trainer.timestamp import Timestamp
@@ -354,9 +354,10 @@ class Trainer:
             parts.set_microbatch_size(device_train_microbatch_size)
         if precision is not None:
             parts.set_precision(precision)
-        self._set_schedules(schedulers, scale_schedule_ratio, step_schedulers_every_batch, duration)
+        has_duration, every_batch = duration is not None, step_schedulers_every_batch
+        set_schedules(state, schedulers, scale_schedule_ratio, every_batch, keeps_duration=has_duration)
         self._set_duration(duration, scale_schedule_ratio or 1.0)
-        if not self._is_finished():
+        if not is_finished(self._parts):
             if parts.loader.prefetcher.max_batches is None:
                 check_ends(state.dataloader, state.max_duration)
             self._train(parts.loader)
@@ -382,7 +383,7 @@ class Trainer:
                 parts.evaluation.rehearse(steps)
             gc_interval = parts.config.numerics.gc_interval
             with SigtermStop(state.stop) as sigterm, collecting_every(gc_interval):
-                train(self._make_run(loader))
+                train(make_run(self._parts, loader))
                 self.logger.flush()
             sigterm.exit_if_received(parts.sync)
         except BaseException as error:
@@ -598,76 +599,3 @@ class Trainer:
         self._num_fits += 1
         later = self._targets[index + 1 :] if is_resumed else []
         self._targets = [*self._targets[:index], str(state.max_duration), *later]
-
-    def _is_finished(self) -> bool:
-        state, parts = self.state, self._parts
-        state.stop.clear()
-        if not state.is_over():
-            return False
-        assert state.max_duration is not None
-        done = state.timestamp.get(state.max_duration.unit)
-        if parts.is_own_checkpoint:
-            notices = [
-                *parts.notices,
-                f"the run has trained for `{done}` of `{state.max_duration}`: it is finished",
-            ]
-            print_notices(state, notices)
-            parts.notices = []
-            return True
-        raise DurationReachedError(
-            f"the run has trained for `{done}`, and `max_duration` is `{state.max_duration}`; pass a "
-            f"longer one, or "
-            "`fit(duration=…)` for how much more"
-        )
-
-    def _set_schedules(
-        self, schedulers: Any, ratio: float | None, every_batch: bool | None, duration: TimeInput | None
-    ) -> None:
-        """Take what `fit` was given about schedules."""
-        state = self.state
-        if every_batch is not None:
-            state.step_schedulers_every_batch = every_batch
-        if schedulers is None and ratio is None:
-            return
-        before = state.scale_schedule_ratio
-        now = before if ratio is None else ratio
-        if schedulers is not None:
-            prepare_schedulers(as_list(schedulers), state.optimizers, ratio=now)
-            state.schedulers = as_list(schedulers)
-        elif any(isinstance(scheduler, LRScheduler) for scheduler in state.schedulers):
-            raise TrainerConfigError(
-                "torch's schedulers cannot be stretched once they run; pass new ones as `fit(schedulers=…)` "
-                "beside `scale_schedule_ratio`"
-            )
-        else:
-            prepare_schedulers(state.schedulers, state.optimizers, ratio=now)
-        state.scale_schedule_ratio = now
-        if duration is None and state.max_duration is not None:
-            state.max_duration = scaled_duration(state.max_duration, now / before)
-
-    def _make_run(self, loader: TrainLoader) -> Run:
-        parts = self._parts
-        is_first = self.state.parallelism.data_parallel[0] == 0
-        (clock_s, num_destinations) = parts.sync.sum_of(
-            parts.clock.now() if is_first else 0.0, len(self.logger.destinations)
-        )
-        guard = NonFiniteGuard(parts.config.numerics.nonfinite_loss, self.state, parts.sync, loader)
-        if parts.checkpointer is not None:
-            parts.checkpointer.before_save = guard.settle
-        return Run(
-            guard=guard,
-            state=self.state,
-            engine=self.engine,
-            logger=self.logger,
-            loader=loader,
-            context=parts.context,
-            sync=parts.sync,
-            evaluation=parts.evaluation,
-            checkpointer=parts.checkpointer,
-            is_loss_logged=num_destinations > 0,
-            log_every=parts.config.log.log_every,
-            gc_interval=parts.config.numerics.gc_interval,
-            prefetches=parts.config.data.prefetch_depth > 0,
-            clock=parts.clock,
-            clock_s=clock_s,
-        )

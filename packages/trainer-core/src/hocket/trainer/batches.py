@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import Any
 
@@ -15,7 +15,7 @@ IGNORED_LABEL = -100
 
 
 _TENSORS = {torch.Tensor}
-_rows = methodcaller("size", 0)  # the `len` of a tensor takes ten times as long
+_rows: Callable[[Any], int] = methodcaller("size", 0)  # the `len` of a tensor takes ten times as long
 
 
 def num_samples(batch: Any) -> int:
@@ -29,7 +29,7 @@ def num_samples(batch: Any) -> int:
     # Nearly every batch is a few tensors of one length. `map` counts them without a loop of the interpreter.
     if set(map(type, parts)) == _TENSORS:
         try:
-            found = set(map(_rows, parts))
+            found: set[int] = set(map(_rows, parts))
         except IndexError:  # a tensor without dims
             found = set()
         if len(found) == 1:

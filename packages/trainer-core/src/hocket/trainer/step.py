@@ -131,7 +131,7 @@ class StandardStep:
         if not (context.engine.keeps_outputs or context.keeps_outputs): state.outputs = None
         del outputs
         context.mean = None
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # of torch
         state.loss = loss = loss.detach()
         return loss
 

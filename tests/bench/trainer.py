@@ -3,8 +3,9 @@
 Every cell is a process of its own that trains the same small model on the CPU over the same batches in a
 list. The cells take turns, round after round, so that a change of the machine's speed meets all of them. The
 figure is processor time a step, from the first batch to the last, and its excess over the bare loop of the
-same round. Two further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a
-loop, and Hocket; their figure is wall-clock time a step.
+same round. Three further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a
+loop, the same with a sum of eight numbers a step beside it, and Hocket. Their figure is wall-clock time a
+step.
 
     uv run python tests/bench/trainer.py
     uv run python tests/bench/trainer.py --profile
@@ -40,7 +41,7 @@ START_TIMEOUT_S = 900.0
 
 BASES = {"composer": "composer-bare", "composer-bare": "composer-bare"}
 """The cell whose time is taken off; `bare` for the others."""
-RANKS = ("ddp", "hocket-ranks")
+RANKS = ("ddp", "ddp-agreed", "hocket-ranks")
 """The cells of two ranks; the first is the base."""
 
 

@@ -220,22 +220,38 @@ def hf_trainer(data: Batches) -> Callable[[], object]:
     return run
 
 
-def ddp(data: Batches) -> Callable[[], object]:
-    """A loop over torch's `DistributedDataParallel`, on several ranks."""
+def ddp(data: Batches, *, agrees: bool = False) -> Callable[[], object]:
+    """A loop over torch's `DistributedDataParallel`, on several ranks.
+
+    With `agrees`, the ranks also sum eight numbers a step, on a group of their own and waited for a step
+    later, which is the least that ranks of unequal data have to tell each other.
+    """
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     model = Net()
     module = nn.parallel.DistributedDataParallel(model)
     optimizer = sgd(model)
+    aside = torch.distributed.new_group(backend="gloo") if agrees else None
 
     def run() -> None:
+        work: Any = None
         for batch in data:
+            if work is not None:
+                work.wait()
+            if aside is not None:
+                numbers = torch.ones(8, dtype=torch.float64)
+                work = torch.distributed.all_reduce(numbers, group=aside, async_op=True)
             loss = model.loss(module(batch), batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     return run
+
+
+def ddp_agreed(data: Batches) -> Callable[[], object]:
+    """The loop over torch's DDP, with the agreement of a step."""
+    return ddp(data, agrees=True)
 
 
 def hocket_ranks(data: Batches) -> Callable[[], object]:
@@ -278,6 +294,7 @@ CELLS: dict[str, Callable[[Batches], Callable[[], object]]] = {
     "composer": composer,
     "composer-bare": bare,
     "ddp": ddp,
+    "ddp-agreed": ddp_agreed,
     "hocket-ranks": hocket_ranks,
 }
 

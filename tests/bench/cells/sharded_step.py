@@ -28,18 +28,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "packages" / "hocket" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hocket.recipes.gpt import GPT, GPTConfig
+from support.live_bytes import LiveBytes
 
 CONFIG = GPTConfig(context=64, width=256, num_layers=4, num_heads=4)
 BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
@@ -252,41 +251,6 @@ def measure_step(system: str) -> dict[str, list[float]]:
             figures.setdefault(f"bare_{unit}_ms", []).append(base * 1e3)
             figures.setdefault(f"{unit}_ratio", []).append(ours / base)
     return figures
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive after each operation; `peak` is the highest sum.
-
-    Tensors made before the block do not count; what an operation takes and frees within itself is not seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._storages: dict[int, int] = {}
-        """A weak reference to each storage, by its address, which is not used again while that is held."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        pytree.tree_map_only(Tensor, self._follow, result)
-        self.peak = max(self.peak, self._count())
-        return result
-
-    def _follow(self, tensor: Tensor) -> None:
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-        if storage.device.type != "meta" and storage._cdata not in self._storages:
-            self._storages[storage._cdata] = storage._weak_ref()
-
-    def _count(self) -> int:
-        total = 0
-        for address, reference in list(self._storages.items()):
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference)
-            if storage is None:
-                torch.UntypedStorage._free_weak_ref(reference)
-                del self._storages[address]
-            else:
-                total += storage.nbytes()
-        return total
 
 
 def measure_resident(system: str) -> dict[str, list[float]]:

@@ -1,6 +1,6 @@
 """Replacement of an optimizer's parameters by their shards."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,27 @@ def name_parameters(model: nn.Module, optimizers: Iterable[Optimizer]) -> list[G
     return [_names_in(optimizer, names) for optimizer in optimizers]
 
 
+def release_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[GroupNames]:
+    """Put tensors without storage in the place of the optimizers' parameters, and return the names of these.
+
+    An optimizer that holds a whole parameter keeps it alive after the model has replaced it by its shard.
+
+    Args:
+        model: Before its parameters are replaced.
+        optimizers: Built over its parameters; `remap` gives them parameters again.
+
+    Raises:
+        OptimizerError: An optimizer holds a parameter that is not the model's. Nothing has changed then.
+    """
+    names = name_parameters(model, optimizers)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            _replace(
+                optimizer, group["params"], [torch.empty_like(p, device="meta") for p in group["params"]]
+            )
+    return names
+
+
 def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[GroupNames]) -> None:
     """Replace the parameters in the optimizers, in place, by the model's present ones of the same names.
 
@@ -36,17 +57,22 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
 
     Args:
         model: After its parameters were replaced.
-        optimizers: The same ones as given to `name_parameters`.
-        names: The result of `name_parameters`.
+        optimizers: The same ones as given to `release_parameters`.
+        names: The result of `release_parameters`.
     """
     parameters = dict(model.named_parameters())
     for optimizer, groups in zip(optimizers, names, strict=True):
         for group, group_names in zip(optimizer.param_groups, groups, strict=True):
-            old, new = group["params"], [parameters[name] for name in group_names]
-            for before, after in zip(old, new, strict=True):
-                if before is not after and before in optimizer.state:
-                    optimizer.state[after] = _lay_out_state(optimizer.state.pop(before), after)
-            group["params"] = new
+            _replace(optimizer, group["params"], [parameters[name] for name in group_names])
+
+
+def _replace(optimizer: Optimizer, parameters: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    """Exchange one group's parameters, and the keys of their state."""
+    for before, after in zip(parameters, others, strict=True):
+        if before in optimizer.state:
+            optimizer.state[after] = _lay_out_state(optimizer.state.pop(before), after)
+    # In place: L-BFGS keeps the list itself.
+    parameters[:] = others
 
 
 def _names_in(optimizer: Optimizer, names: Mapping[int, str]) -> GroupNames:

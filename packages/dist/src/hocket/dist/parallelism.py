@@ -22,7 +22,7 @@ from hocket.dist.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.errors import ModelError
 from hocket.dist.fsdp import Layout, broadcast_values, check_model, describe_groups, layout_dtypes, shard
 from hocket.dist.mesh import build_mesh, mesh_shape
-from hocket.dist.optimizers import name_parameters, remap
+from hocket.dist.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.process_group import ProcessGroup, Reduction
 from hocket.dist.replicate import Replica
 from hocket.dist.safetensors_load import load_safetensors
@@ -125,7 +125,21 @@ class FSDPParallelism(_Parallelism):
             ModelError, WrapError, OptimizerError, WeightsError: It cannot be done.
         """
         check_model(model)
-        names = name_parameters(model, optimizers)
+        names = release_parameters(model, optimizers)
+        try:
+            layout = self._shard(model)
+        finally:
+            remap(model, optimizers, names)
+        self._model = model
+        self._layout = (
+            f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
+        )
+        if self.config.verbose and self.global_rank == 0:
+            print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
+        return model
+
+    def _shard(self, model: nn.Module) -> Layout:
+        """Shard the model and give all of it values. Collective."""
         seed, is_rank_0_only = self._agree_on_values(model)
         sent = RankZeroValues(model) if is_rank_0_only else None
         deferred = DeferredModel(model, self.config.param_init_fn)
@@ -141,14 +155,7 @@ class FSDPParallelism(_Parallelism):
             given = load_safetensors(model, self.config.initial_weights)
         if sent is None:
             deferred.initialize(seed, given=given)
-        remap(model, optimizers, names)
-        self._model = model
-        self._layout = (
-            f"{len(layout.groups)} groups, {layout_dtypes(self.config, model)}{_levers(self.config)}"
-        )
-        if self.config.verbose and self.global_rank == 0:
-            print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
-        return model
+        return layout
 
     def sync_gradients(self, model: nn.Module, when: bool) -> None:
         """Reduce the gradients of the next backward passes over the ranks, or accumulate them locally.

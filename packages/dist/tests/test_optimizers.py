@@ -1,0 +1,120 @@
+"""Optimizers get the shards, and keep nothing alive of the whole parameters that they were built with."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from hocket.dist import FSDPParallelism, WrapError, provide
+from hocket.trainer import Trainer
+from support.live_bytes import LiveBytes
+from support.standing_ranks import StandingRanks
+
+WIDTH, LAYERS = 32, 16
+WHOLE = LAYERS * WIDTH * WIDTH * 4
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+
+
+def _shard_first() -> None:
+    """Build the optimizer after sharding, as torch's tutorial does."""
+    model = _model()
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    torch.optim.AdamW(model.parameters())
+
+
+def _lay_out() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with provide({}, device="cpu", timeout_s=30) as parallelism:
+        parallelism.lay_out(model, [optimizer])
+
+
+def _make_trainer() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    Trainer(
+        model=model,
+        loss_fn=nn.functional.mse_loss,
+        optimizers=optimizer,
+        fsdp_config={},
+        device="cpu",
+        progress_bar=False,
+        max_duration="1ba",
+    ).close()
+
+
+def _lay_out_with_state() -> None:
+    """Lay out a model that was trained whole: with both moments there are three whole copies at first."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with provide({}, device="cpu", timeout_s=30) as parallelism, LiveBytes() as meter:
+        parallelism.lay_out(model, [optimizer])
+    assert meter.peak <= 1.5 * WHOLE + 2 * WHOLE / LAYERS  # the shards, which are all that is new
+
+
+def _peaks() -> list[float]:
+    """Return the most bytes of tensors alive at once, in sizes of the whole model."""
+    peaks = []
+    for start in (_shard_first, _lay_out, _make_trainer):
+        with LiveBytes() as meter:
+            start()
+        peaks.append(meter.peak / WHOLE)
+    _lay_out_with_state()
+    return peaks
+
+
+def test_the_start_holds_one_whole_model_at_most(two_ranks: StandingRanks) -> None:
+    for shard_first, lay_out, trainer in two_ranks.run(_peaks):
+        assert 1.0 < shard_first < 1.1
+        assert lay_out == pytest.approx(shard_first, abs=0.05)
+        assert trainer == pytest.approx(shard_first, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"), [({}, WrapError), ({"initial_weights": "absent"}, Exception)], ids=["wrap", "values"]
+)
+def test_an_optimizer_has_the_models_parameters_after_a_failed_start(
+    one_rank: None, config: dict[str, Any], error: type[Exception]
+) -> None:
+    model = _model()
+    if error is WrapError:
+        model.fsdp_wrap_fn = lambda module: False
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with provide(config, device="cpu", timeout_s=10) as parallelism, pytest.raises(error):
+        parallelism.lay_out(model, [optimizer])
+    assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in model.parameters()]
+
+
+def test_an_optimizer_that_keeps_the_list_of_its_parameters_steps_the_shards(one_rank: None) -> None:
+    """L-BFGS works on the list that its first group had when it was made."""
+    torch.manual_seed(0)
+    model, twin = _model()[:2], _model()[:2]
+    twin.load_state_dict(model.state_dict())
+    with provide({}, device="cpu", timeout_s=10) as parallelism:
+        assert isinstance(parallelism, FSDPParallelism)
+        for each in (model, twin):
+            optimizer = torch.optim.LBFGS(each.parameters(), lr=0.1, max_iter=2)
+            if each is model:
+                parallelism.lay_out(model, [optimizer])
+
+            def close(each: nn.Module = each, optimizer: Any = optimizer) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = each(torch.ones(2, WIDTH)).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(close)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), other)

@@ -55,7 +55,7 @@ def test_the_same_on_a_faulty_object_store(tmp_path: Path, s3d_faults) -> None:
     ("arguments", "complaint"),
     [
         (("--steps", 5), "give at least 18"),
-        (("--ranks", "2,x"), "no list of whole numbers"),
+        (("--ranks", "2,x"), "not a list of whole numbers"),
         (("--ranks", "2"), "at least two numbers"),
         (("--ranks", "2,99"), "from 1 to 8"),
     ],

@@ -27,7 +27,10 @@ impl Table {
         let unusable = |what: &str| {
             CkptError::bad_manifest(
                 location.uri(),
-                format!("file `{}`: `{what}` has not one entry a block", file.path),
+                format!(
+                    "file `{}`: `{what}` does not have one entry per block",
+                    file.path
+                ),
             )
         };
         let digests = if check {
@@ -208,7 +211,7 @@ pub(crate) fn open_data(
 
 pub(crate) fn missing(location: &Location, file: &DataFile) -> CkptError {
     location.not_found(format!(
-        "the manifest names data file `{}`, which is not there",
+        "the manifest names data file `{}`, which does not exist",
         file.path
     ))
 }

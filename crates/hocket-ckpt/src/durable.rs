@@ -34,7 +34,7 @@ pub(crate) fn create_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => CkptError::NotFound {
             uri: path.display().to_string(),
-            reason: "expected a folder; a file or a link to nothing stands in its place, or in that of a folder \
+            reason: "expected a folder, but a file or a dangling link is in its place, or in that of a folder \
                      above it"
                 .to_owned(),
         },

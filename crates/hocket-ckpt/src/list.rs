@@ -94,7 +94,7 @@ pub(crate) fn folders(location: &Location, interrupted: Interrupted<'_>) -> Resu
             let store = store.clone();
             let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
             if listing.dirs.is_empty() && listing.objects.is_empty() {
-                return Err(location.not_found("nothing stands under this prefix"));
+                return Err(location.not_found("nothing exists under this prefix"));
             }
             Ok(listing.dirs)
         }
@@ -110,7 +110,9 @@ fn look(location: &Location, name: String, interrupted: Interrupted<'_>) -> Resu
 async fn look_remote(location: Result<Location>, name: String) -> Result<Listed> {
     let location = location?;
     let Kind::Remote(store) = location.kind() else {
-        return Err(CkptError::Invalid(format!("`{name}` is no object prefix")));
+        return Err(CkptError::Invalid(format!(
+            "`{name}` is not a valid object prefix"
+        )));
     };
     let start = remote::get_start(store.clone(), MANIFEST_NAME.to_owned(), HEAD_BYTES).await?;
     let has_data = start.is_none() && remote::has_data(store.clone()).await?;

@@ -44,7 +44,7 @@ pub(crate) fn compare(location: &Location, there: &[u8], save_id: &str) -> Resul
             "save `{}` of step {} was committed there",
             head.save_id, head.step
         ),
-        Err(error) => format!("something is there that is no manifest ({error})"),
+        Err(error) => format!("an object of that name exists and is not a manifest ({error})"),
     };
     Err(CkptError::Exists {
         uri: location.uri().to_owned(),

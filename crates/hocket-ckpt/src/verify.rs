@@ -34,7 +34,7 @@ pub fn verify_file(
     interrupted: Interrupted<'_>,
 ) -> Result<Vec<Bad>> {
     let header = file.header_digest().ok_or_else(|| {
-        let reason = format!("file `{}`: `header` is no digest", file.path);
+        let reason = format!("file `{}`: `header` is not a digest", file.path);
         CkptError::bad_manifest(location.uri(), reason)
     })?;
     let task = Task {

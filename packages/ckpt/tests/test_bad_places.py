@@ -47,7 +47,7 @@ def test_no_path_an_empty_folder_and_no_checkpoint_are_three_messages(tmp_path):
     (tmp_path / "above/below").mkdir(parents=True)
     for name, message in {
         "nowhere": "there is no such file or folder",
-        "empty": "nothing stands in this folder",
+        "empty": "this folder is empty",
         "other": "no checkpoint",
         "above": "no checkpoint",
     }.items():

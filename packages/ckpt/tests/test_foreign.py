@@ -110,14 +110,16 @@ def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
     np.testing.assert_array_equal(checkpoint["w"], numbers)
     assert set(checkpoint) == {"w"}
     dtypes = {"four": "F4", "six": "F6_E2M3", "other": "F6_E3M2"}
-    told = {name: f"a tensor of {dtype}, whose items are no whole bytes" for name, dtype in dtypes.items()}
+    told = {
+        name: f"a tensor of {dtype}, whose elements are not whole bytes" for name, dtype in dtypes.items()
+    }
     assert checkpoint.contents.opaque == told
     for name, why in told.items():
         with pytest.raises(CheckpointIncompatibleError, match=f"`{name}`, but .*{why}"):
             checkpoint[name]
     assert set(convert(uri, str(tmp_path / "x"), to="hocket").left_out) == set(told)
     assert hocket.ckpt.verify(uri).is_sound
-    # Seven of four bits are no whole bytes; and eight are four bytes, not three.
+    # Seven of four bits are not whole bytes; and eight are four bytes, not three.
     for shape in ([7], [8]):
         bad = by_hand(tmp_path / "bad.safetensors", four=("F4", shape, b"abc"))
         with pytest.raises(CheckpointCorruptError, match=r"`four`, F4 of shape \[[78]\], cannot stand"):
@@ -139,6 +141,6 @@ def test_strict_counts_what_readers_let_pass(tmp_path):
     assert hocket.ckpt.verify(str(file)).is_sound
     problems = " ".join(flaw.problem for flaw in hocket.ckpt.verify(str(file), strict=True).flaws)
     assert "does not begin with" in problems
-    assert "stands twice" in problems
+    assert "is listed twice" in problems
     assert "`more`" in problems
     assert "`__metadata__` is null" in problems

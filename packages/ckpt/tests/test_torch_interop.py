@@ -142,7 +142,7 @@ def test_a_trainers_file_is_read(tmp_path):
     ]
     opaque = checkpoint.contents.opaque
     assert opaque.keys() == {"rng.0.numpy", "array", "state.timestamp.total_wct"}
-    assert opaque["array"] == "a numpy.ndarray, which has no form here"
+    assert opaque["array"] == "a numpy.ndarray, which cannot be read here"
     ids = tuple(range(400_000))
     items = {"w": torch.ones(2), **state["best"], "x": state["array"], "ids": ids}
     dcp.save(items, checkpoint_id=tmp_path / "d", no_dist=True)

@@ -396,7 +396,7 @@ def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
             store.save({"model": {"w": make()}}, step=1)
         with pytest.raises(CheckpointStateError, match=message):
             store.load("step-0", {"model": {"w": make()}})
-    with pytest.raises(CheckpointStateError, match=r"`model\.w` is expanded"):
+    with pytest.raises(CheckpointStateError, match=r"`model\.w` is an expanded view"):
         store.load("step-0", {"model": {"w": torch.zeros(1).expand(4000)}})
     assert [entry.step for entry in store.list()] == [0]
 

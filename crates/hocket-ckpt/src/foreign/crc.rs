@@ -106,7 +106,7 @@ fn unpack_and_verify(
             blob.corrupt(Some(offset), format!("member `{}`: {reason}", member.name))
         };
         if member.header < stream.position() {
-            return Err(misplaced("it begins inside of another"));
+            return Err(misplaced("it begins inside another entry"));
         }
         stream.pass(member.header, |_| (), never)?;
         let mut header = [0_u8; LOCAL_BYTES as usize];

@@ -111,7 +111,7 @@ impl<'a, 'p> Listing<'a, 'p> {
                 return broken("a name in `state_dict_metadata` is no text");
             };
             if catalogue.has(name) {
-                return broken(format!("`{name}` stands twice"));
+                return broken(format!("`{name}` is listed twice"));
             }
             if pickle.record(entry, Name::BytesStorage).is_some() {
                 let Some(item) = listing.items.get(&(name, Vec::new())) else {
@@ -174,7 +174,9 @@ impl<'a, 'p> Listing<'a, 'p> {
                 None | Some(Value::None) => Vec::new(),
                 Some(offset) => match pickle.extents(offset) {
                     Some(start) => start,
-                    None => return broken(format!("a chunk of `{name}` has no offsets from 0 on")),
+                    None => {
+                        return broken(format!("a chunk of `{name}` has no offsets of 0 or more"));
+                    }
                 },
             };
             let file = *files.entry(path).or_insert_with(|| {
@@ -261,8 +263,7 @@ impl<'a, 'p> Listing<'a, 'p> {
             return broken(format!("`{name}` has no dtype"));
         };
         let Some(dtype) = known else {
-            let reason =
-                format!("a tensor of torch.{torch_name}, which safetensors has no name for");
+            let reason = format!("a tensor of torch.{torch_name}, which safetensors cannot store");
             catalogue.opaque.insert(name.to_owned(), reason.into());
             return Ok(());
         };
@@ -379,7 +380,7 @@ fn check_sizes(
     {
         file.1 = size.ok_or_else(|| {
             location.not_found(format!(
-                "`.metadata` names data file `{}`, which is not there",
+                "`.metadata` names data file `{}`, which does not exist",
                 file.0
             ))
         })?;

@@ -66,7 +66,10 @@ pub(super) fn read_values(
                 is_small
             });
             for (name, _, item) in large {
-                let reason = format!("a value of {} bytes, too many to look into", item.length);
+                let reason = format!(
+                    "a value of {} bytes, which is too large to decode",
+                    item.length
+                );
                 catalogue.opaque.insert(name.clone(), reason.into());
             }
             let ranges: Vec<Range<u64>> = small
@@ -114,7 +117,12 @@ fn unwrap(blob: &Blob, wrapped: &str, bytes: Vec<u8>, limit: u64) -> Result<Vec<
             .take(limit + 1)
             .read_to_end(&mut content)
     };
-    read().map_err(|error| blob.corrupt(None, format!("an item is no zstd: {error}")))?;
+    read().map_err(|error| {
+        blob.corrupt(
+            None,
+            format!("an item cannot be decompressed by zstd: {error}"),
+        )
+    })?;
     if content.len() as u64 > limit {
         return Err(blob.corrupt(None, format!("an item unpacks to more than {limit} bytes")));
     }

@@ -102,7 +102,7 @@ impl Header {
         let bad = |reason: String| {
             blob.corrupt(
                 (range.start > 0).then_some(range.start),
-                format!("it is no safetensors file: {reason}"),
+                format!("it is not a safetensors file: {reason}"),
             )
         };
         let size = range.end.saturating_sub(range.start);
@@ -159,7 +159,7 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
     for (name, value) in pairs {
         if name == "__metadata__" {
             if has_metadata {
-                return Err("`__metadata__` stands twice".to_owned());
+                return Err("`__metadata__` occurs twice".to_owned());
             }
             has_metadata = true;
             check_metadata(&value, lax)?;
@@ -172,7 +172,7 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
         match places.get(&entry.name).and_then(|&at| entries.get_mut(at)) {
             // The last duplicate wins, as in the safetensors package.
             Some(slot) => {
-                lax.push(format!("`{}` stands twice", entry.name));
+                lax.push(format!("`{}` is listed twice", entry.name));
                 *slot = entry;
             }
             None => {
@@ -202,9 +202,7 @@ fn read_starts(
     let offsets = |(name, saved): (String, Saved)| match serde_json::from_value(saved.saved_offsets)
     {
         Ok(start) => Ok((name, start)),
-        Err(error) => Err(format!(
-            "its `{SHARDING}` says where nothing stands: {error}"
-        )),
+        Err(error) => Err(format!("its `{SHARDING}` points outside the file: {error}")),
     };
     saved
         .into_iter()
@@ -221,7 +219,7 @@ fn check_metadata(value: &Json, lax: &mut Vec<String>) -> std::result::Result<()
             lax.push("`__metadata__` is null".to_owned());
             Ok(())
         }
-        _ => Err("`__metadata__` is no mapping of text to text".to_owned()),
+        _ => Err("`__metadata__` is not a mapping of strings to strings".to_owned()),
     }
 }
 
@@ -245,7 +243,9 @@ fn entry(
         return Err(format!("`{name}` has no dtype, shape and data_offsets"));
     };
     let &[begin, end] = offsets.as_slice() else {
-        return Err(format!("`{name}` has data_offsets that are no pair"));
+        return Err(format!(
+            "`{name}` has data_offsets that are not a pair of integers"
+        ));
     };
     let dtype = Dtype::parse(&dtype_name);
     let bits = SUB_BYTE
@@ -272,11 +272,9 @@ fn entry(
     }
     if let Some(object) = value.as_object() {
         let unknown = object.keys().filter(|key| !FIELDS.contains(&key.as_str()));
-        lax.extend(
-            unknown.map(|key| {
-                format!("`{name}` has the field `{key}`, which the format does not know")
-            }),
-        );
+        lax.extend(unknown.map(|key| {
+            format!("`{name}` has the field `{key}`, which the format does not define")
+        }));
     }
     Ok(HeaderEntry {
         name,
@@ -328,7 +326,7 @@ fn add(catalogue: &mut Catalogue, file: usize, data_start: u64, entry: &HeaderEn
     let name = entry.name.clone();
     let Some(dtype) = entry.dtype else {
         let reason = format!(
-            "a tensor of {}, whose items are no whole bytes",
+            "a tensor of {}, whose elements are not whole bytes",
             entry.dtype_name
         );
         catalogue.opaque.insert(name, reason.into());

@@ -104,9 +104,9 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     match found.as_slice() {
         [one] => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
         [] if names.is_empty() && is_empty(&location, interrupted)? => {
-            Err(location.not_found(format!("nothing stands in this folder; {EXPECTED}")))
+            Err(location.not_found(format!("this folder is empty; {EXPECTED}")))
         }
-        [] => Err(location.not_found(format!("what stands there is no checkpoint; {EXPECTED}"))),
+        [] => Err(location.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
         several => Err(location.not_found(format!(
             "expected a checkpoint: {} files could be meant, without an index that says how they belong together; name one, such as `{}`",
             several.len(),
@@ -134,7 +134,7 @@ fn file(root: &str, blob: &Blob, interrupted: Interrupted<'_>) -> Result<Catalog
         }),
         _ if blob.name().ends_with(".safetensors") => huggingface::single(root, blob, interrupted),
         [_, _, _, _, _, 0, 0, 0, b'{' | b' ', ..] => huggingface::single(root, blob, interrupted),
-        _ => Err(Location::open(root)?.not_found(format!("`{}` is of no known format; {EXPECTED}", blob.name()))),
+        _ => Err(Location::open(root)?.not_found(format!("`{}` has an unknown format; {EXPECTED}", blob.name()))),
     }
 }
 

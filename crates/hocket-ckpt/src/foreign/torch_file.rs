@@ -153,7 +153,7 @@ impl View {
         }
         self.dtype_name().ok_or_else(|| {
             format!(
-                "a tensor of torch.{}, which safetensors has no name for",
+                "a tensor of torch.{}, which safetensors cannot store",
                 self.torch_name()
             )
         })

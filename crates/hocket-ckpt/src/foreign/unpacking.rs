@@ -55,8 +55,10 @@ impl Stream {
         loop {
             let input = self.input.get(self.used..).unwrap_or_default();
             let status = self.decoder.run_on_buffers(input, out).map_err(|error| {
-                self.blob
-                    .corrupt(None, format!("an item is no zstd: {error}"))
+                self.blob.corrupt(
+                    None,
+                    format!("an item cannot be decompressed by zstd: {error}"),
+                )
             })?;
             self.used += status.bytes_read;
             if status.bytes_read + status.bytes_written > 0 {

@@ -54,7 +54,7 @@ impl Zip {
         let bad = |reason: &str| {
             blob.corrupt(
                 Some(range.start),
-                format!("it is no zip that torch wrote: {reason}"),
+                format!("it is not a zip file written by torch: {reason}"),
             )
         };
         if range.start > range.end || range.end > blob.size() {
@@ -80,7 +80,7 @@ impl Zip {
             count,
         } = location;
         if bytes > DIRECTORY_LIMIT || offset.checked_add(bytes).is_none_or(|end| end > length) {
-            return Err(bad("its directory lies outside of it, or is too long"));
+            return Err(bad("its directory lies outside the file, or is too long"));
         }
         let from = range.start + offset;
         let directory = blob.read(from..from + bytes, interrupted)?;
@@ -249,14 +249,14 @@ fn members(mut rest: &[u8], base: u64, length: u64) -> std::result::Result<Vec<M
     let mut members = Vec::new();
     while !rest.is_empty() {
         if rest.get(..4) != Some(&CENTRAL) {
-            return Err("its directory holds what is no entry".to_owned());
+            return Err("its directory holds an invalid entry".to_owned());
         }
         let lengths = [28, 30, 32].map(|at| u16_at(rest, at).map(usize::from));
         let [Some(name_bytes), Some(extra_bytes), Some(comment_bytes)] = lengths else {
             return Err(cut());
         };
         let name = rest.get(46..46 + name_bytes).ok_or_else(cut)?;
-        let name = std::str::from_utf8(name).map_err(|_| "a member's name is no UTF-8")?;
+        let name = std::str::from_utf8(name).map_err(|_| "a member's name is not valid UTF-8")?;
         let extra_at = 46 + name_bytes;
         let extra = rest.get(extra_at..extra_at + extra_bytes).ok_or_else(cut)?;
         let method = u16_at(rest, 10).ok_or_else(cut)?;

@@ -188,7 +188,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
                 let mut seen = HashSet::new();
                 while let Some((key, value)) = map.next_entry::<String, T>()? {
                     if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!("`{key}` stands twice")));
+                        return Err(A::Error::custom(format!("`{key}` is listed twice")));
                     }
                     pairs.push((key, value));
                 }

@@ -80,8 +80,9 @@ pub fn encode(document: &[u8]) -> Result<Vec<u8>> {
         frame = compress_less(document)?;
     }
     let head = head_of(&parsed, hex(&xxh3_128(&frame)));
-    let mut json = serde_json::to_vec(&head)
-        .map_err(|error| CkptError::Invalid(format!("the head has no JSON form: {error}")))?;
+    let mut json = serde_json::to_vec(&head).map_err(|error| {
+        CkptError::Invalid(format!("the head cannot be encoded as JSON: {error}"))
+    })?;
     json.push(b'\n');
     let mut bytes = compress(&json)?;
     if bytes.len() as u64 > HEAD_BYTES || json.len() as u64 > HEAD_BYTES {
@@ -238,7 +239,7 @@ fn decompress(bytes: &[u8], limit: u64) -> std::result::Result<(Vec<u8>, usize),
                 "{length} bytes when decompressed, at most {limit} are read"
             ));
         }
-        _ => return Err("a zstd frame that does not say its length".to_owned()),
+        _ => return Err("a zstd frame does not record its decompressed size".to_owned()),
     };
     let content =
         zstd::bulk::decompress(frame, length as usize).map_err(|error| format!("zstd: {error}"))?;

@@ -78,7 +78,7 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
             ));
         }
         if !paths.insert(path) {
-            return Err(format!("file `{path}` stands twice"));
+            return Err(format!("file `{path}` is listed twice"));
         }
         if file.data_start > file.size {
             return Err(format!(
@@ -93,7 +93,7 @@ fn check_files(files: &[DataFile]) -> std::result::Result<(), String> {
             ));
         }
         if file.header_digest().is_none() {
-            return Err(format!("file `{path}`: `header` is no digest"));
+            return Err(format!("file `{path}`: `header` is not a digest"));
         }
         if file.block_digests().is_none() {
             return Err(format!(
@@ -213,9 +213,12 @@ fn check_shape(tensor: &Tensor) -> std::result::Result<u64, String> {
             tensor.shape.len()
         ));
     }
-    dtype
-        .num_bytes(&tensor.shape)
-        .ok_or_else(|| format!("shape {:?} has more bytes than 64 bits count", tensor.shape))
+    dtype.num_bytes(&tensor.shape).ok_or_else(|| {
+        format!(
+            "shape {:?} has more bytes than a 64-bit integer can count",
+            tensor.shape
+        )
+    })
 }
 
 fn check_alias(
@@ -224,13 +227,15 @@ fn check_alias(
     name: &str,
 ) -> std::result::Result<(), String> {
     let Some(other) = other else {
-        return Err(format!("same_as `{name}`, which is not there"));
+        return Err(format!("same_as `{name}`, which does not exist"));
     };
     if other.same_as.is_some() {
         return Err(format!("same_as `{name}`, which is itself an alias"));
     }
     if tensor.chunks.is_some() || tensor.data.is_some() {
-        return Err(format!("same_as `{name}`, and yet it has bytes of its own"));
+        return Err(format!(
+            "same_as `{name}`, but it has chunks or data of its own"
+        ));
     }
     if tensor.dtype != other.dtype || tensor.shape != other.shape {
         return Err(format!(

@@ -40,7 +40,7 @@ pub(crate) fn check(shape: &[u64], boxes: &mut [Box]) -> Result<(), String> {
         return if boxes.is_empty() {
             Ok(())
         } else {
-            Err("has no elements, and yet it has chunks".to_owned())
+            Err("has no elements, but it has chunks".to_owned())
         };
     }
     cut(&vec![0; shape.len()], shape, boxes, 0)
@@ -71,7 +71,7 @@ fn cut(low: &[u64], high: &[u64], boxes: &mut [Box], depth: usize) -> Result<(),
             continue;
         }
         if depth == MAX_DEPTH {
-            return Err("its chunks are cut within cuts more deeply than any mesh does".to_owned());
+            return Err("its chunks are nested more deeply than any mesh cuts a tensor".to_owned());
         }
         let mut from = low[dim];
         for (range, begin, end) in groups {

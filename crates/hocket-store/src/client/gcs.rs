@@ -67,7 +67,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
 fn bucket_url(key: &ClientKey, address: &str) -> Result<Url> {
     let whole = format!("{}/{}", address.trim_end_matches('/'), key.bucket.name);
     Url::parse(&whole).map_err(|error| {
-        StoreError::config(format!("`{whole}` is no address of a bucket: {error}"))
+        StoreError::config(format!("`{whole}` is not the address of a bucket: {error}"))
     })
 }
 

@@ -76,7 +76,7 @@ impl Source {
 }
 
 fn half(there: &str, missing: &str) -> StoreError {
-    StoreError::config(format!("`{there}` is set and `{missing}` is not; set both"))
+    StoreError::config(format!("`{there}` is set but `{missing}` is not; set both"))
 }
 
 /// Creates the client once keys are available.

@@ -340,7 +340,9 @@ impl<'a> Machine<'a> {
                 *node = Node::List(items);
                 Ok(())
             }
-            _ => Err(Fault::Broken("it appends to what is no list".to_owned())),
+            _ => Err(Fault::Broken(
+                "it appends to an object that is not a list".to_owned(),
+            )),
         }
     }
 
@@ -356,7 +358,7 @@ impl<'a> Machine<'a> {
                 Ok(())
             }
             _ => Err(Fault::Broken(
-                "it sets items of what is no mapping".to_owned(),
+                "it sets items of an object that is not a mapping".to_owned(),
             )),
         }
     }
@@ -370,7 +372,7 @@ impl<'a> Machine<'a> {
                 Some([0xed, 0xa0..=0xbf, ..]) => Fault::Unfit(format!(
                     "the text at byte {at} holds a surrogate, half a character: save it without"
                 )),
-                _ => Fault::Broken(format!("the text at byte {at} is no UTF-8")),
+                _ => Fault::Broken(format!("the text at byte {at} is not valid UTF-8")),
             }),
         }
     }

@@ -64,7 +64,9 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
             let (name, arguments, _) = **record;
             match name {
                 Name::RebuildTensor | Name::RebuildTensorV3 => {
-                    return Err(Fault::Broken("a tensor stands inside a value".to_owned()));
+                    return Err(Fault::Broken(
+                        "a tensor is nested inside a value".to_owned(),
+                    ));
                 }
                 Name::NumpyScalar => {
                     numpy_scalar(pickle, arguments).ok_or_else(|| unfit(pickle, name))?
@@ -73,7 +75,9 @@ fn write(pickle: &Pickle<'_>, value: Value, left: &mut usize, depth: usize) -> R
             }
         }
         Node::Persistent(_) => {
-            return Err(Fault::Broken("a storage stands inside a value".to_owned()));
+            return Err(Fault::Broken(
+                "a storage is nested inside a value".to_owned(),
+            ));
         }
     })
 }
@@ -115,7 +119,7 @@ fn spend(left: &mut usize, count: usize) -> Result<(), Fault> {
 
 fn unfit(pickle: &Pickle<'_>, name: Name) -> Fault {
     let shown = pickle.shown(name);
-    Fault::Unfit(format!("a {shown}, which has no form here"))
+    Fault::Unfit(format!("a {shown}, which cannot be read here"))
 }
 
 /// Converts a NumPy scalar to a plain number; returns none for other dtypes and byte orders.

@@ -231,7 +231,7 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
         )
     if compression is not None and to != "hocket":
         raise ValueError(
-            f"`compression` is {compression!r}, and only `hocket` has a place for it, not {to!r}"
+            f"`compression` is {compression!r}, but `to` is {to!r}; only `hocket` compresses its data"
         )
     if to != "hocket" and (request.step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
@@ -271,7 +271,7 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
         name = join_path(new)
         if name in taken:
             raise CheckpointIncompatibleError(
-                f"`{old}` becomes `{name}`, and so does another. Rename it apart."
+                f"`{old}` becomes `{name}`, and another tensor has that name. Choose another new name."
             )
         taken.add(name)
         # Renaming keeps the end of the path.
@@ -352,7 +352,7 @@ def _plan(
     if to == "torch":
         if not name.endswith(_TORCH_SUFFIXES):
             raise ValueError(
-                f"`{destination}`: expected a file's name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
+                f"`{destination}`: expected a file name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
             )
         return plan_torch(root, name, content)
     if name.endswith(".safetensors"):

@@ -186,7 +186,7 @@ class Manifest:
             )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointCorruptError(
-                f"the manifest's document holds a value of no known form: {error}"
+                f"the manifest's document holds a value that cannot be decoded: {error}"
             ) from error
 
 
@@ -278,9 +278,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"$map": pairs}
     place = f" at `{where}`" if where else ""
     raise CheckpointIncompatibleError(
-        f"a `{kind.__module__}.{kind.__qualname__}`{place} has no form in a checkpoint; expected a tensor, "
-        "None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the `state_dict` that "
-        "returns it."
+        f"a `{kind.__module__}.{kind.__qualname__}`{place} cannot be stored in a checkpoint; expected a "
+        "tensor, None, bool, int, float, str, bytes, tuple, list or mapping. Convert it in the "
+        "`state_dict` that returns it."
     )
 
 
@@ -308,5 +308,5 @@ def decode_value(raw: Any) -> Any:
             return {decode_value(key): decode_value(item) for key, item in inner}
     if unknown := [key for key in raw if key.startswith("$")]:
         # A mapping with such a key is written as `$map`.
-        raise ValueError(f"`{unknown[0]:.40}` is no known tag, or does not stand alone")
+        raise ValueError(f"`{unknown[0]:.40}` is not a known tag, or is not the only key of its object")
     return {key: decode_value(item) for key, item in raw.items()}

@@ -120,7 +120,7 @@ def _first_frame(stored: bytes) -> tuple[bytes, bytes]:
     try:
         content = frame.decompress(stored)
     except zstandard.ZstdError as error:
-        raise ValueError(f"a zstd frame is not what was written: {error}") from error
+        raise ValueError(f"a zstd frame cannot be decompressed: {error}") from error
     _expect(frame.eof, "a zstd frame is cut short")
     return bytes(content), frame.unused_data
 
@@ -140,7 +140,8 @@ def _decode(raw: Any) -> Any:
 
 
 def _check(content: bytes, digest: bytes, what: str) -> None:
-    _expect(xxh3_128_digest is None or xxh3_128_digest(content) == digest, f"{what} is not what was written")
+    matches = xxh3_128_digest is None or xxh3_128_digest(content) == digest
+    _expect(matches, f"{what} does not match its digest")
 
 
 def _expect(is_so: bool, problem: str) -> None:

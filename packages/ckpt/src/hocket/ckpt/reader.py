@@ -158,8 +158,8 @@ class Checkpoint:
             old, new = self._record(manifest, name), self._record(latest, name)
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 raise CheckpointIncompatibleError(
-                    f"`{self.uri}` was replaced meanwhile, and `{name}`, which was {old.dtype} of shape "
-                    f"{list(old.shape)}, is {new.dtype} of {list(new.shape)} now. Ask for it again."
+                    f"`{self.uri}` was replaced while it was open: `{name}` was {old.dtype} of shape "
+                    f"{list(old.shape)} and is now {new.dtype} of shape {list(new.shape)}. Look it up again."
                 )
         return self._read(latest, wanted, into)
 

@@ -82,7 +82,7 @@ def check_sizes(uri: str, sizes: Mapping[str, int]) -> None:
         if found != size:
             raise CheckpointError(
                 f"`{path}` under `{uri}`, which was finished with {size} bytes, "
-                f"{'is gone' if found is None else f'has {found}'}: somebody else removes or writes files "
+                f"{'is gone' if found is None else f'has {found}'}: another process removes or writes files "
                 "there. Nothing was committed; run it again."
             )
 

@@ -101,7 +101,7 @@ def check_encodable(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise CheckpointStateError(
-            f"the name {name!a} is no Unicode: it has a lone surrogate. Use another key for it."
+            f"the name {name!a} is not valid Unicode: it has a lone surrogate. Use another key for it."
         ) from error
 
 
@@ -158,7 +158,7 @@ def _leaves(
         return
     kind = type(node)
     raise CheckpointStateError(
-        f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint does not hold: "
+        f"`{join(path)}` is a `{kind.__module__}.{kind.__qualname__}`, which a checkpoint cannot store: "
         f"expected a "
         "tensor, None, bool, int, float, str, bytes, or a tuple, list or dict of these. Turn it into them in "
         "`state_dict()`."
@@ -199,10 +199,10 @@ def unflatten(leaves: Iterable[tuple[Path, object]], integer_keyed: Collection[P
         for part in path[:-1]:
             child = node.setdefault(part, _Node())
             if not isinstance(child, _Node):
-                raise CheckpointStateError(f"`{join(path)}` stands below a leaf of the same tree.")
+                raise CheckpointStateError(f"`{join(path)}` is a child of a leaf of the same tree.")
             node = child
         if path[-1] in node:
-            raise CheckpointStateError(f"`{join(path)}` is there twice, or stands above other leaves.")
+            raise CheckpointStateError(f"`{join(path)}` occurs twice, or is the parent of other leaves.")
         node[path[-1]] = value
     return _finished(root, (), integer_keyed)
 

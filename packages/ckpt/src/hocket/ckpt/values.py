@@ -34,8 +34,8 @@ def canonical(value: object, where: str) -> bytes:
         ) from error
     except UnicodeEncodeError as error:
         raise CheckpointStateError(
-            f"`{where}` cannot be saved: it holds text that is no Unicode (a lone surrogate). Save it as "
-            f"bytes."
+            f"`{where}` cannot be saved: it holds text that is not valid Unicode (a lone surrogate). "
+            "Save it as bytes."
         ) from error
 
 

@@ -148,8 +148,8 @@ def _flaws(uri: str, index: Callable[[], BlockIndex], path: str, file: "_native.
     except CheckpointCorruptError as error:
         return [flaw(None, str(error))]
     return [
-        flaw(None, "the safetensors header is not what was written", is_data=False)
+        flaw(None, "the safetensors header does not match its digest", is_data=False)
         if block < 0
-        else flaw(offset, "the block is not what was written")
+        else flaw(offset, "the block does not match its digest")
         for block, offset in bad
     ]

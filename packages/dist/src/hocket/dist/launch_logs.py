@@ -59,7 +59,7 @@ def check_format(option: str, template: str | None, local_world_size: int) -> st
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
-        return f"`{option} {template}` is no format string: {error}"
+        return f"`{option} {template}` is not a valid format string: {error}"
     if unknown := fields - set(FIELDS):
         known = ", ".join(f"{{{field}}}" for field in FIELDS)
         return f"`{option} {template}` has the unknown field {{{min(unknown)}}}; known are {known}"

@@ -39,9 +39,11 @@ def plan(argv: Sequence[str]) -> int:
     parser.add_argument("--world_size", "--world-size", type=int, default=8, help="ranks (default 8)")
     parser.add_argument("-n", "--nproc", type=int, help="ranks on each machine (default: all)")
     parser.add_argument("--fsdp-config", default="{}", help="a dict, such as '{\"cpu_offload\": True}'")
-    parser.add_argument("--precision", help="of the trainer, such as amp_bf16")
+    parser.add_argument("--precision", help="the trainer's precision, such as amp_bf16")
     parser.add_argument("--optimizer-slots", type=int, default=2, help="2 for Adam (default), 1 for momentum")
-    parser.add_argument("--memory", type=float, help="GiB of a device, to say whether it fits")
+    parser.add_argument(
+        "--memory", type=float, help="GiB of memory per device, to report whether the layout fits"
+    )
     options = parser.parse_args(argv)
     try:
         config = _config(options)

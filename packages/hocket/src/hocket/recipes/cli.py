@@ -54,7 +54,7 @@ def demo(
         numbers = tuple(int(number) for number in ranks.split(","))
     except ValueError:
         raise typer.BadParameter(
-            f"`{ranks}` is no list of whole numbers like 2,2,1,4", param_hint="--ranks"
+            f"`{ranks}` is not a list of whole numbers like 2,2,1,4", param_hint="--ranks"
         ) from None
     try:
         passed = run_demo(DemoOptions(out=out, store=store, steps=steps, ranks=numbers), console)
@@ -79,7 +79,9 @@ def train(
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(help="Go on from a checkpoint of such a run, or the newest in a folder; needs no file."),
+        typer.Option(
+            help="Resume from a checkpoint of such a run, or from the newest in a folder; needs no file."
+        ),
     ] = None,
 ) -> None:
     """Train a run from a file; `hocket-launch -n 2 -m hocket.recipes train run.yaml` on several ranks."""

@@ -135,7 +135,7 @@ def main(recipes: Mapping[str, Recipe], description: str | None) -> None:
     parser.add_argument("name", choices=sorted(recipes))
     parser.add_argument("--stack", action="store_true", help="train with the recipe's methods")
     parser.add_argument("--methods", nargs="*", default=[], help="train with these of the recipe's methods")
-    parser.add_argument("--steps", type=int, help="instead of the recipe's")
+    parser.add_argument("--steps", type=int, help="number of steps, in place of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     recipe = recipes[given.name]

@@ -199,7 +199,7 @@ class Checkpointer:
             other.loaded_at(batch)
 
     def save(self) -> SaveHandle:
-        """Save now. Collective. Waits for the save before, and with `mode="sync"` for this one."""
+        """Save now. Collective. Waits for the previous save, and with `mode="sync"` for this one."""
         self.before_save()
         self._finish()
         self._is_pending = False

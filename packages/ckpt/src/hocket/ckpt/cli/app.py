@@ -35,14 +35,16 @@ def root(
 
 
 _Uri = Annotated[str, typer.Argument(metavar="URI", help="A checkpoint: its folder, or a URI (s3://…).")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 _Compression = Annotated[
     str | None, typer.Option(metavar="zstd:N", help="Compress the data files of a Hocket checkpoint.")
 ]
 
 _Unfenced = Annotated[
     bool,
-    typer.Option("--unfenced", help="Write also to a store that ignores conditions, if nothing else does."),
+    typer.Option(
+        "--unfenced", help="Write to a store that ignores conditional requests; nothing else may write there."
+    ),
 ]
 
 
@@ -54,7 +56,7 @@ def inspect(
         typer.Option(metavar="NAME", help="One tensor: its chunks, statistics and a histogram."),
     ] = None,
     unfold: Annotated[
-        bool, typer.Option("--all", help="Show each of several layers that are alike, and long values whole.")
+        bool, typer.Option("--all", help="Show every layer of a repeated group, and long values in full.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
@@ -72,7 +74,10 @@ def inspect(
 def verify(
     uri: _Uri,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Hold safetensors to the format's text, beyond what readers ask.")
+        bool,
+        typer.Option(
+            "--strict", help="Check safetensors files against the specification, beyond what readers require."
+        ),
     ] = False,
     as_json: _Json = False,
 ) -> None:
@@ -89,7 +94,10 @@ def verify(
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint of any known format.")],
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="A folder or URI; a file's name for `torch`. Never replaced.")
+        str,
+        typer.Argument(
+            metavar="DST", help="A folder or URI, or a file name for `torch`. It is never replaced."
+        ),
     ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hocket, dcp, safetensors or torch.")],
     dtype: Annotated[
@@ -99,14 +107,16 @@ def convert(
         list[str] | None, typer.Option(metavar="GLOB", help="Take only names that match; may be repeated.")
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave names out; may be repeated.")
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave out names that match; may be repeated.")
     ] = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(metavar="OLD=NEW", help="Replace the beginning of names (`model=`: cut it off)."),
     ] = None,
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of a file's tensors.")] = "5GB",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest size of the tensors in one file.")
+    ] = "5GB",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
     compression: _Compression = None,
     step: Annotated[int | None, typer.Option(help="The step to record (`hocket` only).")] = None,
     user: Annotated[
@@ -144,8 +154,8 @@ def convert(
 @app.command()
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint of any known format.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="What tensors may take.")] = "256MiB",
+    b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that tensors may use.")] = "256MiB",
     as_json: _Json = False,
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes, every number. Exits with 1 if they differ."""
@@ -175,7 +185,7 @@ def reshard(
     destination: Annotated[str, typer.Argument(metavar="DST", help="Where the new one goes.")],
     ranks: Annotated[int, typer.Option(metavar="M", help="How many ranks will load it.")],
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="How much tensor data may be held: 512MiB, 4GiB.")
+        str, typer.Option(metavar="SIZE", help="Memory that tensor data may use: 512MiB, 4GiB.")
     ] = "256MiB",
     compression: _Compression = None,
     unfenced: _Unfenced = False,
@@ -196,7 +206,7 @@ def reshard(
         )
 
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Remove nothing; list what would be removed.")]
 
 
 @app.command()
@@ -213,7 +223,9 @@ def gc(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A folder of checkpoints, or a URI.")],
     min_age: Annotated[
         str,
-        typer.Option(metavar="AGE", help="Leave what is younger: 90s, 30m, 24h, 7d. No save takes longer."),
+        typer.Option(
+            metavar="AGE", help="Keep younger files: 90s, 30m, 24h, 7d. It must exceed the longest save."
+        ),
     ] = "24h",
     dry_run: _DryRun = False,
     as_json: _Json = False,
@@ -228,7 +240,8 @@ def gc(
 @app.command()
 def demo(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="The folder to make it in; it must hold no checkpoint yet.")
+        str,
+        typer.Argument(metavar="DIR", help="The folder to create it in; it must not hold a checkpoint yet."),
     ],
 ) -> None:
     """Write a small checkpoint of four ranks, to try the other subcommands on."""

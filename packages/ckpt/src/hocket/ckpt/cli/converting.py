@@ -26,7 +26,7 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{text!r} is no size; expected a number and a unit, such as `5GB` or `256MiB`")
+        raise ValueError(f"{text!r} is not a size; expected a number and a unit, such as `5GB` or `256MiB`")
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 

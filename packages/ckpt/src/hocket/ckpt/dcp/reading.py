@@ -83,7 +83,8 @@ class HocketReader(StorageReader):
         """
         if self._uri is None:
             raise ValueError(
-                "no place to load from: expected `HocketReader(path)`, or `checkpoint_id=` given to `load`"
+                "the checkpoint to load is not named: expected `HocketReader(path)`, or `checkpoint_id=` "
+                "given to `load`"
             )
         self._checkpoint = open_checkpoint(self._uri, check=self._check)
         contents = self._checkpoint.contents

@@ -140,7 +140,8 @@ class HocketWriter(StorageWriter):
         uri = self._now.uri or self._uri
         if uri is None:
             raise ValueError(
-                "no place to save to: expected `HocketWriter(path)`, or `checkpoint_id=` given to `save`"
+                "the checkpoint to save is not named: expected `HocketWriter(path)`, or `checkpoint_id=` "
+                "given to `save`"
             )
         return uri
 
@@ -326,8 +327,8 @@ def _value(item: WriteItem, planner: SavePlanner) -> WriteResult:
         value = torch.load(pickled, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointStateError(
-            f"`{name}` holds what a checkpoint does not: expected None, bool, int, float, str, bytes, or a "
-            f"tuple, list or dict of these. Turn it into them in `state_dict()`. ({error!s:.200})"
+            f"`{name}` holds a value that a checkpoint cannot store: expected None, bool, int, float, str, "
+            f"bytes, or a tuple, list or dict of these. Turn it into them in `state_dict()`. ({error!s:.200})"
         ) from error
     text = canonical(value, name)
     return WriteResult(item.index, len(text), text)

@@ -124,7 +124,9 @@ class _Writer:
             self.write(value.id)
             self.out += b"Q"
         else:
-            raise TypeError(f"a `{type(value).__qualname__}` has no form in a pickle of ours")
+            raise TypeError(
+                f"a `{type(value).__qualname__}` cannot be written: the pickle writer does not know this type"
+            )
 
     def _recall(self, value: str | Global) -> bool:
         number = self._memo.get(value)

@@ -88,8 +88,8 @@ def _safetensors(
     """
     if any(payload.tensor.name == "__metadata__" for payload in payloads):
         raise CheckpointIncompatibleError(
-            "a tensor is called `__metadata__`, under which safetensors keeps a file's own notes. Rename it: "
-            "`--rename __metadata__=NAME`."
+            "a tensor is called `__metadata__`, a key that safetensors reserves for a file's metadata. "
+            "Rename it: `--rename __metadata__=NAME`."
         )
     ordered = sorted(payloads, key=lambda it: entry_order(it.tensor.dtype, _entry_name(it)))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}

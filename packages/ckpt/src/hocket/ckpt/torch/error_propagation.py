@@ -15,7 +15,8 @@ Failure = dict[str, Any]
 
 _MESSAGE_CHARS = 4000
 _REPLACED = (
-    "the ranks read different saves: it was replaced meanwhile, or they name different ones. Load it again."
+    "the ranks read different saves: the checkpoint was replaced during the load, or the ranks name "
+    "different checkpoints. Load it again."
 )
 
 
@@ -71,7 +72,7 @@ def agree(
         save_id: The save that this rank reads; it must be the same on all ranks.
 
     Raises:
-        CheckpointNotFoundError: Ranks read different saves, because the checkpoint was replaced meanwhile.
+        CheckpointNotFoundError: Ranks read different saves of a checkpoint that was replaced.
         CheckpointError: Another rank failed, or did not report in time.
     """
     failure = None if error is None else pack_error(error, ranks=[coordinator.rank])

@@ -93,7 +93,7 @@ def torch_dtype(name: str, tensor: str) -> torch.dtype:
         return _TORCH_DTYPES[name]
     except KeyError:
         raise CheckpointIncompatibleError(
-            f"`{tensor}` has dtype `{name}`, which this torch has no equal of."
+            f"`{tensor}` has dtype `{name}`, which this version of torch does not have."
         ) from None
 
 
@@ -197,7 +197,7 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
     """
     if dtype not in DTYPES:
         raise CheckpointStateError(
-            f"`{name}` has dtype `{dtype}`; expected one that safetensors has a name for and whose items are "
+            f"`{name}` has dtype `{dtype}`; expected one that safetensors can store and whose elements are "
             "whole bytes. Save its bytes: `.view(torch.uint8)`."
         )
 

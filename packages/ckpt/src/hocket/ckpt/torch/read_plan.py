@@ -60,8 +60,8 @@ def destinations(fills: Sequence[Fill], *, rank: int, world_size: int) -> list[T
         steps = zip(info.local.shape, info.local.stride(), strict=True)
         if info.local.numel() and any(size > 1 and stride == 0 for size, stride in steps):
             raise CheckpointStateError(
-                f"`{info.name}` is expanded: many of its items lie in one place in memory, and cannot be "
-                "filled each with its own. Load into its `.contiguous()`."
+                f"`{info.name}` is an expanded view: several of its elements share memory and cannot be "
+                "loaded separately. Load into its `.contiguous()`."
             )
     return infos
 

@@ -53,7 +53,7 @@ class SaveQueue:
                 is_free = False
         if not is_free:
             raise CheckpointTimeoutError(
-                f"The save before, `{self._last and self._last.uri}`, is still under way after "
+                f"The previous save, `{self._last and self._last.uri}`, is still under way after "
                 f"{2 * timeout_s:g} s. Save less often, or to a faster store."
             )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader
 from hocket.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from hocket.compat.streaming.base.util import clean_stale_shared_memory, merge_index
 from hocket.compat.streaming.stream import streams_registry
-from hocket.stream.errors import ConfigError
+from hocket.stream.errors import ConfigError, IndexCorruptError
 from hocket.trainer import Trainer
 from support.s3d import Server
 
@@ -237,9 +239,10 @@ def test_writers_have_a_config_and_no_digests(tmp_path: Path) -> None:
     config = writer.get_config()
     writer.finish()
     assert (config["column_names"], config["hashes"], config["version"]) == (["id"], [], 2)
-    with pytest.raises(ConfigError, match=r"no arguments \['min_workers'\]"):
+    with pytest.raises(ConfigError, match=r"Invalid Writer arguments \['min_workers'\]"):
         MDSWriter(columns={"id": "int"}, out=str(tmp_path / "other"), min_workers=1)
     assert Stream(remote="s3://bucket/data").local is not None
+    assert Stream(remote=str(tmp_path)).local == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +250,7 @@ def test_writers_have_a_config_and_no_digests(tmp_path: Path) -> None:
     [
         ({"cache_limit": "1gigs"}, "`cache_limit` is '1gigs'"),
         ({"stream_name": "mine"}, "`stream_name` is 'mine': expected one of .*'stream'"),
-        (
-            {"batching_method": "device_per_stream"},
-            "`batching_method` is 'device_per_stream', which comes later",
-        ),
+        ({"batching_method": "device"}, "Invalid batching method: `batching_method` is 'device'"),
         ({"predownload": 8, "batch_size": None}, "`predownload` is 8 and `batch_size` None"),
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b'"),
     ],
@@ -260,6 +260,99 @@ def test_what_has_no_counterpart_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_data(folder, **options)
+
+
+def test_mistakes_have_the_types_and_words_of_mosaicml_streaming(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match=r"Directory is not empty: `.*` holds a data set"):
+        write(write(tmp_path / "data"))
+    with pytest.raises(ValueError, match="`size_limit` must be less than"):
+        MDSWriter(columns={"id": "int"}, out=str(tmp_path / "large"), size_limit=1 << 32)
+    with pytest.raises(RuntimeError, match="No `remote` provided, but local file") as local:
+        StreamingDataset(local=str(tmp_path / "none"))
+    assert isinstance(local.value, FileNotFoundError)
+    with pytest.raises(FileNotFoundError, match="No such file or directory") as remote:
+        StreamingDataset(remote=str(tmp_path / "none"), local=str(tmp_path / "cache"))
+    assert not isinstance(remote.value, RuntimeError)
+    with MDSWriter(columns={"id": "pkl"}, out=str(tmp_path / "unsafe")) as writer:
+        writer.write({"id": 1})
+    with pytest.raises(ValueError, match="contains an unsafe type"):
+        StreamingDataset(local=str(tmp_path / "unsafe"))
+    write(tmp_path / "empty", count=0)
+    with pytest.raises(RuntimeError, match="Stream contains no samples"):
+        StreamingDataset(local=str(tmp_path / "empty"))
+    (tmp_path / "empty" / "index.json").write_bytes(b"")
+    with pytest.raises(json.JSONDecodeError, match=r"Index file at .* is empty or corrupted") as damaged:
+        StreamingDataset(local=str(tmp_path / "empty"))
+    assert str(pickle.loads(pickle.dumps(damaged.value))) == str(damaged.value)
+    assert isinstance(damaged.value, IndexCorruptError)
+
+
+def test_a_batch_size_that_does_not_fit_is_refused_by_the_first_iteration(
+    folder: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="Please pass `batch_size` to StreamingDataset"):
+        list(StreamingDataset(local=folder))
+    streams = [Stream(local=folder), Stream(local=write(tmp_path / "one", count=1))]
+    dataset = StreamingDataset(streams=streams, batch_size=8, batching_method="stratified")
+    assert dataset[3]["id"] == 3
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Number of samples for stream 1 is 0 in a global batch: stream"):
+            list(StreamingDataLoader(dataset, batch_size=8))
+
+
+def test_device_batches_have_one_stream(folder: str, tmp_path: Path) -> None:
+    streams = [Stream(local=folder), Stream(local=write(tmp_path / "more", COUNT, 60))]
+    dataset = StreamingDataset(
+        streams=streams, batch_size=4, shuffle=True, batching_method="device_per_stream"
+    )
+    batches = [ids([batch]) for batch in StreamingDataLoader(dataset, batch_size=4)]
+    assert {len({number < COUNT for number in batch}) for batch in batches} == {1}
+    assert sorted(flat := [number for batch in batches for number in batch]) == list(range(COUNT + 60))
+    assert flat != sorted(flat)
+
+
+def test_shards_are_fetched_and_evicted_by_number(folder: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    streams = [Stream(local=folder), Stream(remote=write(tmp_path / "more", COUNT, 60), local=str(cache))]
+    dataset = StreamingDataset(streams=streams, batch_size=4)
+    shards = dataset.samples_per_shard
+    assert [shards.sum(), len(shards)] == [COUNT + 60, dataset.num_shards]
+    first = int(dataset.shard_offset_per_stream[1])
+    assert dataset.stream_per_shard.tolist() == [0] * first + [1] * (len(shards) - first)
+    assert dataset.shards_per_stream.tolist() == [first, len(shards) - first]
+    assert dataset.sample_offset_per_stream.tolist() == [0, COUNT]
+    assert dataset.samples_per_stream.tolist() == [COUNT, 60]
+    assert dataset[int(dataset.sample_offset_per_shard[first])]["id"] == COUNT
+    for number in range(first, dataset.num_shards):
+        dataset.prepare_shard(number)
+    full = {path.name for path in cache.iterdir()}
+    assert len(full) == 1 + len(shards) - first
+    used = dataset.cache_usage
+    for number in range(first, dataset.num_shards):
+        dataset.evict_shard(number)
+    assert {path.name for path in cache.iterdir()} == {"index.json"}
+    assert dataset.cache_usage < used
+    assert [sample["id"] for sample in dataset[COUNT:]] == list(range(COUNT, COUNT + 60))
+    assert {path.name for path in cache.iterdir()} == full
+    with pytest.raises(ConfigError, match="which has no remote"):
+        dataset.evict_shard(0)
+    assert len(list(Path(folder).glob("*.mds"))) == first
+
+
+def test_streams_are_resampled_by_epoch(folder: str, tmp_path: Path) -> None:
+    streams = [
+        Stream(local=folder, repeat=0.5),
+        Stream(local=write(tmp_path / "more", COUNT, 60), repeat=2.5),
+    ]
+    dataset = StreamingDataset(streams=streams, batch_size=4, shuffle=True)
+    units, numbers = dataset.resample_streams(0)
+    assert units.sum() == len(numbers) == COUNT // 2 + 150
+    part, own = dataset.resample_streams(0, 1)
+    assert part.sum() == len(own) == 150
+    assert np.unique(own, return_counts=True)[1].tolist().count(3) == 30
+    assert own.min() == COUNT
+    again = dataset.resample_streams(0, 1)[1]
+    assert own.tolist() == again.tolist() != dataset.resample_streams(1, 1)[1].tolist()
 
 
 def test_arguments_reach_the_data(folder: str, tmp_path: Path) -> None:

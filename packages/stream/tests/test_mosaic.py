@@ -215,7 +215,7 @@ def test_an_epoch_that_is_over_goes_on_with_the_next(write: Callable[..., str]) 
     assert (other.cursor.epoch, other.cursor.batch) == (0, 0)
 
 
-@pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 def test_a_place_past_the_end_of_the_epoch_is_refused_and_the_end_is_not(
     write: Callable[..., str], method: str
 ) -> None:
@@ -225,7 +225,7 @@ def test_a_place_past_the_end_of_the_epoch_is_refused_and_the_end_is_not(
     next(batches)
     state = dataset.state_dict()
     # 8 batches of both streams mixed have room for 32: other ranks may have filled the last one up.
-    end = {"random": 32, "stratified": 24, "per_stream": 28}[method]
+    end = {"random": 32, "stratified": 24, "per_stream": 28, "device_per_stream": 28}[method]
     for past in (end + 1, 10**30):
         with pytest.raises(StateMismatchError, match=f"`sample_in_epoch` is {past} .* at most {end}, which"):
             dataset.load_state_dict(state | {"sample_in_epoch": past})
@@ -311,6 +311,14 @@ STREAM_GOLDENS: dict[tuple[str, bool, int], list[list[int]]] = {
                                [4, 5, 10, 11], [5, 5, 12, 11], [18, 18, 20, 21]],
     ("per_stream", True, 1): [[16, 16, 19, 15], [6, 4, 9, 1], [10, 3, 8, 2], [21, 20, 20, 13],
                               [7, 11, 12, 0]],
+    ("device_per_stream", False, 1): [[2, 8, 3, 9], [13, 14, 14, 16], [15, 17, 16, 19], [4, 10, 5, 11],
+                                      [17, 20, 18, 21]],
+    ("device_per_stream", False, 4): [[2, 7, 13, 16], [3, 17, 14, 19], [15, 8, 16, 9], [17, 10, 18, 20],
+                                      [4, 11, 18, 21], [18, 20, 5, 12], [5, 11, 5, 21]],
+    ("device_per_stream", True, 1): [[16, 16, 19, 15], [6, 4, 9, 1], [10, 3, 8, 2], [21, 20, 20, 13],
+                                     [7, 11, 12, 0]],
+    ("device_per_stream", True, 4): [[14, 4, 16, 1], [9, 16, 10, 15], [19, 20, 8, 3], [21, 13, 20, 2],
+                                     [7, 11, 20, 0], [12, 18, 12, 13], [20, 5, 12, 0]],
     ("per_stream", True, 4): [[6, 9, 4, 1], [16, 19, 16, 15], [10, 8, 3, 2], [21, 20, 20, 13],
                               [7, 12, 11, 0], [20, 20, 18, 13], [12, 12, 5, 0]],
 }  # fmt: skip
@@ -351,6 +359,7 @@ def test_batches_of_streams_one_by_one_are_the_golden_ones(
     [
         ("stratified", {"batch_size": 4}, "stream 1 has a share of 0.0196 .* 0 of a batch's 4 samples"),
         ("per_stream", {"batch_size": 4}, "stream 1 has 1 samples in the epoch: expected at least the 4"),
+        ("device_per_stream", {"batch_size": 4}, "stream 1 has 1 samples on node 0: expected at least the 4"),
         ("stratified", {"batch_size": 60}, "does not fill its part"),
         ("stratified", {"batch_size": 50, "shuffle_block_size": 60}, "of which stream 1 has 1 samples"),
     ],
@@ -369,7 +378,7 @@ def test_streams_too_small_for_batches_of_their_own_are_named(
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b': expected one of"),
         ({"order": "native", "partition_algo": "orig"}, "beside `order='native'`"),
         ({"order": "mosaic", "tail": "pad"}, "`tail` is 'pad' beside `order='mosaic'`"),
-        ({"order": "mosaic", "batching_method": "device_per_stream"}, "comes later"),
+        ({"batching_method": "device_per_stream"}, "whose batches depend on the number of ranks"),
         ({"order": "mosaic", "rank": 0, "world_size": 3, "global_batch_size": 16}, "expected a multiple"),
         ({"order": "mosaic", "shuffle_block_size": 1}, "expected at least 2"),
     ],

@@ -81,7 +81,7 @@ def draw_case(rng: random.Random, folders: dict[str, int]) -> dict[str, Any]:
     first = rng.choice([nodes, 1, 2])
     if nodes * size % first:
         first = nodes
-    method = rng.choice(["random", "stratified", "per_stream"])
+    method = rng.choice(["random", "stratified", "per_stream", "device_per_stream"])
     names = rng.sample(sorted(folders), rng.choice([1, 1, 2] if method == "random" else [1, 2, 2, 3]))
     weights: Callable[[], dict[str, Any]] = rng.choice(
         [

@@ -12,6 +12,7 @@ from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
 from hocket.stream.mosaic import MosaicPlan, MosaicSettings
+from hocket.stream.mosaic import batching as mosaic_batching
 from hocket.stream.mosaic import partitions as mosaic_partitions
 from hocket.stream.mosaic import sampling as mosaic_sampling
 from hocket.stream.mosaic import shuffles as mosaic_shuffles
@@ -23,7 +24,7 @@ from hocket.stream.weights import parse_count, resolve_counts
 _CHOICES = {
     "order": ("native", "mosaic"),
     "tail": ("short", "drop", "pad"),
-    "batching_method": ("random", "stratified", "per_stream"),
+    "batching_method": mosaic_batching.METHODS,
     "sampling_method": ("balanced", "fixed"),
     "shuffle_algo": tuple(mosaic_shuffles.ALGORITHMS),
     "partition_algo": mosaic_partitions.ALGORITHMS,
@@ -55,8 +56,7 @@ class OrderOptions:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
-                later = ", which comes later" if value == "device_per_stream" else ""
-                raise ConfigError(f"`{name}` is {value!r}{later}: expected one of {choices}")
+                raise ConfigError(f"`{name}` is {value!r}: expected one of {choices}")
         settled: dict[str, object] = {
             "shuffle": switch("shuffle", self.shuffle),
             "shuffle_seed": whole("shuffle_seed", self.shuffle_seed, most=(1 << 64) - 1),
@@ -73,6 +73,11 @@ class OrderOptions:
             raise ConfigError(
                 f"`shuffle_algo` is {self.shuffle_algo!r} and `partition_algo` {self.partition_algo!r} "
                 "beside `order='native'`, which has its own: expected neither; leave them out, or `order`"
+            )
+        elif self.batching_method == "device_per_stream":
+            raise ConfigError(
+                "`batching_method` is 'device_per_stream', whose batches depend on the number of ranks: "
+                "expected 'per_stream' with the native order, or `order='mosaic'` beside it"
             )
 
     def _check_mosaic(self) -> None:

@@ -293,5 +293,5 @@ def _parse_size_limit(size_limit: int | str | None) -> int | None:
         return None
     limit = parse_bytes("size_limit", size_limit)
     if limit >= 1 << 32:
-        raise ConfigError(f"`size_limit` is {size_limit!r}: expected less than 2^32 bytes")
+        raise ConfigError(f"`size_limit` must be less than 2^32 bytes, and is {size_limit!r}")
     return limit

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from hocket.compat.streaming.shards import ShardInfo, read_shards
+from hocket.compat.streaming.errors import worded
+from hocket.compat.streaming.shard_access import ShardAccess
 from hocket.compat.streaming.stream import Stream, streams_registry, to_core
 from hocket.stream import Stream as CoreStream
 from hocket.stream import StreamingDataset as _StreamingDataset
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
+from hocket.stream.plan import Plan
 
 _MOST_AHEAD = 8
 
 #: Attributes of mosaicml-streaming's data sets that do not exist here, and what to use.
 _ABSENT = {
-    "cache_usage": "usage is read from the cache folder; `metrics()` has the bytes fetched",
     "evict_coldest_shard": "`cache_limit` evicts automatically",
-    "evict_shard": "`cache_limit` evicts automatically",
     "get_item": "use `dataset[number]`",
-    "prepare_shard": "shards are prefetched automatically, and read by `dataset[number]`",
-    "resample_streams": "samples are drawn anew in each epoch automatically",
-    "sample_offset_per_shard": "read samples by number: `dataset[number]`",
-    "samples_per_shard": "each of `shards` has its `samples`",
-    "shard_offset_per_stream": "read samples by number: `dataset[number]`",
-    "shards_per_stream": "`hocket-stream inspect` shows each stream's",
     "spanner": "read samples by number: `dataset[number]`",
-    "stream_per_shard": "read samples by number: `dataset[number]`",
 }
 
 
-class StreamingDataset(_StreamingDataset):
+class StreamingDataset(ShardAccess, _StreamingDataset):
     """A data set of MDS, JSON or XSV shards in mosaicml-streaming's order, for any torch `DataLoader`.
 
     Arguments are those of mosaicml-streaming, with the meaning that they have there and in
@@ -41,18 +33,20 @@ class StreamingDataset(_StreamingDataset):
     Args:
         predownload: Number of samples to prefetch, rounded up to batches of `batch_size`, which is
             required, and limited to 8 batches. Shards are prefetched further ahead, up to 256 MiB.
-        batching_method: `random`, `stratified` or `per_stream`; `device_per_stream` comes later.
+        batching_method: `random`, `stratified`, `per_stream` or `device_per_stream`.
         stream_name: Name of the class of the stream in `streams_registry`, if `streams` is not given.
         stream_config: Arguments of that class, beside `remote`, `local` and `split`.
 
     Raises:
-        ConfigError: An argument is not valid, or not supported.
+        ConfigError: An argument is not valid, or not supported. A batch size that does not fit the data is
+            refused by the first iteration, so that samples can be read by number without one.
         IndexNotFoundError: There is no index.
         IndexCorruptError: The index is not valid.
         StoreError: The object store failed.
     """
 
     _limits_index = False
+    _refused: ConfigError | None = None
 
     def __init__(
         self,
@@ -101,29 +95,30 @@ class StreamingDataset(_StreamingDataset):
             raise ConfigError("`stream_config` is given beside `streams`: expected it in the streams")
         # Clients' configurations have an empty list beside `remote` and `local`.
         self.streams = list(streams) if streams else [make_stream(**place | dict(stream_config or {}))]
-        super().__init__(
-            streams=to_core(self.streams),
-            epoch_size=epoch_size,
-            batch_size=batch_size,
-            batching_method=batching_method,
-            sampling_method=sampling_method,
-            sampling_granularity=sampling_granularity,
-            shuffle=shuffle,
-            shuffle_seed=shuffle_seed,
-            shuffle_block_size=shuffle_block_size,
-            num_canonical_nodes=num_canonical_nodes,
-            order="mosaic",
-            shuffle_algo=shuffle_algo,
-            partition_algo=partition_algo,
-            validate_hash=validate_hash,
-            keep_zip=keep_zip,
-            cache_limit=cache_limit,
-            replication=replication,
-            allow_unsafe_types=allow_unsafe_types,
-            download_timeout=download_timeout,
-            download_retry=download_retry,
-            **ahead,
-        )
+        with worded(is_local=all(stream.remote is None for stream in self.streams)):
+            super().__init__(
+                streams=to_core(self.streams),
+                epoch_size=epoch_size,
+                batch_size=batch_size,
+                batching_method=batching_method,
+                sampling_method=sampling_method,
+                sampling_granularity=sampling_granularity,
+                shuffle=shuffle,
+                shuffle_seed=shuffle_seed,
+                shuffle_block_size=shuffle_block_size,
+                num_canonical_nodes=num_canonical_nodes,
+                order="mosaic",
+                shuffle_algo=shuffle_algo,
+                partition_algo=partition_algo,
+                validate_hash=validate_hash,
+                keep_zip=keep_zip,
+                cache_limit=cache_limit,
+                replication=replication,
+                allow_unsafe_types=allow_unsafe_types,
+                download_timeout=download_timeout,
+                download_retry=download_retry,
+                **ahead,
+            )
         for stream, source, count, size in zip(
             self.streams, self._engine.sources, self._engine.counts, self._engine.sizes, strict=True
         ):
@@ -147,6 +142,26 @@ class StreamingDataset(_StreamingDataset):
         self._loaded = (0, 0)
         self._numbers: list[int] = []
         self._ready: tuple[int, dict[str, Any]] | None = None
+
+    def set_batch_size(self, batch_size: int | None = None, *, global_batch_size: int | None = None) -> None:
+        """Set the batch size; see `hocket.stream.StreamingDataset`. What is wrong is told by `plan`."""
+        try:
+            super().set_batch_size(batch_size, global_batch_size=global_batch_size)
+        except ConfigError as error:
+            # Without its traceback, which would keep this object alive.
+            self._refused = error.with_traceback(None)
+
+    @property
+    def plan(self) -> Plan:
+        """The order of samples.
+
+        Raises:
+            ConfigError: No batch size has been set, or it does not fit the data.
+        """
+        with worded():
+            if self._refused is not None:
+                raise self._refused
+            return super().plan
 
     def __getitem__(self, at: Any) -> Any:
         """Return a sample, or a list of samples; see `hocket.stream.StreamingDataset`."""
@@ -222,17 +237,6 @@ class StreamingDataset(_StreamingDataset):
     def next_epoch(self) -> int:
         """The epoch of the next iteration."""
         return self.cursor.starts.next_position()[0]
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards in all streams."""
-        return sum(index.num_shards for index in self._engine.indexes)
-
-    @cached_property
-    def shards(self) -> list[ShardInfo]:
-        """The shards of all streams, in order. Reads the indexes when it is first used."""
-        places = (source.location for source in self._engine.sources)
-        return read_shards(place.remote or str(place.local) for place in places)
 
     @property
     def num_samples(self) -> int:

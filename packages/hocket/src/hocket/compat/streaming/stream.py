@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from hocket.stream import Stream as CoreStream
 from hocket.stream.errors import ConfigError
 from hocket.stream.location import resolve_location
-from hocket.stream.output import is_local
 
 #: Methods of mosaicml-streaming's class that fetch shards, which native code does here.
 _NATIVE = (
@@ -50,7 +49,7 @@ class Stream:
     ) -> None:
         self.remote = remote
         self.local = local
-        if local is None and remote is not None and not is_local(remote):
+        if local is None and remote is not None:
             self.local = str(resolve_location(remote, None, split=None).local)
         self.split = split
         self.proportion = proportion

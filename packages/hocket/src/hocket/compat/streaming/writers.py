@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from hocket.compat.streaming.errors import worded
 from hocket.stream import text_writers as _text
 from hocket.stream import writer as _writer
 from hocket.stream.errors import ConfigError
@@ -15,10 +16,9 @@ _ARGUMENTS = {*inspect.signature(_writer.Writer).parameters, "newline", "separat
 class _Configured(_writer.Writer):
     def __init__(self, **settings: Any) -> None:
         if unknown := sorted(set(settings) - _ARGUMENTS):
-            raise ConfigError(
-                f"the writer has no arguments {unknown}: expected those of {sorted(_ARGUMENTS)}"
-            )
-        super().__init__(**settings)
+            raise ConfigError(f"Invalid Writer arguments {unknown}: expected those of {sorted(_ARGUMENTS)}")
+        with worded():
+            super().__init__(**settings)
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings that the index has for each shard."""

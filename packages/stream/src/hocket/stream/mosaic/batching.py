@@ -1,4 +1,4 @@
-"""Stratified and per-stream global batches, as in mosaicml-streaming.
+"""Stratified, per-stream and per-device batches, as in mosaicml-streaming.
 
 All batches are full. Samples that do not fill a batch are left out of the epoch.
 """
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hocket.stream.errors import ConfigError
 
 Batches = NDArray[np.int64]
-METHODS = ("random", "stratified", "per_stream")
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+_VOID = -1
 
 
 def portions(shares: Sequence[float], global_batch: int) -> list[int]:
@@ -73,10 +74,56 @@ def take_turns(streams: Sequence[Batches], global_batch: int, *, seed: int) -> B
             f"{global_batch} of a batch with `batching_method='per_stream'`; make the batch smaller or the "
             "stream's share larger"
         )
+    return _interleave(streams, counts, global_batch, np.random.default_rng(seed))
+
+
+def take_device_turns(
+    nodes: Sequence[Sequence[Batches]], batch_size: int, *, world_size: int, seed: int
+) -> Batches:
+    """Return global batches, `(batches, world_size * batch_size) int64`: on each rank of one stream.
+
+    The device batches of all nodes are taken in turn, and dealt to the ranks in order. A node with fewer is
+    padded with device batches of -1, so the last global batches may lack some ranks' parts.
+
+    Args:
+        nodes: Samples of each stream on each node, in order.
+        batch_size: Number of samples in a batch on each rank.
+        world_size: Number of ranks.
+        seed: Seed of the order of streams.
+
+    Raises:
+        ConfigError: A stream does not fill one device batch on a node.
+    """
+    rng = np.random.default_rng(seed)
+    batches = []
+    for node, streams in enumerate(nodes):
+        counts = [len(samples) // batch_size for samples in streams]
+        if 0 in counts:
+            number = counts.index(0)
+            raise ConfigError(
+                f"stream {number} has {len(streams[number])} samples on node {node}: expected at least the "
+                f"{batch_size} of a rank's batch with `batching_method='device_per_stream'`; make the batch "
+                "smaller or the stream's share larger"
+            )
+        batches.append(_interleave(streams, counts, batch_size, rng))
+    longest = max(map(len, batches))
+    longest += -longest % world_size
+    padded = np.full((longest, len(nodes), batch_size), _VOID, np.int64)
+    for node, own in enumerate(batches):
+        padded[: len(own), node] = own
+    rows: Batches = padded.reshape(-1, world_size * batch_size)
+    filled: Batches = rows[(rows != _VOID).any(axis=1)]
+    return filled
+
+
+def _interleave(
+    streams: Sequence[Batches], counts: Sequence[int], batch_size: int, rng: np.random.Generator
+) -> Batches:
+    """Return `counts` batches of each stream, `(batches, batch_size) int64`, in random order."""
     turns = np.repeat(np.arange(len(streams)), counts)
-    np.random.default_rng(seed).shuffle(turns)
-    rows = [samples[: count * global_batch] for samples, count in zip(streams, counts, strict=True)]
-    batches = np.empty((len(turns), global_batch), np.int64)
+    rng.shuffle(turns)
+    rows = [samples[: count * batch_size] for samples, count in zip(streams, counts, strict=True)]
+    batches = np.empty((len(turns), batch_size), np.int64)
     # The batches of one stream stay in order.
-    batches[np.argsort(turns, kind="stable")] = np.concatenate(rows).reshape(-1, global_batch)
+    batches[np.argsort(turns, kind="stable")] = np.concatenate(rows).reshape(-1, batch_size)
     return batches

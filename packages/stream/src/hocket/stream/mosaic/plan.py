@@ -13,7 +13,7 @@ import numpy as np
 from hocket.stream.cursor import Cursor
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError, StateMismatchError, StreamError
-from hocket.stream.mosaic.batching import Batches, portions, stratify, take_turns
+from hocket.stream.mosaic.batching import Batches, portions, stratify, take_device_turns, take_turns
 from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
 from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
@@ -49,7 +49,7 @@ class MosaicSettings:
     """Number of parts shuffled separately; None is 64 per node for `py1s` and `py2s`, else 1 per node."""
 
     batching_method: str
-    """How batches mix streams: `random`, `stratified` or `per_stream`."""
+    """How batches mix streams: `random`, `stratified`, `per_stream` or `device_per_stream`."""
 
     shares: tuple[float, ...]
     """Share of each stream in an epoch; the sum is 1."""
@@ -69,10 +69,10 @@ class MosaicPlan:
 
     After a resume, the samples that were read are dropped, and the rest is dealt to the current ranks. Global
     batches are the same sets of samples on any number of ranks that divides the global batch size, except
-    for the last ones, which are padded with repeated samples. With `stratified` and `per_stream` all
-    batches are full, and a batch that was read in part is repeated. With `per_stream` the batches depend on
-    the number of ranks: an epoch that is resumed on another number leaves samples out and repeats others,
-    which the state cannot show.
+    for the last ones, which are padded with repeated samples. With the other batching methods all
+    batches are full, and a batch that was read in part is repeated. With `per_stream` and
+    `device_per_stream` the batches depend on the number of ranks: an epoch that is resumed on another
+    number leaves samples out and repeats others, which the state cannot show.
 
     Raises:
         ConfigError: Neither of nodes and canonical nodes divides the other, or a stream has no samples in the
@@ -233,29 +233,53 @@ class MosaicPlan:
         return ranks.transpose(1, 0, 2)
 
     def _stream_batches(self, epoch: int) -> Batches:
-        """Return the global batches of an epoch for `stratified` and `per_stream`."""
+        """Return the global batches of an epoch that has the samples of each stream apart."""
         settings, counts = self.settings, self._engine.counts
+        seed = settings.shuffle_seed + self._drift(epoch)
+        if settings.batching_method == "device_per_stream":
+            return take_device_turns(
+                self._node_streams(), settings.batch_size, world_size=self._world_size, seed=seed
+            )
         parts = None
         if settings.batching_method == "stratified":
             parts = portions(settings.shares, self._global_batch)
         streams = []
         for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
             # With `stratified`, a stream is dealt by samples, as on one node.
-            ranks = self._partition(count, is_single=parts is not None)
+            ranks = self._partition(count, nodes=None if parts is None else 1)
             places = ranks.transpose(1, 0, 2).reshape(-1)
             streams.append(first + places[places != _VOID] if count else places[:0])
         if parts is not None:
             return stratify(streams, parts)
-        return take_turns(streams, self._global_batch, seed=settings.shuffle_seed + self._drift(epoch))
+        return take_turns(streams, self._global_batch, seed=seed)
 
-    def _partition(self, num_samples: int, *, drop_first: int = 0, is_single: bool = False) -> Places:
+    def _node_streams(self) -> list[list[Batches]]:
+        """Return the samples of each stream on each node, each canonical node dealt as a node of its own."""
+        lanes = self._origin.num_canonical_nodes
+        if lanes % self._num_nodes:
+            raise ConfigError(
+                f"there are {self._num_nodes} machines and {lanes} canonical nodes: expected the machines to "
+                "divide them with `batching_method='device_per_stream'`; use another number of machines, or "
+                "give `num_canonical_nodes` when the run begins"
+            )
+        counts = self._engine.counts
+        nodes: list[list[Batches]] = [[] for _ in range(self._num_nodes)]
+        for first, count in zip(itertools.accumulate(counts, initial=0), counts, strict=False):
+            dealt = self._partition(count, nodes=lanes)[:, :, 0]
+            for streams, ranks in zip(nodes, np.split(dealt, self._num_nodes), strict=True):
+                places = ranks.T.reshape(-1)
+                streams.append(first + places[places != _VOID] if count else places[:0])
+        return nodes
+
+    def _partition(self, num_samples: int, *, drop_first: int = 0, nodes: int | None = None) -> Places:
+        """Return each rank's batches as positions; sample by sample if a number of nodes is given."""
         return partition(
             self.settings.partition_algo,
             num_samples,
             num_canonical_nodes=self._origin.num_canonical_nodes,
-            num_nodes=1 if is_single else self._num_nodes,
+            num_nodes=nodes or self._num_nodes,
             ranks_per_node=self._world_size // self._num_nodes,
-            batch_size=1 if is_single else self.settings.batch_size,
+            batch_size=1 if nodes else self.settings.batch_size,
             drop_first=drop_first,
             initial_nodes=self._origin.initial_nodes,
         )

@@ -10,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hocket.native.errors import StorePermissionError
+from hocket.stream import MDSWriter, StreamingDataset
 from support.identity import ACCOUNT, RELATIVE, ROLE, TOKEN, Identity, identities
 from support.proxy import Authority
 from support.s3d import Server
@@ -178,6 +181,43 @@ def test_epochs_go_on_over_the_end_of_the_keys(
     run_until_renewed(EPOCHS, server, identity, home, source(identity, home))
     assert set(identity.given) == {way}
     assert identity.refused == []
+
+
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_keys_that_the_program_renews_in_its_environment_are_read_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+    def renew(life_s: float) -> float:
+        until = time.time() + life_s
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"hocket-{int(until * 1000)}")
+        return until
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hocket-secret")
+    renew(3600)
+    uri = server.uri(tmp_path.name)
+    with MDSWriter(out=uri, columns={"id": "int"}, size_limit=100) as writer:
+        for number in range(64):
+            writer.write({"id": number})
+    until = renew(LIFE_S)
+    options: dict[str, Any] = {"batch_size": 4, "prefetch_batches": 1, "fetch_threads": 1}
+    dataset = StreamingDataset(remote=uri, local=tmp_path / "cache", prefetch_bytes=100, **options)
+    other = StreamingDataset(remote=uri, local=tmp_path / "other", **options)
+    samples = iter(dataset)
+    first = [next(samples)["id"] for _ in range(4)]
+    time.sleep(max(0, until - time.time()) + 0.1)
+    if not is_renewed:
+        with pytest.raises(StorePermissionError, match="ExpiredToken"):
+            list(samples)
+        with pytest.raises(StorePermissionError, match="ExpiredToken"):
+            other[60]
+        return
+    renew(3600)
+    assert first + [sample["id"] for sample in samples] == list(range(64))
+    assert other[60]["id"] == 60
 
 
 def run_until_renewed(

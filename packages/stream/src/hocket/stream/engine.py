@@ -281,6 +281,10 @@ class Engine:
             except SampleCorruptError:
                 if self.settings.on_bad_sample == "raise":
                     raise
+            except StorePermissionError:
+                if not self._reopen_with_new_keys():
+                    raise
+                continue
             finally:
                 reader.close()
             local, total = order.share(first, rank, world_size)
@@ -327,6 +331,14 @@ class Engine:
             ShardNotFoundError: As `StreamingDataset.read_batches`, with its other errors.
         """
         self._renew_after_fork()
+        try:
+            return self._look_up(numbers)
+        except StorePermissionError:
+            if not self._reopen_with_new_keys():
+                raise
+            return self._look_up(numbers)
+
+    def _look_up(self, numbers: Sequence[int]) -> dict[str, Column]:
         ids = np.array(numbers, np.uint64)
         order = self.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
         with self._logging_notices():
@@ -345,7 +357,18 @@ class Engine:
         if self._process != os.getpid():
             self._make_process_state()
 
+    def _reopen_with_new_keys(self) -> bool:
+        """Open the stores again and return True, if the environment was changed since they were opened.
+
+        Keys in the environment are read when a store is opened, and the program may have renewed them.
+        """
+        if self._environment == dict(os.environ):
+            return False
+        self._caches, self._environment = self._make_caches(), dict(os.environ)
+        return True
+
     def _make_process_state(self) -> None:
+        self._environment = dict(os.environ)
         self._caches, self._process, self._waits = self._make_caches(), os.getpid(), Waits()
         self._replacer = SampleReplacer(self.look_up, [index.num_samples for index in self.indexes])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -189,6 +190,26 @@ def test_lists_that_change_prepare_events_anew():
         trainer.fit()
     seen = zip(late.events, late.batches, strict=True)
     assert [batch for event, batch in seen if event is Event.BATCH_START] == [1, 2]
+
+
+def test_lists_that_are_assigned_prepare_events_anew():
+    first, second, stand_in = Recorder(), Recorder(), Mock(match=Mock(return_value=True))
+
+    def swap(state):
+        if state.timestamp.batch == "2ba":
+            state.callbacks = [second]
+            state.algorithms = [stand_in]
+
+    with make(callbacks=[first, Watch(swap)], max_duration="3ba") as trainer:
+        trainer.fit()
+        assert trainer.state.callbacks == [second]
+    heard = [
+        [one.batches[i] for i, event in enumerate(one.events) if event is Event.BATCH_START]
+        for one in (first, second)
+    ]
+    assert heard == [[0, 1], [2]]
+    # A stand-in has every attribute, and none of them says that it does not listen.
+    assert stand_in.apply.call_args_list[0].args[0] is Event.BATCH_CHECKPOINT
 
 
 def test_a_callback_of_any_class_is_heard_by_shape():

@@ -29,13 +29,11 @@ from hocket.trainer.configs import (
 from hocket.trainer.data_spec import as_data_spec, with_model_weights
 from hocket.trainer.determinism import deterministic
 from hocket.trainer.devices import choose_device, world_size
-from hocket.trainer.engine import Engine
 from hocket.trainer.evaluation import EvaluationLoop
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.event import Event
 from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.gradient_clipping import GradientClipper
-from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger
@@ -43,7 +41,7 @@ from hocket.trainer.microbatch_step import AutoMicrobatchStep
 from hocket.trainer.oom_restart import find_microbatch_limit
 from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.parallelism import SingleProcess
-from hocket.trainer.parts import Parts, own
+from hocket.trainer.parts import PartClasses, Parts, own
 from hocket.trainer.precision import Precision, default_precision
 from hocket.trainer.prefetch import BatchPrefetcher
 from hocket.trainer.protocols import Parallelism
@@ -62,7 +60,12 @@ from hocket.trainer.train_metrics import TrainMetrics
 from hocket.trainer.trial_run import in_order
 
 
-def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts], None]) -> Parts:
+def assemble(
+    config: TrainerConfig,
+    made: ExitStack,
+    register: Callable[[Parts], None],
+    classes: PartClasses,
+) -> Parts:
     """Make the parts of a run: fire `INIT`, lay the model out, load the checkpoint if there is one.
 
     Collective.
@@ -71,6 +74,7 @@ def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts],
         config: The arguments.
         made: Closes what is made here, the last first.
         register: Called before a checkpoint is loaded, to add parts to its state.
+        classes: The classes of the state, the engine and the logger.
     """
     _set_log_level(config.log.python_log_level)
     given = config.parallel.parallelism
@@ -87,13 +91,13 @@ def assemble(config: TrainerConfig, made: ExitStack, register: Callable[[Parts],
         config.parallel, device, precision_name, as_list(config.events.algorithms), made
     )
     sync = StepSync(parallelism)
-    state = _make_state(config, parallelism, sync, device, precision_name)
-    logger = Logger(state, _destinations(config.log, config.events.callbacks))
+    state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
+    logger = classes.logger(state, _destinations(config.log, config.events.callbacks))
     run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made)
     checkpointer = make_checkpointers(config, store, run_state, state, made)
-    engine = Engine(state, logger, algorithm_passes=config.events.algorithm_passes)
+    engine = classes.engine(state, logger, algorithm_passes=config.events.algorithm_passes)
     if (profiler := config.events.profiler) is not None:
         profiler.attach(state, engine)
     if config.log.log_traces:
@@ -228,12 +232,17 @@ def _global_batches(loader: Any, data: DataConfig, state: State) -> GlobalBatchL
 
 
 def _make_state(
-    config: TrainerConfig, parallelism: Parallelism, sync: StepSync, device: torch.device, precision: str
+    state_class: type[State],
+    config: TrainerConfig,
+    parallelism: Parallelism,
+    sync: StepSync,
+    device: torch.device,
+    precision: str,
 ) -> State:
     seed, made_at = _agree_on_seed(config.numerics, sync)
     seed_rng(seed + parallelism.data_parallel[0])
     model, updates = config.model.build_model(), config.model
-    state = State(
+    state = state_class(
         model=model,
         optimizers=as_optimizers(updates.optimizers) or [AdamW(model.parameters(), lr=1e-3)],
         schedulers=as_schedulers(updates.schedulers, updates.optimizers),

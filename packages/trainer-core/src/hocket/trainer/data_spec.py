@@ -61,6 +61,10 @@ class DataSpec:
                     f"`{name}` of the `DataSpec` is a `{type(given).__name__}`; expected a function"
                 )
 
+    def as_stated(self) -> DataSpec:
+        """Return the description with only what the user stated; a subclass may have filled in more."""
+        return self
+
     def transform(self, batch: Any) -> Any:
         """Return a batch of the loader as the training takes it."""
         return batch if self.batch_transforms is None else self.batch_transforms(batch)
@@ -158,7 +162,7 @@ def as_data_spec(given: Any) -> DataSpec:
         TrainerConfigError: If a dict has a name that `DataSpec` does not know, or no `dataloader`.
     """
     if isinstance(given, DataSpec):
-        return given
+        return given.as_stated()
     if not isinstance(given, Mapping):
         return DataSpec(given)
     known = [field.name for field in fields(DataSpec)]

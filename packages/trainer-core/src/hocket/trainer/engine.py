@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,7 +114,7 @@ class Engine:
         """
         check_pairs(self._state.algorithms)
         self.may_change_batches = any(
-            (events := getattr(one, "events", None)) is None or not _BATCH_EVENTS.isdisjoint(events)
+            (events := _events_of(one)) is None or not _BATCH_EVENTS.isdisjoint(events)
             for one in self._state.algorithms
         )
         everybody = (*self._state.algorithms, *self._state.callbacks, *self._logger.destinations)
@@ -123,7 +124,7 @@ class Engine:
             algorithms = [
                 Listener(partial(_apply_if_matched, algorithm, event), _name(algorithm))
                 for algorithm in run_passes(self._state.algorithms, event, self._passes)
-                if (events := getattr(algorithm, "events", None)) is None or event in events
+                if (events := _events_of(algorithm)) is None or event in events
             ]
             callbacks = _listeners(self._state.callbacks, event)
             loggers = _listeners(self._logger.destinations, event)
@@ -200,6 +201,12 @@ def _listeners(callbacks: Iterable[Any], event: Event) -> list[Listener]:
         elif _overrides(callback, event.value):
             found.append(Listener(getattr(callback, event.value), _name(callback)))
     return found
+
+
+def _events_of(algorithm: Any) -> AbstractSet[Event] | None:
+    """Return the events that an algorithm states; None, which is all of them, where that is no set."""
+    events = getattr(algorithm, "events", None)
+    return events if isinstance(events, AbstractSet) else None
 
 
 def _overrides(callback: Any, method: str) -> bool:

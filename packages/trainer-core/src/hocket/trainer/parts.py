@@ -28,6 +28,15 @@ from hocket.trainer.step_sync import StepSync
 from hocket.trainer.train_loader import TrainLoader
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartClasses:
+    """The classes of a trainer's parts, for a subclass of `Trainer` that extends them."""
+
+    state: type[State] = State
+    engine: type[Engine] = Engine
+    logger: type[Logger] = Logger
+
+
 @dataclass(slots=True, kw_only=True)
 class Parts:
     """The parts of a run, wired together."""

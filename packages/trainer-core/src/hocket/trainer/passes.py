@@ -45,7 +45,7 @@ def sort_by_order(
     event: Event,  # noqa: ARG001 - as every pass takes it
 ) -> Sequence[Algorithm]:
     """Sort algorithms by their `order`, lowest first; equal ones stay as given."""
-    return sorted(algorithms, key=lambda algorithm: getattr(algorithm, "order", 0))
+    return sorted(algorithms, key=_order_of)
 
 
 def nest(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
@@ -91,9 +91,16 @@ def check_pairs(algorithms: Sequence[Any]) -> None:
     """
     for one, other in permutations(algorithms, 2):
         conflict_with = getattr(one, "conflict_with", None)
-        if conflict_with is not None and (reason := conflict_with(other)):
+        reason = None if conflict_with is None else conflict_with(other)
+        if reason and isinstance(reason, str):
             names = f"`{type(one).__name__}` and `{type(other).__name__}`"
             raise TrainerConfigError(f"{names} cannot be used together: {reason}")
+
+
+def _order_of(algorithm: Any) -> float:
+    order = getattr(algorithm, "order", 0)
+    # A stand-in of a test, such as `unittest.mock.Mock`, has any attribute.
+    return order if isinstance(order, (int, float)) else 0
 
 
 def _is_indexed(given: Any) -> bool:

@@ -66,8 +66,6 @@ class State:
         scale_schedule_ratio: The factor by which schedules are stretched.
         step_schedulers_every_batch: Whether schedules advance with each batch, or with each epoch; None for
             batches, but epochs for torch's schedulers.
-        callbacks: A list; after a change, events are prepared anew.
-        algorithms: As `callbacks`.
         dataloader: Where batches come from.
         dataloader_len: Batches an epoch, where known.
         batch: The batch on the device; between `BEFORE_FORWARD` and `AFTER_BACKWARD`, the microbatch.
@@ -116,8 +114,8 @@ class State:
         self.schedulers = schedulers
         self.scale_schedule_ratio = 1.0
         self.step_schedulers_every_batch: bool | None = None
-        self.callbacks: WatchedList[Any] = WatchedList(callbacks)
-        self.algorithms: WatchedList[Any] = WatchedList(algorithms)
+        self._callbacks: WatchedList[Any] = WatchedList(callbacks)
+        self._algorithms: WatchedList[Any] = WatchedList(algorithms)
         self.parallelism = parallelism
         self.device = device
         self.precision = precision
@@ -148,6 +146,24 @@ class State:
         self.profiler: Any = None
         self.stops_at_once = True
         """Whether a stop takes effect although batches are ahead: in one process that saves no checkpoint."""
+
+    @property
+    def callbacks(self) -> WatchedList[Any]:
+        """What listens to events; an assignment replaces the items of this one list."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks[:] = list(callbacks)
+
+    @property
+    def algorithms(self) -> WatchedList[Any]:
+        """The training methods; an assignment replaces the items of this one list."""
+        return self._algorithms
+
+    @algorithms.setter
+    def algorithms(self, algorithms: Iterable[Any]) -> None:
+        self._algorithms[:] = list(algorithms)
 
     def stop_training(self, reason: str = "`stop_training` was called") -> None:
         """End the training after the present batch, its events and its checkpoint, or soon after.

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from types import GenericAlias
 from typing import TypeAlias
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
@@ -66,6 +67,9 @@ class Time:
             value = _check_value(value, unit)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "unit", unit)
+
+    # For annotations such as `Time[int]`, as Composer's are written; every `Time` is the same class.
+    __class_getitem__ = classmethod(GenericAlias)
 
     @classmethod
     def from_iteration(cls, iteration: int) -> Time:

@@ -133,7 +133,8 @@ class Timestamp:
 
     Counts start at 0 and say what is complete: during the first batch, `batch` is 0. Samples and tokens are
     those of all ranks together. Attributes are `Time`s (durations `timedelta`s); code that runs every step
-    takes the plain numbers from `counts`. Order against a `Time` or a time string uses that one's unit.
+    takes the plain numbers from `counts`. Order against a `Time` or a time string, and whether it equals one,
+    use that one's unit.
 
     Args:
         numbers: Any of the names of `Counts`, as numbers or `Time`s (durations as seconds or `timedelta`).
@@ -192,7 +193,7 @@ class Timestamp:
         return Time(count_in(self.counts, unit), unit)
 
     def to_next_batch(
-        self, *, samples: int = 0, tokens: int = 0, duration: float | timedelta = 0.0
+        self, samples: int = 0, tokens: int = 0, duration: float | timedelta = 0.0
     ) -> Timestamp:
         """The timestamp after one more batch.
 
@@ -203,11 +204,17 @@ class Timestamp:
         """
         return timestamp_of(after_batch(self.counts, samples, tokens, _seconds(duration)))
 
-    def to_next_epoch(self) -> Timestamp:
-        """The timestamp at the start of the next epoch."""
-        now = self.counts
+    def to_next_epoch(self, *, duration: float | timedelta = 0.0) -> Timestamp:
+        """The timestamp at the start of the next epoch.
+
+        Args:
+            duration: Time since the last batch, in seconds or as a `timedelta`.
+        """
+        now, seconds = self.counts, _seconds(duration)
         return timestamp_of(
             now._replace(
+                total_wct=now.total_wct + seconds,
+                iteration_wct=now.iteration_wct + seconds,
                 epoch=now.epoch + 1,
                 epoch_in_iteration=now.epoch_in_iteration + 1,
                 batch_in_epoch=0,
@@ -218,11 +225,16 @@ class Timestamp:
             )
         )
 
-    def to_next_iteration(self) -> Timestamp:
-        """The timestamp at the start of the next iteration."""
+    def to_next_iteration(self, *, duration: float | timedelta = 0.0) -> Timestamp:
+        """The timestamp at the start of the next iteration.
+
+        Args:
+            duration: Time since the last epoch, in seconds or as a `timedelta`.
+        """
         now = self.counts
         return timestamp_of(
             now._replace(
+                total_wct=now.total_wct + _seconds(duration),
                 iteration=now.iteration + 1,
                 epoch_in_iteration=0,
                 token_in_iteration=0,
@@ -252,6 +264,9 @@ class Timestamp:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):
             return self.counts == other.counts
+        if isinstance(other, (Time, str)):
+            other = ensure_time(other)
+            return self.get(other.unit) == other
         return NotImplemented
 
     def __hash__(self) -> int:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
-from hocket.trainer.parts import Parts
+from hocket.trainer.parts import PartClasses, Parts
 from hocket.trainer.prediction import predict
 from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
@@ -182,6 +182,9 @@ class Trainer:
         ...     trainer.fit()
     """
 
+    part_classes: ClassVar[PartClasses] = PartClasses()
+    """The classes of the state, the engine and the logger; a subclass may extend them."""
+
     def __init__(
         self,
         *,
@@ -265,7 +268,9 @@ class Trainer:
         self._num_fits = 0
         # Everything that is made here is closed here, the last first: by `close`, and if the setup fails.
         with ExitStack() as self._made:
-            self._parts = assemble(TrainerConfig.of(arguments), self._made, self._register_targets)
+            self._parts = assemble(
+                TrainerConfig.of(arguments), self._made, self._register_targets, self.part_classes
+            )
             self._made = self._made.pop_all()
 
     @property

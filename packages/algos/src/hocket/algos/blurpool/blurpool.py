@@ -107,9 +107,9 @@ def apply_blurpool(
 def _policies(
     replace_convs: bool, replace_maxpools: bool, blur_first: bool, min_channels: int
 ) -> dict[type[nn.Module], Policy]:
-    def blur_conv(module: nn.Conv2d, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
+    def blur_conv(module: nn.Conv2d, index: int) -> nn.Module | None:
         is_strided = max(module.stride) > 1 and module.in_channels >= min_channels
-        return BlurConv2d(module, blur_first=blur_first) if is_strided else None
+        return BlurConv2d.from_conv2d(module, index, blur_first) if is_strided else None
 
     def blur_maxpool(module: nn.MaxPool2d, index: int) -> nn.Module | None:
         if not is_plain(module, nn.MaxPool2d) or module.return_indices:

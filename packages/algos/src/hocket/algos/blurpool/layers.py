@@ -1,16 +1,19 @@
 """Layers that blur before they take every second pixel."""
 
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+Size = int | tuple[int, int]
+"""Of both sides, or of height and width."""
+
 
 def blur_2d(
     input: torch.Tensor,  # noqa: A002 - Composer's and torch's name
     channels: int = -1,
-    stride: int | tuple[int, int] = 1,
+    stride: Size = 1,
     filter: torch.Tensor | None = None,  # noqa: A002 - Composer's name
 ) -> torch.Tensor:
     """Blur each channel with a 3 by 3 binomial filter, with "same" padding by zeros.
@@ -38,6 +41,53 @@ def binomial_filter(channels: int) -> torch.Tensor:
     return torch.outer(row, row).repeat(channels, 1, 1, 1)
 
 
+def blurmax_pool2d(
+    input: torch.Tensor,  # noqa: A002 - Composer's and torch's name
+    kernel_size: Size | None = None,
+    stride: Size = 2,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+    filter: torch.Tensor | None = None,  # noqa: A002 - Composer's name
+) -> torch.Tensor:
+    """Take the maxima with stride 1, then blur them with the stride given.
+
+    Args:
+        input: `(B, C, H, W)`.
+        kernel_size: Of the pooling; 2 if None.
+        stride: Of the output.
+        padding: Of the pooling.
+        dilation: Of the pooling.
+        ceil_mode: Of the pooling.
+        filter: Of the blur, as for `blur_2d`.
+    """
+    highest = F.max_pool2d(input, 2 if kernel_size is None else kernel_size, 1, padding, dilation, ceil_mode)
+    return blur_2d(highest, stride=stride, filter=filter)
+
+
+class BlurPool2d(nn.Module):
+    """A blur with a stride: `blur_2d` as a layer.
+
+    Args:
+        channels: How many channels; below 1 takes them from the input.
+        stride: Of the output.
+        padding: Accepted for Composer's users; the blur pads such that a stride of 1 keeps the size.
+    """
+
+    blur_filter: torch.Tensor
+
+    def __init__(self, channels: int = 0, stride: Size = 2, padding: Size = 1) -> None:
+        super().__init__()
+        self.channels = channels
+        self.stride = stride
+        self.padding = padding
+        self.register_buffer("blur_filter", binomial_filter(max(channels, 1)))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Blur `(B, C, H, W)`."""
+        return blur_2d(input, self.channels, self.stride, self.blur_filter)
+
+
 class BlurMaxPool2d(nn.Module):
     """Max pooling with stride 1, then a blur with the pooling's stride (Zhang 2019, figure 2)."""
 
@@ -45,10 +95,10 @@ class BlurMaxPool2d(nn.Module):
 
     def __init__(
         self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
@@ -72,8 +122,9 @@ class BlurMaxPool2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Pool `(B, C, H, W)`."""
-        highest = F.max_pool2d(input, self.kernel_size, 1, self.padding, self.dilation, self.ceil_mode)
-        return blur_2d(highest, stride=self.stride, filter=self.filt2d)
+        return blurmax_pool2d(
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.filt2d
+        )
 
     def extra_repr(self) -> str:
         """Show the settings."""
@@ -84,19 +135,62 @@ class BlurConv2d(nn.Module):
     """A strided convolution with a blur in front, or, with `blur_first=False`, behind, which strides then.
 
     Args:
-        conv: The convolution, whose parameters are used as they are. With `blur_first=False` its stride is
-            set to 1.
+        in_channels: As of `nn.Conv2d`.
+        out_channels: As of `nn.Conv2d`.
+        kernel_size: As of `nn.Conv2d`.
+        stride: Of the whole; the kernel's size if None.
+        padding: As of `nn.Conv2d`.
+        dilation: As of `nn.Conv2d`.
+        groups: As of `nn.Conv2d`.
+        bias: As of `nn.Conv2d`.
         blur_first: Whether the blur comes before the convolution, which is cheaper.
     """
 
     blur_filter: torch.Tensor
 
-    def __init__(self, conv: nn.Conv2d, *, blur_first: bool = True) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        blur_first: bool = True,
+    ) -> None:
         super().__init__()
+        stride = kernel_size if stride is None else stride
+        self._take(
+            nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias),
+            blur_first,
+        )
+
+    @classmethod
+    def from_conv2d(
+        cls,
+        module: nn.Conv2d,
+        module_index: int = -1,  # noqa: ARG003 - as `replace_module_classes` calls it
+        blur_first: bool = True,
+    ) -> Self:
+        """Make one around a convolution, whose parameters are used as they are.
+
+        Args:
+            module: The convolution. With `blur_first=False` its stride is set to 1.
+            module_index: Unused.
+            blur_first: As for the class.
+        """
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._take(module, blur_first)
+        return made
+
+    def _take(self, conv: nn.Conv2d, blur_first: bool) -> None:
         self.conv = conv
         self.blur_first = blur_first
         self.blur_nchannels = conv.in_channels if blur_first else conv.out_channels
-        self.blur_stride: int | tuple[int, int] = 1
+        self.blur_stride: Size = 1
         if not blur_first:
             self.blur_stride, conv.stride = cast("tuple[int, int]", conv.stride), (1, 1)
         self.register_buffer("blur_filter", binomial_filter(self.blur_nchannels))

@@ -10,9 +10,9 @@ from hocket.algos.factorize.layers import (
     FactorizedConv2d,
     FactorizedLinear,
     Initialize,
-    latent_size_of,
     max_rank_with_speedup,
 )
+from hocket.algos.factorize.low_rank import latent_size_of
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import Policy

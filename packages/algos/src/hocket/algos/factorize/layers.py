@@ -7,13 +7,9 @@ import torch
 from torch import nn
 
 from hocket.algos.errors import AlgorithmConfigError
+from hocket.algos.factorize.low_rank import factorize_conv2d, factorize_matrix, latent_size_of
 
 Initialize = Literal["random", "svd"]
-
-
-def latent_size_of(latent_size: float, in_size: int, out_size: int) -> int:
-    """Return the number of latent channels: `latent_size`, below 1 as a share of the smaller side."""
-    return max(1, int(latent_size * min(in_size, out_size))) if latent_size < 1 else int(latent_size)
 
 
 def max_rank_with_speedup(in_size: int, out_size: int, kernel_elements: int = 1) -> int:
@@ -68,6 +64,32 @@ class FactorizedLinear(nn.Module):
         """Map `(..., in_features)` to `(..., out_features)`."""
         out: torch.Tensor = self.module1(self.module0(input))
         return out
+
+    @torch.no_grad()
+    def set_rank(self, input: torch.Tensor, rank: float) -> None:  # noqa: A002 - torch's name
+        """Make the layer thinner, such that its outputs for `input` change least.
+
+        The parameters are new ones: optimizers that had the old ones need them added.
+
+        Args:
+            input: Sample inputs, `(..., in_features)`.
+            rank: The new width; below 1, as a share of the smaller side.
+
+        Raises:
+            AlgorithmConfigError: The factors would not be smaller than the whole.
+        """
+        wanted = latent_size_of(rank, self.in_features, self.out_features)
+        _check_rank(wanted, max_rank_with_speedup(self.in_features, self.out_features), "rank")
+        samples = input.flatten(0, -2)
+        first, second = self.module0.weight.T, self.module1.weight.T
+        found = factorize_matrix(samples, self(samples), first, second, self.module1.bias, wanted)
+        if found.Wa is None or found.Wb is None or found.rank == self.latent_features:
+            return
+        self.latent_features = self.module0.out_features = self.module1.in_features = found.rank
+        self.module0.weight = nn.Parameter(found.Wa.T.contiguous())
+        self.module1.weight = nn.Parameter(found.Wb.T.contiguous())
+        if self.module1.bias is not None and found.bias is not None:
+            _fill(self.module1.bias, found.bias)
 
 
 class FactorizedConv2d(nn.Module):
@@ -136,6 +158,32 @@ class FactorizedConv2d(nn.Module):
         """Convolve `(B, C, H, W)`."""
         out: torch.Tensor = self.module1(self.module0(input))
         return out
+
+    @torch.no_grad()
+    def set_rank(self, input: torch.Tensor, rank: float) -> None:  # noqa: A002 - torch's name
+        """Make the layer thinner, such that its outputs for `input` change least.
+
+        The parameters are new ones: optimizers that had the old ones need them added.
+
+        Args:
+            input: Sample inputs, `(B, C, H, W)`.
+            rank: The new number of channels between; below 1, as a share of the smaller side.
+
+        Raises:
+            AlgorithmConfigError: The factors would not be smaller than the whole.
+        """
+        wanted = latent_size_of(rank, self.in_channels, self.out_channels)
+        elements = math.prod(self.module0.kernel_size)
+        _check_rank(wanted, max_rank_with_speedup(self.in_channels, self.out_channels, elements), "rank")
+        first, second, bias = self.module0.weight, self.module1.weight, self.module1.bias
+        found = factorize_conv2d(input, first, second, None, bias, wanted)
+        if found.Wa is None or found.Wb is None or found.rank == self.latent_channels:
+            return
+        self.latent_channels = self.module0.out_channels = self.module1.in_channels = found.rank
+        self.module0.weight = nn.Parameter(found.Wa.contiguous())
+        self.module1.weight = nn.Parameter(found.Wb.contiguous())
+        if bias is not None and found.bias is not None:
+            _fill(bias, found.bias)
 
 
 def _nearest(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

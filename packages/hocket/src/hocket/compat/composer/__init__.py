@@ -19,18 +19,17 @@ from hocket.compat.composer import (
     profiler,
     utils,
 )
+from hocket.compat.composer.data_spec import DataSpec
+from hocket.compat.composer.engine import Engine, Logger
 from hocket.compat.composer.install import install
 from hocket.compat.composer.models import ComposerModel
+from hocket.compat.composer.state import State
 from hocket.compat.composer.trainer import Trainer
 from hocket.trainer import (
     Algorithm,
     Callback,
-    DataSpec,
-    Engine,
     Evaluator,
     Event,
-    Logger,
-    State,
     Time,
     Timestamp,
     TimeUnit,

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import Dataset
 
+from hocket.compat.composer.data_spec import DataSpec, ensure_data_spec
+from hocket.compat.composer.engine import Engine, Trace
+from hocket.compat.composer.state import State
 from hocket.trainer import (
     Algorithm,
     Callback,
-    DataSpec,
-    Engine,
     Evaluator,
     Event,
-    State,
     Time,
     Timestamp,
     TimeUnit,
 )
-from hocket.trainer.data_spec import as_data_spec as ensure_data_spec
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.passes import AlgorithmPass
 from hocket.trainer.precision import Precision as _Numerics
@@ -36,17 +35,6 @@ Batch: TypeAlias = Any
 JSON: TypeAlias = str | float | int | list[Any] | dict[str, Any] | None
 
 
-@dataclass
-class Trace:
-    """What an algorithm did at an event."""
-
-    name: str = ""
-    event: Event | None = None
-    exit_code: int | None = None
-    order: int | None = None
-    run: bool = False
-
-
 class Precision(StrEnum):
     """Names for `Trainer(precision=…)`."""
 
@@ -54,6 +42,16 @@ class Precision(StrEnum):
     AMP_FP16 = "amp_fp16"
     AMP_BF16 = "amp_bf16"
     AMP_FP8 = "amp_fp8"
+
+
+def sort_to_front(items: Sequence[Any], cls: type | tuple[type, ...]) -> list[Any]:
+    """Return items with those of a class first, each group in its order."""
+    return sorted(items, key=lambda item: not isinstance(item, cls))
+
+
+def sort_to_back(items: Sequence[Any], cls: type | tuple[type, ...]) -> list[Any]:
+    """Return items with those of a class last, each group in its order."""
+    return sorted(items, key=lambda item: isinstance(item, cls))
 
 
 class TrainerMode(StrEnum):
@@ -117,4 +115,6 @@ __all__ = [
     "ensure_evaluator",
     "ensure_time",
     "get_precision_context",
+    "sort_to_back",
+    "sort_to_front",
 ]

@@ -1,29 +1,105 @@
-"""Devices, as `composer.devices`: names for torch's own."""
+"""Devices, as `composer.devices`: they move modules and batches, and stand for torch's own devices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from hocket.compat.composer.absent import absent_from
 
-#: The class of all devices.
-Device = torch.device
+
+class _DeviceMeta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Count torch's devices as instances: what `trainer.state.device` is."""
+        if isinstance(instance, torch.device):
+            return cls.name in ("", instance.type, {"cuda": "gpu"}.get(instance.type))
+        return super().__instancecheck__(instance)
 
 
-def DeviceCPU() -> torch.device:  # noqa: N802 - Composer's name
-    """Return the CPU, for `Trainer(device=…)`."""
-    return torch.device("cpu")
+class Device(metaclass=_DeviceMeta):
+    """A device to train on, for `Trainer(device=…)` and `State(device=…)`.
+
+    Attributes:
+        name: Composer's name of its kind.
+        dist_backend: The backend of its process groups.
+        torch_device: torch's name of it.
+    """
+
+    name: ClassVar[str] = ""
+    dist_backend: ClassVar[str] = ""
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch_device = device
+
+    def module_to_device(self, module: nn.Module) -> nn.Module:
+        """Move a module, in place, and return it."""
+        return module.to(self.torch_device)
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the device; the copy does not wait."""
+        return tensor.to(self.torch_device, non_blocking=True)
+
+    def batch_to_device(self, batch: Any) -> Any:
+        """Return a batch, of nested mappings and sequences, with its tensors on the device."""
+        if isinstance(batch, torch.Tensor):
+            return self.tensor_to_device(batch)
+        if isinstance(batch, Mapping):
+            return {key: self.batch_to_device(value) for key, value in batch.items()}
+        if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+            items = [self.batch_to_device(item) for item in batch]
+            if hasattr(batch, "_fields"):  # a named tuple
+                return type(batch)(*items)
+            return tuple(items) if isinstance(batch, tuple) else items
+        return batch
+
+    def optimizer_to_device(self, optimizer: Optimizer) -> Optimizer:
+        """Move what an optimizer remembers, in place, and return it."""
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    state[name] = self.tensor_to_device(value)
+        return optimizer
 
 
-def DeviceGPU(device_id: int | None = None, *, allow_tf32: bool = True) -> torch.device:  # noqa: N802
-    """Return a CUDA device, for `Trainer(device=…)`: of the number given, else the rank's own."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
-    return torch.device("cuda") if device_id is None else torch.device("cuda", device_id)
+class DeviceCPU(Device):
+    """The CPU."""
+
+    name = "cpu"
+    dist_backend = "gloo"
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
 
 
-def DeviceMPS() -> torch.device:  # noqa: N802 - Composer's name
-    """Return the GPU of an Apple computer, for `Trainer(device=…)`."""
-    return torch.device("mps")
+class DeviceGPU(Device):
+    """A CUDA device: of the number given, else the rank's own."""
+
+    name = "gpu"
+    dist_backend = "nccl"
+
+    def __init__(self, device_id: int | None = None, *, allow_tf32: bool = True) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
+        super().__init__(torch.device("cuda") if device_id is None else torch.device("cuda", device_id))
+
+
+class DeviceMPS(Device):
+    """The GPU of an Apple computer."""
+
+    name = "mps"
+    dist_backend = "gloo"
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("mps"))
+
+
+def as_torch_device(device: Any) -> Any:
+    """Return torch's device for one of these; anything else as it is."""
+    own = vars(device).get("torch_device") if hasattr(device, "__dict__") else None
+    return device if own is None else own
 
 
 __all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceMPS"]

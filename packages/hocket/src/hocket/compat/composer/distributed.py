@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hocket.compat.composer.absent import absent_from
+from hocket.compat.composer.devices import as_torch_device
 from hocket.compat.composer.utils.small import StringEnum, ensure_tuple
 from hocket.dist import FSDPConfig
 from hocket.dist.provider import provide
@@ -71,7 +72,7 @@ def prepare_fsdp_module(
     Returns:
         An empty list and dict: there are no hooks and no further process groups to keep.
     """
-    where = choose_device(device)
+    where = choose_device(as_torch_device(device))
     name = None if precision is None else str(getattr(precision, "value", precision))
     layout = provide(fsdp_config, device=where, precision=name)
     layout.lay_out(model, ensure_tuple(optimizers))

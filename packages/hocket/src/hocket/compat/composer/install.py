@@ -46,12 +46,13 @@ _PARTS = {
         "activation_monitor", "early_stopper", "export_for_inference", "free_outputs", "generate",
         "image_visualizer", "load_checkpoint", "lr_monitor", "memory_monitor", "memory_snapshot",
         "nan_monitor", "oom_observer", "optimizer_monitor", "runtime_estimator", "speed_monitor",
-        "system_metrics_monitor", "threshold_stopper", "checkpoint_saver",
+        "system_metrics_monitor", "threshold_stopper", "checkpoint_saver", "eval_output_logging_callback",
+        "mlperf",
     ),
     "loggers": (
-        "console_logger", "file_logger", "in_memory_logger", "logger", "logger_destination",
-        "mlflow_logger", "progress_bar_logger", "remote_uploader_downloader", "tensorboard_logger",
-        "wandb_logger",
+        "cometml_logger", "console_logger", "file_logger", "in_memory_logger", "logger", "logger_destination",
+        "mlflow_logger", "mosaicml_logger", "neptune_logger", "progress_bar_logger",
+        "remote_uploader_downloader", "slack_logger", "tensorboard_logger", "wandb_logger",
     ),
     "loss": ("loss", "utils"),
     "metrics": ("metrics", "nlp"),
@@ -59,8 +60,11 @@ _PARTS = {
                  "system_profiler", "torch_profiler", "trace_handler"),
     "utils": ("misc", "iter_helpers", "string_enum", "import_helpers", "batch_helpers", "parallelism",
               "auto_log_hparams", "checkpoint", "collect_env", "compression", "device", "file_helpers",
-              "inference",
-              "object_store", "remote_uploader", "retrying", "warnings"),
+              "inference", "object_store", "object_store.gcs_object_store", "object_store.object_store",
+              "object_store.oci_object_store", "object_store.s3_object_store", "remote_uploader", "retrying",
+              "warnings"),
+    "devices": ("device", "device_cpu", "device_gpu", "device_mps"),
+    "distributed": ("dist_strategy",),
 }  # fmt: skip
 
 #: Modules of the training methods; each has a module of its own name within.
@@ -78,8 +82,12 @@ MODULES = {
     **{f"composer.{above}.{part}": f"{_OURS}.{above}" for above, parts in _PARTS.items() for part in parts},
     **{f"composer.algorithms.{name}{within}": f"{_OURS}.methods"
        for name in _METHODS for within in ("", f".{name}")},
-    "composer.algorithms.blurpool.blurpool_layers": f"{_OURS}.methods",
-    "composer.algorithms.factorize.factorize_modules": f"{_OURS}.methods",
+    **{f"composer.algorithms.{name}": f"{_OURS}.methods" for name in (
+        "alibi.attention_surgery_functions", "alibi.attention_surgery_functions.utils",
+        "blurpool.blurpool_layers", "factorize.factorize_core", "factorize.factorize_modules", "warnings",
+    )},
+    "composer._version": _OURS,
+    "composer.trainer._scale_schedule": f"{_OURS}.optim.scheduler",
 }  # fmt: skip
 
 

@@ -6,14 +6,15 @@ import os
 from pathlib import Path, PurePath
 from typing import Any
 
+from hocket.compat.composer.engine import Logger
+from hocket.compat.composer.in_memory_logger import InMemoryLogger
 from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
-from hocket.trainer import Logger, LoggerDestination, State
+from hocket.trainer import LoggerDestination, State
 from hocket.trainer.logger import global_rank
 from hocket.trainer.loggers import (
     CometMLLogger,
     ConsoleLogger,
-    InMemoryLogger,
     MLFlowLogger,
     MosaicMLLogger,
     NeptuneLogger,

@@ -7,13 +7,22 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.profiler import (
     JSONTraceHandler,
     Marker,
-    Profiler,
     ProfilerAction,
     TraceHandler,
     cyclic_schedule,
 )
+from hocket.trainer.profiler import Profiler as _Profiler
 from hocket.trainer.profiler.system import SystemSampler
 from hocket.trainer.profiler.torch_profiler import TorchProfiler
+
+
+class Profiler(_Profiler):
+    """`hocket.trainer.profiler.Profiler`, which can be bound to a state without a trainer."""
+
+    def bind_to_state(self, state: State) -> None:
+        """Be the state's profiler, and one of its callbacks. A trainer does so by itself."""
+        state.profiler = self
+        state.callbacks.append(self)
 
 
 class SystemProfiler(Callback):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from hocket.compat.composer.algorithms import MixedPrecision
 from hocket.compat.composer.composer_files import (
@@ -16,17 +17,23 @@ from hocket.compat.composer.composer_files import (
     load_composer_file,
     read_composer_file,
 )
+from hocket.compat.composer.devices import as_torch_device
+from hocket.compat.composer.engine import Engine, Logger
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.models import HasLogger
 from hocket.compat.composer.progress_log import ProgressLog
 from hocket.compat.composer.spellings import translate
+from hocket.compat.composer.state import State
 from hocket.compat.composer.utils import dist
 from hocket.dist import read_world, translate_deepspeed
+from hocket.trainer import DataSpec, Evaluator
 from hocket.trainer import Trainer as _Trainer
 from hocket.trainer.arguments import as_list
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.evaluator import DEFAULT_LABEL
 from hocket.trainer.losses import as_model
 from hocket.trainer.optim import DecoupledSGDW
+from hocket.trainer.parts import PartClasses
 
 #: Composer's defaults where Hocket's differ.
 DEFAULTS: dict[str, Any] = {
@@ -49,10 +56,14 @@ class Trainer(_Trainer):
         TrainerConfigError: If an argument is unknown, or does not fit the others.
     """
 
+    part_classes = PartClasses(state=State, engine=Engine, logger=Logger)
+
     def __init__(self, **arguments: Any) -> None:
         given = DEFAULTS | translate("Trainer", arguments)
+        given["device"] = as_torch_device(given.get("device"))
         # Made here, the process group outlives the trainer: scripts use it after `close`.
         dist.initialize_dist(given.get("device"), given.get("dist_timeout", 300.0))
+        given["eval_dataloader"] = label_loaders(given.get("eval_dataloader"))
         _run_name(given)
         _parallelism(given)
         _numerics(given)
@@ -72,7 +83,12 @@ class Trainer(_Trainer):
 
     def fit(self, *args: Any, **arguments: Any) -> None:
         """Train, as `hocket.trainer.Trainer.fit`."""
-        super().fit(*args, **translate("fit", arguments))
+        given = translate("fit", arguments)
+        super().fit(*args, **given | {"eval_dataloader": label_loaders(given.get("eval_dataloader"))})
+
+    def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
+        """Evaluate, as `hocket.trainer.Trainer.eval`."""
+        super().eval(label_loaders(eval_dataloader), subset_num_batches)
 
     def _go_on_from(self, file: ComposerFile, given: dict[str, Any]) -> None:
         """Load a file of Composer's, unless `autoresume` found a checkpoint of this run."""
@@ -92,6 +108,17 @@ class Trainer(_Trainer):
             parts.loader.skip()
         if parts.checkpointer is not None and not weights_only:
             parts.checkpointer.loaded_at(self.state.timestamp.counts.batch)
+
+
+def label_loaders(given: Any) -> Any:
+    """Return what to evaluate on, where several loaders without labels are `eval`, `eval_1`, `eval_2`."""
+    loaders = list(given) if isinstance(given, (list, tuple)) else []
+    if len(loaders) < 2 or not all(isinstance(one, (DataLoader, DataSpec)) for one in loaders):
+        return given
+    return [
+        Evaluator(label=DEFAULT_LABEL if index == 0 else f"{DEFAULT_LABEL}_{index}", dataloader=one)
+        for index, one in enumerate(loaders)
+    ]
 
 
 def _composer_file(given: dict[str, Any]) -> ComposerFile | None:

@@ -2,41 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.compat.composer.optim.scheduler import (
-    ComposerScheduler,
-    ConstantScheduler,
-    ConstantWithWarmupScheduler,
-    CosineAnnealingScheduler,
-    CosineAnnealingWarmRestartsScheduler,
-    CosineAnnealingWithWarmupScheduler,
-    ExponentialScheduler,
-    LinearScheduler,
-    LinearWithWarmupScheduler,
-    MultiStepScheduler,
-    MultiStepWithWarmupScheduler,
-    PolynomialScheduler,
-    PolynomialWithWarmupScheduler,
-    StepScheduler,
-    compile_composer_scheduler,
-)
+from hocket.compat.composer.optim import scheduler
+from hocket.compat.composer.optim.scheduler import *  # noqa: F403
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
 
-__all__ = [
-    "ComposerScheduler",
-    "ConstantScheduler",
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingScheduler",
-    "CosineAnnealingWarmRestartsScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "DecoupledAdamW",
-    "DecoupledSGDW",
-    "ExponentialScheduler",
-    "LinearScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialScheduler",
-    "PolynomialWithWarmupScheduler",
-    "StepScheduler",
-    "compile_composer_scheduler",
-]
+__all__ = [*scheduler.__all__, "DecoupledAdamW", "DecoupledSGDW"]

@@ -22,6 +22,7 @@ from hocket.trainer.optim import (
     StepScheduler,
 )
 from hocket.trainer.optim import Scheduler as ComposerScheduler
+from hocket.trainer.optim.torch_schedulers import scale_torch_scheduler as scale_pytorch_scheduler
 
 
 def compile_composer_scheduler(scheduler: ComposerScheduler, state: State, ssr: float = 1.0) -> LambdaLR:
@@ -53,4 +54,5 @@ __all__ = [
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
     "compile_composer_scheduler",
+    "scale_pytorch_scheduler",
 ]

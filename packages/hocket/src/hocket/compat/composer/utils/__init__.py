@@ -3,7 +3,12 @@
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.parallelism import FSDP2Config, ParallelismType
 from hocket.compat.composer.utils import dist, dist_checkpoint, module_surgery, reproducibility
-from hocket.compat.composer.utils.checkpoint import load_checkpoint, safe_torch_load, save_checkpoint
+from hocket.compat.composer.utils.checkpoint import (
+    glob_filter,
+    load_checkpoint,
+    safe_torch_load,
+    save_checkpoint,
+)
 from hocket.compat.composer.utils.data import add_vision_dataset_transform, create_interval_scheduler
 from hocket.compat.composer.utils.environment import (
     VersionedDeprecationWarning,
@@ -19,6 +24,7 @@ from hocket.compat.composer.utils.environment import (
 from hocket.compat.composer.utils.files import (
     KNOWN_COMPRESSORS,
     CliCompressor,
+    CompressorNotFound,
     IteratorFileStream,
     create_symlink_file,
     ensure_folder_has_no_conflicting_files,
@@ -93,6 +99,7 @@ __all__ = [
     "MLFLOW_RUN_ID_FORMAT_KEY",
     "STR_TO_DTYPE",
     "CliCompressor",
+    "CompressorNotFound",
     "ExportFormat",
     "FSDP2Config",
     "FSDPConfig",
@@ -139,6 +146,7 @@ __all__ = [
     "get_file",
     "get_free_tcp_port",
     "get_save_filename",
+    "glob_filter",
     "import_object",
     "is_compressed_pt",
     "is_hpu_installed",

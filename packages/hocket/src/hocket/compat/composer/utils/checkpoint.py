@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hocket.trainer.checkpointing import Checkpointer, load
 from hocket.trainer.precision import Precision
 from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
+from hocket.trainer.tree_filter import without
 
 
 def safe_torch_load(
@@ -27,6 +29,21 @@ def safe_torch_load(
         composer_states_filepath, map_location=map_location, weights_only=True
     )
     return loaded
+
+
+def glob_filter(exclude_globs: list[str]) -> Callable[[dict[str, Any]], None]:
+    """Return a function that deletes the parts of a state tree that globs name, in place.
+
+    Args:
+        exclude_globs: Over names joined with `/`, such as `state/model/head.*`; each must match something.
+    """
+
+    def delete(tree: dict[str, Any]) -> None:
+        kept = without(tree, exclude_globs)
+        tree.clear()
+        tree.update(kept)
+
+    return delete
 
 
 def save_checkpoint(

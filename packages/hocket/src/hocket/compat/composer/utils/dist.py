@@ -8,6 +8,7 @@ import torch
 import torch.distributed as torch_dist
 from torch.utils.data import Dataset, DistributedSampler
 
+from hocket.compat.composer.devices import as_torch_device
 from hocket.dist import World, join, read_world
 from hocket.trainer.devices import choose_device
 
@@ -44,7 +45,7 @@ def initialize_dist(device: str | torch.device | None = None, timeout: float = 3
     """
     if is_initialized() or get_world_size() == 1:
         return
-    join(device=choose_device(device), timeout_s=timeout)
+    join(device=choose_device(as_torch_device(device)), timeout_s=timeout)
 
 
 def get_world_size() -> int:

@@ -106,6 +106,10 @@ class IteratorFileStream(io.RawIOBase):
         return len(part)
 
 
+class CompressorNotFound(FileNotFoundError, ValueError):  # noqa: N818 - Composer's name
+    """No compressor is known for a file's name, or its command is not installed."""
+
+
 class CliCompressor:
     """A compressor that is a command, such as `gzip`, which reads standard input and writes standard output.
 
@@ -124,9 +128,9 @@ class CliCompressor:
         return shutil.which(self.cmd) is not None
 
     def check_exists(self) -> None:
-        """Raise `FileNotFoundError` if the command is not installed."""
+        """Raise `CompressorNotFound` if the command is not installed."""
         if not self.exists:
-            raise FileNotFoundError(f"the command `{self.cmd}` was not found; install it")
+            raise CompressorNotFound(f"the command `{self.cmd}` was not found; install it")
 
     @contextlib.contextmanager
     def compress(self, out_filename: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
@@ -177,14 +181,14 @@ def get_compressor(filename: str | os.PathLike[str]) -> CliCompressor:
     """Return the compressor for a file's name.
 
     Raises:
-        ValueError: If its extension is not known.
+        CompressorNotFound: If its extension is not known.
     """
     extension = os.fspath(filename).rpartition(".")[2]
     for compressor in KNOWN_COMPRESSORS:
         if compressor.extension == extension:
             return compressor
     known = ", ".join(f"`.{compressor.extension}`" for compressor in KNOWN_COMPRESSORS)
-    raise ValueError(f"no compressor is known for `{os.fspath(filename)}`; expected one of {known}")
+    raise CompressorNotFound(f"no compressor is known for `{os.fspath(filename)}`; expected one of {known}")
 
 
 def is_compressed_pt(filename: str | os.PathLike[str]) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from hocket.compat.composer.devices import Device, DeviceCPU, DeviceGPU, DeviceMPS
 from hocket.trainer.devices import choose_device
 
 #: torch's number types by name.
@@ -82,9 +83,14 @@ def parse_uri(uri: str) -> tuple[str, str, str]:
     return parts.scheme, parts.netloc, parts.path.lstrip("/")
 
 
-def get_device(device: Any = None) -> torch.device:
+def get_device(device: Any = None) -> Device:
     """Return the device to train on: a GPU if there is one, unless another is asked for."""
-    return choose_device(device)
+    if isinstance(device, Device) and not isinstance(device, torch.device):
+        return device
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        return DeviceGPU(chosen.index)
+    return DeviceMPS() if chosen.type == "mps" else DeviceCPU()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,118 @@
+"""`DataSpec` whose functions can be called, whether the user gave them or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hocket.trainer import DataSpec as _DataSpec
+from hocket.trainer.data_spec import as_data_spec
+
+
+class DataSpec(_DataSpec):
+    """`hocket.trainer.DataSpec` with Composer's order of arguments.
+
+    `get_num_samples_in_batch(batch)`, `get_num_tokens_in_batch(batch, token_type="total")` and
+    `split_batch(batch, microbatch_size)` are always functions: those given, or what the trainer does without.
+
+    Args:
+        dataloader: As of `hocket.trainer.DataSpec`, with all that follow.
+        num_samples: As there.
+        num_tokens: As there.
+        batch_transforms: As there.
+        microbatch_transforms: As there.
+        split_batch: As there.
+        get_num_samples_in_batch: As there.
+        get_num_tokens_in_batch: As there.
+        device_transforms: The past name of `microbatch_transforms`.
+        get_loss_weights: As there.
+        is_sharded: As there.
+    """
+
+    __slots__ = ("_stated",)
+
+    _stated: _DataSpec
+
+    def __init__(
+        self,
+        dataloader: Iterable[Any],
+        num_samples: int | None = None,
+        num_tokens: int | None = None,
+        batch_transforms: Callable[[Any], Any] | None = None,
+        microbatch_transforms: Callable[[Any], Any] | None = None,
+        split_batch: Callable[..., Any] | None = None,
+        get_num_samples_in_batch: Callable[[Any], int] | None = None,
+        get_num_tokens_in_batch: Callable[[Any], int | Mapping[str, int]] | None = None,
+        *,
+        device_transforms: Callable[[Any], Any] | None = None,
+        get_loss_weights: Callable[[Any], Sequence[float] | None] | None = None,
+        is_sharded: bool = False,
+    ) -> None:
+        stated = _DataSpec(
+            dataloader,
+            num_samples=num_samples,
+            num_tokens=num_tokens,
+            batch_transforms=batch_transforms,
+            microbatch_transforms=microbatch_transforms or device_transforms,
+            split_batch=split_batch,
+            get_num_samples_in_batch=get_num_samples_in_batch,
+            get_num_tokens_in_batch=get_num_tokens_in_batch,
+            get_loss_weights=get_loss_weights,
+            is_sharded=is_sharded,
+        )
+        object.__setattr__(self, "_stated", stated)
+
+        def count_tokens(batch: Any, token_type: str = "total") -> int:
+            if get_num_tokens_in_batch is None:
+                return stated.count_tokens(batch)
+            counted = get_num_tokens_in_batch(batch)
+            return counted if isinstance(counted, int) else int(counted[token_type])
+
+        def split(batch: Any, microbatch_size: int) -> Sequence[Any]:
+            if split_batch is not None:
+                parts: Sequence[Any] = split_batch(batch, microbatch_size)
+                return parts
+            rows = stated.count_samples(batch)
+            return [
+                stated.split(batch, start, min(start + microbatch_size, rows))
+                for start in range(0, rows, microbatch_size)
+            ]
+
+        super().__init__(
+            dataloader,
+            num_samples=num_samples,
+            num_tokens=num_tokens,
+            batch_transforms=batch_transforms,
+            microbatch_transforms=stated.microbatch_transforms,
+            split_batch=split,
+            get_num_samples_in_batch=stated.count_samples,
+            get_num_tokens_in_batch=count_tokens,
+            get_loss_weights=get_loss_weights,
+            is_sharded=is_sharded,
+        )
+
+    def as_stated(self) -> _DataSpec:
+        """Return the description with only what the user gave."""
+        return self._stated
+
+
+def ensure_data_spec(given: Any) -> DataSpec:
+    """Return the `DataSpec` of a data loader, of a dict of its arguments, or itself."""
+    if isinstance(given, DataSpec):
+        return given
+    stated = as_data_spec(given)
+    return DataSpec(
+        stated.dataloader,
+        stated.num_samples,
+        stated.num_tokens,
+        stated.batch_transforms,
+        stated.microbatch_transforms,
+        stated.split_batch,
+        stated.get_num_samples_in_batch,
+        stated.get_num_tokens_in_batch,
+        get_loss_weights=stated.get_loss_weights,
+        is_sharded=stated.is_sharded,
+    )
+
+
+__all__ = ["DataSpec", "ensure_data_spec"]

@@ -1,0 +1,96 @@
+"""Loggers and callbacks of the compatibility layer, where they differ from Hocket's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from hocket.compat.composer import Logger, State, Trainer
+from hocket.compat.composer.callbacks import EarlyStopper
+from hocket.compat.composer.loggers import InMemoryLogger
+from hocket.compat.composer.models import ComposerClassifier
+from hocket.trainer import Callback, Timestamp
+
+
+def by_hand() -> tuple[State, InMemoryLogger, Logger]:
+    state, kept = State(nn.Linear(2, 2), 0, "run", "cpu"), InMemoryLogger()
+    return state, kept, Logger(state, kept)
+
+
+def test_points_have_the_time_at_which_they_were_logged():
+    state, kept, logger = by_hand()
+    logger.log_metrics({"loss": 2.5})
+    state.timestamp = Timestamp(epoch=1, batch=3)
+    logger.log_metrics({"loss": torch.tensor(1.5)})
+    state.timestamp = Timestamp(epoch=2, batch=3)  # the same step, and a later time
+    logger.log_metrics({"loss": 0.5})
+    # What is read has arrived, without a flush.
+    assert [(time.epoch.value, time.batch.value, value) for time, value in kept.data["loss"]] == [
+        (0, 0, 2.5),
+        (1, 3, 1.5),
+        (2, 3, 0.5),
+    ]
+    assert kept.most_recent_values == {"loss": 0.5}
+    assert kept.most_recent_timestamps["loss"].epoch == "2ep"
+    logger.close()
+    assert len(kept.data["loss"]) == 3
+
+
+def test_a_time_series_has_the_counts_beside_the_numbers():
+    state, kept, logger = by_hand()
+    kept.init(state, logger)
+    for batch in range(4):
+        state.timestamp = Timestamp(batch=batch, batch_in_epoch=batch % 3)
+        kept.log_metrics({"accuracy": batch / 2}, step=batch)  # by hand, as a script may
+    series = kept.get_timeseries("accuracy")
+    assert series["accuracy"].tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert (series["batch"].tolist(), series["batch_in_epoch"].tolist()) == ([0, 1, 2, 3], [0, 1, 2, 0])
+    with pytest.raises(KeyError, match="`loss` was not logged; logged was `accuracy`"):
+        kept.get_timeseries("loss")
+
+
+def test_tables_and_settings_are_kept():
+    _, kept, logger = by_hand()
+    logger.log_table(["prompt", "answer"], [["a", "b"]], name="generations")
+    logger.log_hyperparameters({"lr": 0.1})
+    table = json.loads(kept.tables["generations"])
+    assert table == {"columns": ["prompt", "answer"], "data": [["a", "b"]]}
+    assert kept.hyperparameters == {"lr": 0.1}
+    logger.close()
+
+
+class SetAccuracy(Callback):
+    """Has the training metric say a number of its own after each batch."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        value = self.values[min(state.timestamp.batch.value, len(self.values)) - 1]
+        metric = MulticlassAccuracy(2, average="micro")
+        ones = round(10 * value)
+        metric.update(torch.tensor([1] * ones + [0] * (10 - ones)), torch.ones(10, dtype=torch.int64))
+        state.train_metrics["MulticlassAccuracy"] = metric
+
+
+@pytest.mark.parametrize(("patience", "end"), [("3ba", "6ba"), ("1ep", "24ba")])
+def test_patience_in_batches_checks_a_training_metric_after_each_batch(patience: str, end: str):
+    model = ComposerClassifier(nn.Linear(2, 2), num_classes=2)
+    data: Any = DataLoader(TensorDataset(torch.ones(32, 2), torch.arange(32) % 2), batch_size=4)
+    stopper = EarlyStopper("MulticlassAccuracy", "train", patience=patience)
+    with Trainer(
+        model=model,
+        train_dataloader=data,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="8ep",
+        callbacks=[SetAccuracy([0.1, 0.5, 0.4]), stopper],
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == end

@@ -47,7 +47,7 @@ COMPARED = {
     "StochasticDepth": {"stochastic_depth"},
     "WeightStandardization": {"apply_weight_standardization"},
 }
-WITHOUT_COUNTERPART = {"ScheduleFree", "SequencePacking", "ZLoss"}
+WITHOUT_COUNTERPART = {"Float8", "LoRA", "QAT", "QLoRA", "ScheduleFree", "SequencePacking", "ZLoss"}
 
 
 def table() -> str:

@@ -68,6 +68,7 @@ CASES: dict[str, Case] = {
         Case(
             "Factorize", lambda: algos.Factorize(min_channels=8, min_features=16, latent_features=4), _CONVNET
         ),
+        Case("Float8", lambda: algos.Float8(emulate=True), _TRANSFORMER),
         Case("FusedLayerNorm", lambda: algos.FusedLayerNorm(), _TRANSFORMER),
         Case("GatedLinearUnits", lambda: algos.GatedLinearUnits(), _TRANSFORMER),
         Case("GhostBatchNorm", lambda: algos.GhostBatchNorm(4), _CONVNET),
@@ -75,11 +76,14 @@ CASES: dict[str, Case] = {
         Case("GyroDropout", lambda: algos.GyroDropout(0.5, 8, 4), _CONVNET),
         Case("LabelSmoothing", lambda: algos.LabelSmoothing(0.1), _IMAGES),
         Case("LayerFreezing", lambda: algos.LayerFreezing(0.0, 0.9), _CONVNET, epochs=2),
+        Case("LoRA", lambda: algos.LoRA(4), _TRANSFORMER),
         Case("LowPrecisionGroupNorm", lambda: algos.LowPrecisionGroupNorm(), _CONVNET, arguments=_BF16),
         Case("LowPrecisionLayerNorm", lambda: algos.LowPrecisionLayerNorm(), _TRANSFORMER, arguments=_BF16),
         Case("MixUp", lambda: algos.MixUp(0.4), _IMAGES),
         Case("NoOpModel", lambda: algos.NoOpModel(), _CONVNET),
         Case("ProgressiveResizing", lambda: algos.ProgressiveResizing(delay_fraction=0.2), _IMAGES),
+        Case("QAT", lambda: algos.QAT(group_size=8), _TRANSFORMER),
+        Case("QLoRA", lambda: algos.QLoRA(4), _TRANSFORMER),
         Case("RandAugment", lambda: algos.RandAugment(), _IMAGES, pil=True),
         Case("SAM", lambda: algos.SAM(0.5)),
         Case("SWA", lambda: algos.SWA("0.2dur", "0.7dur", "1ba")),

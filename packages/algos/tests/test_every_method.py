@@ -12,6 +12,9 @@ from support.methods import CASES, common_kind, make_model, train
 
 pytest.importorskip("torchvision", reason="needs torchvision")
 pytest.importorskip("schedulefree", reason="needs schedulefree")
+pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("torchao", reason="needs torchao")
+pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 NAMES = sorted(CASES)
 STEPS = 4
 

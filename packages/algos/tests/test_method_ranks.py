@@ -13,6 +13,9 @@ from support.ranks import run_ranks
 
 pytest.importorskip("torchvision", reason="needs torchvision")
 pytest.importorskip("schedulefree", reason="needs schedulefree")
+pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("torchao", reason="needs torchao")
+pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 LAYOUTS: dict[str, Any] = {"ddp": None, "fsdp2": {}}
 NAMES = sorted(CASES)
 # Neither batch norm, which has its own statistics on each rank, nor draws of its own on each rank.

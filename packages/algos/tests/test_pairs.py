@@ -12,6 +12,9 @@ from support.methods import CASES, common_kind, make_model, train
 
 pytest.importorskip("torchvision", reason="needs torchvision")
 pytest.importorskip("schedulefree", reason="needs schedulefree")
+pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("torchao", reason="needs torchao")
+pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 
 # Pairs that make no sense, and a part of the reason that the trainer gives.
 REFUSED = {
@@ -19,6 +22,8 @@ REFUSED = {
     ("EMA", "SWA"): "each replaces the weights by its own average",
     ("EMA", "ScheduleFree"): "each replaces the weights by its own average",
     ("SWA", "ScheduleFree"): "each replaces the model's weights by its own average",
+    ("Float8", "QAT"): "in its own way",
+    ("LoRA", "QLoRA"): "each freezes the model and adds its own adapters",
     ("SeqLengthWarmup", "SequencePacking"): "no longer fit their attention masks",
 }
 PAIRS = [pair for pair in combinations(sorted(CASES), 2) if common_kind(pair) is not None]

@@ -18,6 +18,7 @@ from hocket.algos.errors import (
     SurgeryWarning,
 )
 from hocket.algos.factorize import Factorize, apply_factorization
+from hocket.algos.float8 import Float8, apply_float8
 from hocket.algos.fused_layernorm import FusedLayerNorm, apply_fused_layernorm
 from hocket.algos.gated_linear_units import GatedLinearUnits, apply_gated_linear_units
 from hocket.algos.ghost_batchnorm import GhostBatchNorm, apply_ghost_batchnorm
@@ -25,6 +26,7 @@ from hocket.algos.gradient_clipping import GradientClipping, apply_gradient_clip
 from hocket.algos.gyro_dropout import GyroDropout, apply_gyro_dropout
 from hocket.algos.label_smoothing import LabelSmoothing, smooth_labels
 from hocket.algos.layer_freezing import LayerFreezing, freeze_layers
+from hocket.algos.lora import LoRA, QLoRA, apply_lora, apply_qlora, merge_lora
 from hocket.algos.low_precision_norm import (
     LowPrecisionGroupNorm,
     LowPrecisionLayerNorm,
@@ -34,6 +36,7 @@ from hocket.algos.low_precision_norm import (
 from hocket.algos.mixup import MixUp, mixup_batch
 from hocket.algos.no_op_model import NoOpModel
 from hocket.algos.progressive_resizing import ProgressiveResizing, resize_batch
+from hocket.algos.qat import QAT, apply_qat, convert_qat
 from hocket.algos.rand_augment import RandAugment, RandAugmentTransform, randaugment_image
 from hocket.algos.sam import SAM, SAMStep
 from hocket.algos.schedule_free import ScheduleFree
@@ -48,6 +51,7 @@ from hocket.algos.z_loss import ZLoss, z_loss
 
 __all__ = [
     "EMA",
+    "QAT",
     "SAM",
     "SWA",
     "AlgorithmConfigError",
@@ -62,6 +66,7 @@ __all__ = [
     "CutMix",
     "CutOut",
     "Factorize",
+    "Float8",
     "FusedLayerNorm",
     "GatedLinearUnits",
     "GhostBatchNorm",
@@ -70,6 +75,7 @@ __all__ = [
     "IncompatibleError",
     "LabelSmoothing",
     "LayerFreezing",
+    "LoRA",
     "LowPrecisionGroupNorm",
     "LowPrecisionLayerNorm",
     "MissingLibraryError",
@@ -78,6 +84,7 @@ __all__ = [
     "NoOpModel",
     "PackingCollator",
     "ProgressiveResizing",
+    "QLoRA",
     "RandAugment",
     "RandAugmentTransform",
     "SAMStep",
@@ -95,22 +102,28 @@ __all__ = [
     "apply_blurpool",
     "apply_channels_last",
     "apply_factorization",
+    "apply_float8",
     "apply_fused_layernorm",
     "apply_gated_linear_units",
     "apply_ghost_batchnorm",
     "apply_gradient_clipping",
     "apply_gyro_dropout",
+    "apply_lora",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
+    "apply_qat",
+    "apply_qlora",
     "apply_squeeze_excite",
     "apply_stochastic_depth",
     "apply_weight_standardization",
     "augmix_image",
     "colout_batch",
     "compute_ema",
+    "convert_qat",
     "cutmix_batch",
     "cutout_batch",
     "freeze_layers",
+    "merge_lora",
     "mixup_batch",
     "pack_sequences",
     "randaugment_image",

@@ -23,6 +23,10 @@ class Order(IntEnum):
     LABEL_SMOOTHING = -40
     Z_LOSS = -30
     SAM = -20
+    QLORA = 20  # surgery on linear layers comes after surgery that replaces or adds them
+    LORA = 21
+    QAT = 22
+    FLOAT8 = 23
     LAYER_FREEZING = 40  # gradients of frozen layers are dropped before the rest is clipped
     GRADIENT_CLIPPING = 50
     SCHEDULE_FREE = 60

@@ -2,7 +2,8 @@
 
 from hocket.algos.surgery.algorithm import SurgeryAlgorithm
 from hocket.algos.surgery.checks import check_memory, is_plain
-from hocket.algos.surgery.optimizers import repair_optimizers, update_params_in_optimizer
+from hocket.algos.surgery.library import replace_by_library
+from hocket.algos.surgery.optimizers import drop_frozen, repair_optimizers, update_params_in_optimizer
 from hocket.algos.surgery.replace import count_module_instances, replace_module_classes
 from hocket.algos.surgery.report import OptimizerChange, Replacement, SurgeryReport
 from hocket.algos.surgery.watch import SurgeryWatch
@@ -15,8 +16,10 @@ __all__ = [
     "SurgeryWatch",
     "check_memory",
     "count_module_instances",
+    "drop_frozen",
     "is_plain",
     "repair_optimizers",
+    "replace_by_library",
     "replace_module_classes",
     "update_params_in_optimizer",
 ]

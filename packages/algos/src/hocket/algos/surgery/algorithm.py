@@ -153,9 +153,6 @@ class SurgeryAlgorithm(Algorithm):
             more = self.operate(state)
         state.model.to(state.device)
         # What was swapped in was in no optimizer: it takes the places of what it replaced.
-        before = dict(self._parameters)
-        more.optimizer_changes = repair_optimizers(state.optimizers, before, named_parameters(state.model))
-        # What was swapped in was in no optimizer: it takes the places of what it replaced.
         changed = repair_optimizers(state.optimizers, dict(self._parameters), named_parameters(state.model))
         more.optimizer_changes = changed
         if self.report is not None:

@@ -124,6 +124,28 @@ def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int
     return found[0] if found else None
 
 
+def drop_frozen(optimizers: Optimizers | None, frozen: Mapping[str, nn.Parameter]) -> list[OptimizerChange]:
+    """Take parameters that are not trained any more out of optimizers, with their state.
+
+    Args:
+        optimizers: One or several; None changes nothing.
+        frozen: The parameters by name.
+
+    Returns:
+        What was removed.
+    """
+    names = {id(parameter): name for name, parameter in frozen.items()}
+    changes: list[OptimizerChange] = []
+    for index, optimizer in enumerate(as_optimizers(optimizers)):
+        title = f"{type(optimizer).__name__} {index}"
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in (one for one in group["params"] if id(one) in names):
+                state = optimizer.state.pop(parameter, None)
+                changes.append(OptimizerChange(title, "removed", names[id(parameter)], number, bool(state)))
+            group["params"] = [one for one in group["params"] if id(one) not in names]
+    return changes
+
+
 def update_params_in_optimizer(
     old_params: Iterable[nn.Parameter], new_params: Iterable[nn.Parameter], optimizers: Optimizers
 ) -> None:

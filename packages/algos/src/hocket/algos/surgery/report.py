@@ -22,7 +22,13 @@ class Replacement:
     new: nn.Module
 
     def __str__(self) -> str:
-        how = "changed in place" if self.new is self.old else f"is now a {type(self.new).__name__}"
+        kind = type(self.new)
+        name = (
+            kind.__name__
+            if kind.__name__ != type(self.old).__name__
+            else f"{kind.__module__}.{kind.__name__}"
+        )
+        how = "changed in place" if self.new is self.old else f"is now a {name}"
         return f"`{'`, `'.join(self.names)}`: {type(self.old).__name__} {how}"
 
 

@@ -1,0 +1,254 @@
+"""LoRA: low-rank adapters of `peft` beside frozen linear layers."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hocket.algos.checks import check_count, check_fraction, check_number
+from hocket.algos.errors import AlgorithmConfigError, SurgeryError
+from hocket.algos.libraries import import_library
+from hocket.algos.lora.linear4bit import Linear4Bit
+from hocket.algos.order import Order
+from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, drop_frozen, replace_by_library
+from hocket.algos.surgery.checks import check_operable
+from hocket.algos.surgery.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from hocket.trainer.state import State
+
+Names = str | Sequence[str] | None
+
+
+class LoRA(SurgeryAlgorithm):
+    """Freezes the model and trains low-rank adapters beside its linear layers; from INIT on.
+
+    Args:
+        r: The rank of the adapters.
+        lora_alpha: The adapters' output is scaled by `lora_alpha / r`.
+        lora_dropout: Dropout before the adapters.
+        target_modules: The layers that get adapters: a regular expression for the whole name, or last parts
+            of names. None takes every `nn.Linear` and every `Conv1D` of transformers but the output layer
+            of a transformers model.
+        also_train: Names of modules that are trained as well, such as a new head; `*` stands for anything.
+        options: Further arguments of `peft.LoraConfig`, such as `{"use_rslora": True}`.
+
+    Raises:
+        AlgorithmConfigError: An argument is out of range.
+        MissingLibraryError: At INIT, if `peft` is not installed or too old.
+
+    Example:
+        >>> LoRA(r=8, lora_alpha=16)
+        LoRA(r=8, lora_alpha=16, lora_dropout=0.0, target_modules=None, also_train=())
+
+    Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
+    """
+
+    order = Order.LORA
+
+    def __init__(
+        self,
+        r: int = 8,
+        lora_alpha: float = 16,
+        lora_dropout: float = 0.0,
+        target_modules: Names = None,
+        *,
+        also_train: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        _check(r, lora_alpha, lora_dropout, also_train)
+        self.r = r
+        self.lora_alpha = lora_alpha
+        self.lora_dropout = lora_dropout
+        self.target_modules = target_modules
+        self.also_train = tuple(also_train)
+        self.options = dict(options or {})
+
+    @property
+    def targets(self) -> tuple[type[nn.Module], ...]:
+        """Linear layers, where their names are not given."""
+        return (nn.Linear,) if self.target_modules is None else ()
+
+    def operate(self, state: "State") -> SurgeryReport:
+        """Put adapters into `state.model`."""
+        return apply_lora(
+            state.model,
+            self.r,
+            self.lora_alpha,
+            self.lora_dropout,
+            self.target_modules,
+            state.optimizers,
+            also_train=self.also_train,
+            options=self.options,
+        )
+
+    def conflict_with(self, other: Any) -> str | None:
+        """Refuse a second LoRA or QLoRA."""
+        return (
+            "each freezes the model and adds its own adapters; keep one" if isinstance(other, LoRA) else None
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(r={self.r}, lora_alpha={self.lora_alpha}, "
+            f"lora_dropout={self.lora_dropout}, target_modules={self.target_modules!r}, "
+            f"also_train={self.also_train!r})"
+        )
+
+
+def apply_lora(
+    model: nn.Module,
+    r: int = 8,
+    lora_alpha: float = 16,
+    lora_dropout: float = 0.0,
+    target_modules: Names = None,
+    optimizers: Optimizers | None = None,
+    *,
+    also_train: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> SurgeryReport:
+    """Freeze a model and put LoRA adapters beside its linear layers, in place; needs no trainer.
+
+    The adapters compute nothing at first. `peft.get_peft_model_state_dict(model)` has them alone, and
+    `merge_lora` adds them to the weights after training.
+
+    Args:
+        model: Changed in place; a transformers model or any module.
+        r: As for `LoRA`, with the other settings.
+        lora_alpha: As there.
+        lora_dropout: As there.
+        target_modules: As there.
+        optimizers: Get the adapters' parameters in the groups of the layers; lose those that are frozen.
+        also_train: As there.
+        options: As there.
+
+    Returns:
+        The report of the surgery.
+
+    Raises:
+        AlgorithmConfigError: An argument is out of range, or a name in `also_train` matches no module.
+        MissingLibraryError: `peft` is not installed or too old.
+        SurgeryError: The model has adapters already, or no layer to put them beside.
+    """
+    _check(r, lora_alpha, lora_dropout, also_train)
+    peft = import_library("peft", needed_by="LoRA")
+    if hasattr(model, "peft_config") or any(_is_adapted(module) for module in model.modules()):
+        raise SurgeryError("LoRA: the model has adapters of `peft` already. Merge them first (`merge_lora`).")
+    kept = _modules_named(model, also_train)
+    targets = _targets(model, also_train) if target_modules is None else target_modules
+    config = peft.LoraConfig(
+        r=r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        **(options or {}),
+    )
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+
+    def inject() -> None:
+        try:
+            with warnings.catch_warnings():
+                # Told of a transposed layer, `peft` sets the option itself, and warns.
+                warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+                peft.inject_adapter_in_model(config, model)
+        except ValueError as error:
+            raise SurgeryError(
+                f"LoRA: `peft` cannot put adapters into {type(model).__name__}: {error}"
+            ) from error
+
+    before = dict(model.named_parameters())
+    report = replace_by_library(model, inject, optimizers, title="LoRA")
+    for module in kept:
+        module.requires_grad_(True)
+    frozen = {name: one for name, one in before.items() if name in trained and not one.requires_grad}
+    report.optimizer_changes += drop_frozen(optimizers, frozen)
+    return report
+
+
+def merge_lora(model: nn.Module) -> int:
+    """Add the adapters to the weights that they stand beside, in place, and take them out.
+
+    Layers in 4 bits become `nn.Linear` in the dtype that they had before. Call it after training, on a model
+    that is not wrapped or sharded.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        The number of layers that had adapters.
+
+    Raises:
+        SurgeryError: The model has no adapters, or is wrapped or sharded.
+    """
+    check_operable(model, "merge_lora")
+    adapted = {name: one for name, one in model.named_modules() if _is_adapted(one)}
+    if not adapted:
+        raise SurgeryError(f"merge_lora: {type(model).__name__} has no adapters of `peft`.")
+    for name, layer in adapted.items():
+        if isinstance(base := layer.base_layer, Linear4Bit):
+            layer.base_layer = base.dequantized()
+        layer.merge(safe_merge=True)  # type: ignore[operator]
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer.get_base_layer())  # type: ignore[operator]
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+    return len(adapted)
+
+
+def linear_names(model: nn.Module, also_train: Sequence[str] = ()) -> list[str]:
+    """Return the names of the linear layers that can have adapters.
+
+    Without those in `also_train`, and without the output layer of a transformers model.
+    """
+    outputs = {
+        id(find())
+        for module in model.modules()
+        if callable(find := getattr(module, "get_output_embeddings", None))
+    }
+    return [
+        name
+        for name, module in model.named_modules()
+        if name
+        and id(module) not in outputs
+        and not any(fnmatch(name, pattern) for pattern in also_train)
+        # Some modules read the weights of their linear layers themselves: those have a class of their own.
+        and (type(module) is nn.Linear or isinstance(module, Linear4Bit) or type(module).__name__ == "Conv1D")
+    ]
+
+
+def _targets(model: nn.Module, also_train: Sequence[str]) -> list[str]:
+    names = linear_names(model, also_train)
+    if not names:
+        raise SurgeryError(
+            f"LoRA: {type(model).__name__} has no linear layer to put adapters beside. Name other layers "
+            "that `peft` can adapt in `target_modules`."
+        )
+    return names
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "lora_A") and hasattr(module, "base_layer")
+
+
+def _modules_named(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    for pattern in patterns:
+        matching = [module for name, module in model.named_modules() if name and fnmatch(name, pattern)]
+        if not matching:
+            raise AlgorithmConfigError(
+                f"`also_train` has `{pattern}`, which no module of {type(model).__name__} is named; it has "
+                f"{', '.join(f'`{name}`' for name, _ in model.named_children())}, ..."
+            )
+        found += matching
+    return found
+
+
+def _check(r: int, lora_alpha: float, lora_dropout: float, also_train: Sequence[str]) -> None:
+    check_count("r", r)
+    check_number("lora_alpha", lora_alpha, least=0)
+    check_fraction("lora_dropout", lora_dropout)
+    if isinstance(also_train, str):
+        raise AlgorithmConfigError(f"`also_train` is {also_train!r}, expected a list: [{also_train!r}].")

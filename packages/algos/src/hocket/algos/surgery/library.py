@@ -1,0 +1,44 @@
+"""Surgery that a library does: which modules it replaced is found by comparing the model before and after."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from hocket.algos.surgery.checks import check_operable
+from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
+from hocket.algos.surgery.report import Replacement, SurgeryReport
+
+
+def replace_by_library(
+    model: nn.Module, change: Callable[[], object], optimizers: Optimizers | None = None, *, title: str
+) -> SurgeryReport:
+    """Have a library replace modules inside `model`, and report what it replaced.
+
+    Args:
+        model: Changed in place by `change`; itself never replaced.
+        change: Calls the library.
+        optimizers: Built over the model's parameters; repaired by name, with their state.
+        title: Who replaces, for messages.
+
+    Returns:
+        The report; only the outermost of modules that were replaced inside each other.
+
+    Raises:
+        SurgeryError: The model is wrapped, sharded or without values.
+    """
+    check_operable(model, title)
+    modules, parameters = dict(model.named_modules(remove_duplicate=False)), named_parameters(model)
+    change()
+    report = SurgeryReport(title)
+    places: dict[tuple[nn.Module, nn.Module], list[str]] = {}
+    for name, new in model.named_modules(remove_duplicate=False):
+        old = modules.get(name)
+        if old is not None and old is not new:
+            places.setdefault((old, new), []).append(name)
+    seen: set[nn.Module] = set()
+    for (old, new), names in places.items():
+        if new not in seen:
+            report.replacements.append(Replacement(tuple(names), old, new))
+        seen |= set(new.modules())
+    report.optimizer_changes = repair_optimizers(optimizers, parameters, named_parameters(model))
+    return report

@@ -1,8 +1,13 @@
 """The steps and the time to the same held-out quality, plain training beside each method and the whole stack.
 
-`uv run python tests/bench/recipes.py` runs every recipe of `hocket.recipes` with five seeds; name some to run
-these alone. Runs of a recipe alternate: every setting with the first seed, then with the second. Time is the
-CPU time of one thread in training, evaluation left out, so that other work on the machine counts little.
+`uv run python tests/bench/recipes.py` runs every recipe of `hocket.recipes` with five seeds: plain, with each
+of its methods alone, and with its stack. Each run is appended to `--out` as it ends, and a run that the file
+has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, goes on where it
+stopped, and `--show` prints the tables of the runs so far. Seeds go outside and recipes inside, so that an
+interrupted benchmark has all recipes alike. The stacks were chosen with seeds below 100, these begin there.
+
+Time is the CPU time of one thread in training, evaluation left out, so that other work on the machine counts
+little.
 """
 
 from __future__ import annotations
@@ -11,61 +16,97 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
+import json
 import statistics
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 RECIPES = {"resnet": "images", "vit": "images", "gpt": "language", "bert": "language", "unet": "diffusion",
-           "text": "embeddings"}  # fmt: skip
-Curve = list[tuple[int, float, float]]
+           "diffusers": "diffusion", "text": "embeddings"}  # fmt: skip
+FIRST_SEED = 100
+Run = dict[str, Any]
+"""One run: `recipe`, `setting`, `seed`, and its `curve` of `(step, seconds, quality)`."""
 
 
-def measure(name: str, seeds: int, until: float) -> tuple[Any, dict[str, list[Curve]]]:
-    """Return a recipe, and by setting the curve of each seed; start no seed after a time."""
+def recipe_of(name: str) -> Any:
+    """Return a recipe by name."""
+    return importlib.import_module(f"hocket.recipes.{RECIPES[name]}").RECIPES[name]
+
+
+def settings_of(recipe: Any) -> dict[str, Any]:
+    """Return the names of the methods of each setting; None for the stack."""
+    return {"plain": (), **{method: (method,) for method in recipe.methods}, "stack": None}
+
+
+def planned(names: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
+    """Yield recipe, setting and seed of each run, in the order in which they are made."""
+    for seed, name in itertools.product(range(FIRST_SEED, FIRST_SEED + num_seeds), names):
+        for setting in settings_of(recipe_of(name)):
+            yield name, setting, seed
+
+
+def measure(name: str, setting: str, seed: int) -> Run:
+    """Make one run."""
     from hocket.recipes.recipe import run
 
-    recipe = importlib.import_module(f"hocket.recipes.{RECIPES[name]}").RECIPES[name]
-    settings: dict[str, Any] = {
-        "plain": (),
-        **{method: (method,) for method in recipe.methods},
-        "stack": None,
-    }
-    curves: dict[str, list[Curve]] = {setting: [] for setting in settings}
-    for seed in range(seeds):
-        if time.monotonic() > until:
-            break
-        for setting, methods in settings.items():
-            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                curves[setting].append(run(recipe, methods, seed=seed, device="cpu", clock=time.process_time))
-    return recipe, curves
+    recipe = recipe_of(name)
+    methods = settings_of(recipe)[setting]
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        curve = run(recipe, methods, seed=seed, device="cpu", clock=time.process_time)
+    return {"recipe": name, "setting": setting, "seed": seed, "curve": curve}
 
 
-def table(name: str, recipe: Any, curves: dict[str, list[Curve]]) -> str:
-    """Return one recipe's results in Markdown."""
-    num_seeds = len(curves["plain"])
+def read(path: Path) -> list[Run]:
+    """Return the runs in a file; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(name: str, runs: list[Run], num_seeds: int) -> str:
+    """Return one recipe's results in Markdown, of the seeds with which all its settings have run."""
+    recipe = recipe_of(name)
+    curves: dict[str, dict[int, Any]] = {setting: {} for setting in settings_of(recipe)}
+    for run in runs:
+        if run["recipe"] == name and run["setting"] in curves:
+            curves[run["setting"]][run["seed"]] = run["curve"]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))[:num_seeds]
     sign = "≥" if recipe.higher_is_better else "≤"
     lines = [
-        f"### {name}: {recipe.metric} {sign} {recipe.target:g}, {recipe.steps} steps, {num_seeds} seeds",
+        f"### {name}: {recipe.metric} {sign} {recipe.target:g}, {recipe.steps} steps, {len(seeds)} seeds",
         "",
-        "| setting | reached | steps | CPU seconds | time against plain | quality at the end |",
-        "|---|---|---|---|---|---|",
+        f"The stack is {', '.join(recipe.stack or recipe.methods)}.",
+        "",
+        "| setting | reached | steps | of plain | CPU seconds | of plain | quality at the end |",
+        "|---|---|---|---|---|---|---|",
     ]
-    plain = None
-    for setting, runs in curves.items():
-        first = [next((point for point in run if recipe.reaches(point[2])), None) for run in runs]
+    firsts = {
+        setting: [_first(recipe, by_seed[seed]) for seed in seeds] for setting, by_seed in curves.items()
+    }
+    for setting, first in firsts.items():
         reached = [point for point in first if point is not None]
-        everywhere = len(reached) == num_seeds
-        seconds = statistics.median(point[1] for point in reached) if everywhere else None
-        plain = seconds if setting == "plain" else plain
+        ends = [curves[setting][seed][-1][2] for seed in seeds]
         lines.append(
-            f"| {setting} | {len(reached)} of {num_seeds} | {_spread([p[0] for p in reached], 0)} | "
-            f"{_spread([p[1] for p in reached], 2)} | "
-            f"{f'{seconds / plain:.2f}' if seconds and plain else '–'} | "
-            f"{_spread([run[-1][2] for run in runs], 4)} |"
+            f"| {setting} | {len(reached)} of {len(seeds)} | {_spread([p[0] for p in reached], 0)} | "
+            f"{_ratio(first, firsts['plain'], 0)} | {_spread([p[1] for p in reached], 2)} | "
+            f"{_ratio(first, firsts['plain'], 1)} | {_spread(ends, 4)} |"
         )
     return "\n".join([*lines, ""])
+
+
+def _first(recipe: Any, curve: Any) -> Any:
+    """Return the first point of a curve that has the quality, or None."""
+    return next((point for point in curve if recipe.reaches(point[2])), None)
+
+
+def _ratio(these: list[Any], plain: list[Any], column: int) -> str:
+    """Return the median and range of the ratios seed by seed, where both runs reached the quality."""
+    pairs = [(one, other) for one, other in zip(these, plain, strict=True) if one and other]
+    note = "" if len(pairs) == len(these) else f" [{len(pairs)} seeds]"
+    return _spread([one[column] / other[column] for one, other in pairs], 2) + note * bool(pairs)
 
 
 def _spread(values: list[Any], digits: int) -> str:
@@ -76,18 +117,28 @@ def _spread(values: list[Any], digits: int) -> str:
 
 
 def main() -> None:
-    """Run the recipes and print their tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="recipes; all of them if none is named")
+    """Make the runs that are missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=15.0, help="for each recipe; no seed starts later")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for all of it; no run starts later")
+    parser.add_argument("--out", type=Path, default=Path("recipes.jsonl"), help="the file of the runs")
+    parser.add_argument(
+        "--show", action="store_true", help="print the tables of the runs so far, run nothing"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in given.names or RECIPES:
-        if name not in RECIPES:
-            parser.error(f"`{name}` is no recipe; there are {', '.join(RECIPES)}")
-        recipe, curves = measure(name, given.seeds, time.monotonic() + 60 * given.minutes)
-        print(table(name, recipe, curves), flush=True)
+    until = time.monotonic() + 60 * given.minutes
+    done = {(run["recipe"], run["setting"], run["seed"]) for run in read(given.out)}
+    for name, setting, seed in planned(given.recipes, given.seeds):
+        if given.show or time.monotonic() > until:
+            break
+        if (name, setting, seed) not in done:
+            with given.out.open("a") as file:
+                print(json.dumps(measure(name, setting, seed)), file=file)
+    runs = read(given.out)
+    for name in given.recipes:
+        print(table(name, runs, given.seeds), flush=True)
 
 
 if __name__ == "__main__":

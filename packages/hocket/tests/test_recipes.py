@@ -36,6 +36,16 @@ def test_images_run_plainly_and_with_the_stack(name: str) -> None:
     _run(name)
 
 
+def test_images_and_a_model_of_diffusers_by_the_same_class() -> None:
+    pytest.importorskip("diffusers", reason="needs diffusers (group models)")
+    _run("diffusers")
+    model = RECIPES["diffusers"].make_model()
+    assert type(model) is diffusion.NoisePrediction
+    assert type(model.unet).__module__.startswith("diffusers.")
+    made = model.generate((2, 1, 8, 8), steps=2)
+    assert made.shape == (2, 1, 8, 8)
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt", "text"])
 def test_texts_run_plainly_and_with_the_stack(name: str) -> None:
     _run(name)
@@ -47,7 +57,7 @@ def test_images_are_learned_in_the_command(
     monkeypatch.setattr(sys, "argv", ["images", "resnet", "--methods", "LabelSmoothing", "--steps", "40"])
     recipe.main(images.RECIPES, "Images.")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
-    assert len(lines) == 10
+    assert len(lines) == 20
     assert float(lines[-1].split()[-1 - 3 * ("reaches" in lines[-1])]) > 0.3
 
 

@@ -1,11 +1,11 @@
 """Diffusion: a UNet that predicts the noise in scikit-learn's digits, with an average of its weights.
 
-`python -m hocket.recipes.diffusion unet` trains plainly, `--stack` with the recipe's methods. The model class
-takes any network called as `unet(x, t)`, those of Hugging Face `diffusers` among them:
-`NoisePrediction(diffusers.UNet2DModel(sample_size=8, in_channels=1, out_channels=1, ...))`.
+`python -m hocket.recipes.diffusion unet` trains plainly, `--stack` with the recipe's methods. `diffusers`
+trains a model of Hugging Face by the same class, which takes any network that is called as `unet(x, t)`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,19 +114,34 @@ class UNet(nn.Module):
         return out
 
 
-RECIPES = {
-    "unet": Recipe(
-        make_model=lambda: NoisePrediction(UNet()),
+def diffusers_unet() -> nn.Module:
+    """Return a small `UNet2DModel` of diffusers, for `(B, 1, 8, 8)`."""
+    from diffusers import UNet2DModel
+
+    unet: nn.Module = UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(16, 32),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        norm_num_groups=4, attention_head_dim=8,
+    )  # fmt: skip
+    return unet
+
+
+def _recipe(make_unet: Callable[[], nn.Module]) -> Recipe:
+    return Recipe(
+        make_model=lambda: NoisePrediction(make_unet()),
         make_data=make_data,
         methods={
             "ChannelsLast": lambda: algos.ChannelsLast(),
             "EMA": lambda: algos.EMA("10ba"),
             "GradientClipping": lambda: algos.GradientClipping("norm", 1.0),
         },
+        stack=("EMA", "GradientClipping"),
         target=0.25,
         steps=300,
-    ),
-}
+    )
+
+
+RECIPES = {"unet": _recipe(UNet), "diffusers": _recipe(diffusers_unet)}
 
 
 if __name__ == "__main__":

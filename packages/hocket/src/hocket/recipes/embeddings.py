@@ -123,7 +123,8 @@ RECIPES = {
             "EMA": lambda: algos.EMA("10ba"),
             "GradientClipping": lambda: algos.GradientClipping("norm", 1.0),
         },
-        target=3.5,
+        target=2.6,
+        learning_rate=5e-4,
         batch_size=32,
     ),
 }

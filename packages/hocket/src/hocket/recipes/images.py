@@ -115,6 +115,7 @@ RECIPES = {
                 initial_scale=0.75, delay_fraction=0.0, finetune_fraction=0.5, size_increment=2
             ),
         },
+        stack=("ChannelsLast", "EMA", "LabelSmoothing"),
         metric="MulticlassAccuracy",
         target=0.98,
         higher_is_better=True,
@@ -128,8 +129,9 @@ RECIPES = {
             "GradientClipping": lambda: algos.GradientClipping("norm", 1.0),
             "LabelSmoothing": lambda: algos.LabelSmoothing(0.1),
         },
+        stack=("EMA", "LabelSmoothing"),
         metric="MulticlassAccuracy",
-        target=0.96,
+        target=0.93,
         higher_is_better=True,
         steps=300,
     ),

@@ -113,6 +113,7 @@ RECIPES = {
             "GradientClipping": lambda: algos.GradientClipping("norm", 1.0),
             "SeqLengthWarmup": lambda: algos.SeqLengthWarmup(0.3, 16, LENGTH + 1, 16),
         },
+        stack=("Alibi", "GradientClipping", "SeqLengthWarmup"),
         target=2.7,
     ),
     "bert": Recipe(
@@ -124,7 +125,9 @@ RECIPES = {
             "GradientClipping": lambda: algos.GradientClipping("norm", 1.0),
             "SeqLengthWarmup": lambda: algos.SeqLengthWarmup(0.3, 16, LENGTH, 16),
         },
-        target=3.0,
+        stack=("Alibi", "GradientClipping"),
+        target=3.16,
+        learning_rate=1e-3,
         steps=300,
     ),
 }

@@ -22,7 +22,8 @@ class Recipe:
         make_model: Makes the model; the caller has seeded torch.
         make_data: Takes a batch size; returns the loaders for training and evaluation. The training loader
             shuffles with torch's generator.
-        methods: For each method of the stack, the function that makes it.
+        methods: For each method that the benchmark tries, the function that makes it.
+        stack: The names of those that are used together; all of them if empty.
         metric: Held-out quality: a metric of the model, or `"Loss"`.
         target: The quality that the benchmark times.
         higher_is_better: Whether quality rises.
@@ -35,13 +36,14 @@ class Recipe:
     make_model: Callable[[], nn.Module]
     make_data: Callable[[int], tuple[DataLoader[Any], DataLoader[Any]]]
     methods: Mapping[str, Callable[[], Algorithm]]
+    stack: tuple[str, ...] = ()
     metric: str = "Loss"
     target: float
     higher_is_better: bool = False
     batch_size: int = 32
     learning_rate: float = 3e-3
     steps: int = 200
-    eval_every: int = 20
+    eval_every: int = 10
 
     def reaches(self, quality: float) -> bool:
         """Return whether a quality is as good as the target."""
@@ -101,7 +103,7 @@ def run(
     Raises:
         ValueError: A method is not one of the recipe's.
     """
-    names = list(recipe.methods) if methods is None else list(methods)
+    names = list(recipe.stack or recipe.methods) if methods is None else list(methods)
     if unknown := sorted(set(names) - set(recipe.methods)):
         raise ValueError(
             f"`methods` has {unknown}, which the recipe does not have; it has {', '.join(recipe.methods)}."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from hocket.compat.composer import DataSpec, Engine, Logger, State, Trainer
 from hocket.compat.composer.core import Precision, Trace, ensure_data_spec, sort_to_back, sort_to_front
@@ -274,3 +277,47 @@ def test_a_timestamp_goes_on_by_composers_arguments():
     assert now == Time(1, "ep")
     assert now != "2ba"
     assert isinstance(Time(1, "ba"), Time[int].__origin__)
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from hocket.compat.composer import Callback, Trainer
+from hocket.compat.composer.models import ComposerClassifier
+
+class Tells(Callback):
+    def close(self, state, logger):
+        print("closed at", state.timestamp.batch, flush=True)
+
+    def post_close(self):
+        print("closed after the others", flush=True)
+
+model = ComposerClassifier(torch.nn.Linear(2, 2))
+data = DataLoader(TensorDataset(torch.ones(8, 2), torch.arange(8) % 2), batch_size=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = Trainer(model=model, train_dataloader=data, optimizers=optimizer, max_duration="1ep",
+                  callbacks=[Tells()], progress_bar=False)
+trainer.fit()
+print("end", flush=True)
+"""
+
+
+def test_a_script_that_does_not_close_its_trainer_is_closed_when_it_ends():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-3:] == ["end", "closed at 2ba", "closed after the others"]
+
+
+def test_a_classifiers_metrics_are_attributes_that_may_be_replaced():
+    model = ComposerClassifier(nn.Linear(2, 3), num_classes=3)
+    assert type(model.train_metrics) is MulticlassAccuracy
+    assert sorted(model.val_metrics.keys()) == ["CrossEntropy", "MulticlassAccuracy"]
+    model.val_metrics = MulticlassF1Score(3)
+    assert list(model.get_metrics(is_train=False)) == ["MulticlassF1Score"]
+    assert type(model.val_metrics) is MulticlassF1Score
+    model.train_metrics = None
+    assert model.get_metrics(is_train=True) == {}
+    assert model.train_metrics is None
+    with pytest.raises(AttributeError):
+        model.no_such_attribute  # noqa: B018

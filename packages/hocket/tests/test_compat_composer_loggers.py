@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from hocket.compat.composer import Logger, State, Trainer
-from hocket.compat.composer.callbacks import EarlyStopper
+from hocket.compat.composer.callbacks import EarlyStopper, SystemMetricsMonitor
 from hocket.compat.composer.loggers import InMemoryLogger
 from hocket.compat.composer.models import ComposerClassifier
 from hocket.trainer import Callback, Timestamp
@@ -94,3 +94,21 @@ def test_patience_in_batches_checks_a_training_metric_after_each_batch(patience:
     ) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == end
+
+
+def test_the_hosts_numbers_have_composers_names():
+    model, kept = ComposerClassifier(nn.Linear(2, 2), num_classes=2), InMemoryLogger()
+    data: Any = DataLoader(TensorDataset(torch.ones(8, 2), torch.arange(8) % 2), batch_size=4)
+    with Trainer(
+        model=model,
+        train_dataloader=data,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration="1ep",
+        callbacks=SystemMetricsMonitor(),
+        loggers=kept,
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+    assert len(kept.data["cpu_percentage"]) == 2
+    assert {"cpu_memory_percent", "disk_memory_used", "network_bytes_sent"} <= set(kept.data)
+    assert 0 < kept.most_recent_values["cpu_memory_percent"] <= 100

@@ -96,7 +96,7 @@ def test_overlap_metrics_agree_with_torchmetrics_and_with_counting():
     # One sample of all pixels: torchmetrics averages over samples.
     theirs = MeanIoU(CLASSES, input_format="index")
     theirs.update(predictions.reshape(1, -1), targets.reshape(1, -1))
-    torch.testing.assert_close(ours.compute(), 100 * theirs.compute())
+    torch.testing.assert_close(ours.compute(), 100 * theirs.compute().double())
     shares = []
     for index in range(1, CLASSES):
         both = ((predictions == index) & (targets == index)).sum()
@@ -168,3 +168,20 @@ def test_the_dice_loss_by_hand():
     assert float(absent) == pytest.approx(1 - 2 * 2.0 / (2.0 + 4))
     with pytest.raises(ValueError, match="both set"):
         DiceLoss(sigmoid=True, softmax=True)
+
+
+def test_perplexity_is_the_exponential_of_the_cross_entropy_to_the_last_bit():
+    logits, targets = torch.randn(16, 7, 11), torch.randint(11, (16, 7))
+    one, other = LanguageCrossEntropy(), LanguagePerplexity()
+    for metric in (one, other):
+        metric.update(logits, targets)
+    assert torch.equal(other.compute(), one.compute().exp())
+
+
+def test_overlaps_are_shares_of_counts_in_doubles():
+    outputs = torch.eye(3)[torch.tensor([[0, 1, 2, 2], [0, 1, 1, 2]])].movedim(-1, 1)[:, :, None]
+    targets = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 1]])[:, None]
+    metric = MIoU(3)
+    metric.update(outputs, targets)
+    expected = 100 * (2 / 2 + 2 / 4 + 2 / 4) / 3
+    torch.testing.assert_close(metric.compute(), torch.tensor(expected, dtype=torch.float64))

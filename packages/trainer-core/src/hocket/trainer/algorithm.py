@@ -44,6 +44,11 @@ class Algorithm(ABC):
         """
         return None
 
+    @staticmethod
+    def required_on_load() -> bool:
+        """Whether it must be applied before a checkpoint of a run with it is loaded; no unless overridden."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint; nothing unless overridden."""
         return {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+import hocket.trainer.callbacks as _callbacks
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.checkpoint_saver import CheckpointSaver
 from hocket.trainer import Logger, State, TimeUnit
@@ -21,13 +25,12 @@ from hocket.trainer.callbacks import (
     OptimizerMonitor,
     RuntimeEstimator,
     SpeedMonitor,
-    SystemMetricsMonitor,
     ThresholdStopper,
 )
-from hocket.trainer.callbacks import EarlyStopper as _EarlyStopper
+from hocket.trainer.extras import import_extra
 
 
-class EarlyStopper(_EarlyStopper):
+class EarlyStopper(_callbacks.EarlyStopper):
     """`hocket.trainer.callbacks.EarlyStopper`, which checks a training metric after each batch.
 
     It does so where `patience` is in batches, as Composer's, and reads the metric from the device each time.
@@ -42,6 +45,41 @@ class EarlyStopper(_EarlyStopper):
         """Check a training metric that is not checked after each batch."""
         if self.patience.unit is not TimeUnit.BATCH:
             super().epoch_end(state, logger)
+
+
+class SystemMetricsMonitor(_callbacks.SystemMetricsMonitor):
+    """`hocket.trainer.callbacks.SystemMetricsMonitor`, which also logs the host's numbers.
+
+    Before each batch, under Composer's names: `cpu_percentage`, `cpu_memory_…`, `disk_memory_…` and
+    `network_…`, as psutil names their parts, of rank 0's host. The numbers of GPUs are under `system/gpu_…`.
+    """
+
+    def __init__(self, log_all_data: bool = False) -> None:
+        super().__init__(log_all_data)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Log the host's numbers."""
+        self._log_host(logger)
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """Log the host's numbers."""
+        self._log_host(logger)
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """Log the host's numbers."""
+        self._log_host(logger)
+
+    def _log_host(self, logger: Logger) -> None:
+        psutil: Any = import_extra("psutil", "system", needed_by="SystemMetricsMonitor")
+        found = {"cpu_percentage": psutil.cpu_percent()}
+        for name, numbers in (
+            ("cpu_memory", psutil.virtual_memory()),
+            ("disk_memory", psutil.disk_usage(os.sep)),
+            ("network", psutil.net_io_counters()),
+        ):
+            if numbers is not None:  # a container may show no network
+                found |= {f"{name}_{part}": number for part, number in numbers._asdict().items()}
+        logger.log_metrics(found)
 
 
 __all__ = [

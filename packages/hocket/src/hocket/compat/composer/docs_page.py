@@ -70,6 +70,24 @@ assert trainer.state.timestamp.batch == "8ba"
 - `State.get_elapsed_duration` advances with each batch; Composer's counts whole units of `max_duration`: with
   `"4ep"` it is one of 0, 0.25, 0.5, 0.75 and 1.
 - Half precision works on a CPU too.
+- Times of different units are unequal, where Composer's comparison raises. A `Timestamp` never changes:
+  `copy(batch=3)` makes another one. `Timestamp.to_next_iteration` leaves the counts within the epoch as they
+  are, because an iteration of tokens may end in the middle of one.
+- Errors have types and texts of their own; each is a `ValueError`, `RuntimeError` or the like.
+- `trainer.state.device` is a `torch.device`. `composer.utils.get_device(…)` returns a `Device`, which has
+  `module_to_device` and `batch_to_device`; `State` and `Trainer` take both.
+- `trainer.state.schedulers` has the schedulers as they were given, and `trainer.state.callbacks` the
+  callbacks without the loggers, which are in `trainer.logger.destinations`.
+- An algorithm that was given a pass of its own by `algorithm_passes` runs where Composer has it; the default
+  passes sort by `Algorithm.order`, and reverse at the events that end what another began.
+- `FileLogger` writes one JSON object a line, Composer's a line of text. `InMemoryLogger` is read when the
+  values have arrived: reading waits for them.
+- The numbers of GPUs that `SystemMetricsMonitor` logs are named `system/gpu_…`; those of the host have
+  Composer's names. Counts of replaced modules are logged as `<Algorithm>/num_<Class>`.
+- `save_format="torchscript"` is refused, because torch has superseded it; use `"torch_export"`.
+- `factorize_matrix` and `factorize_conv2d` compute the nearest factors directly, whatever `n_iters` is.
+- Several loaders to evaluate on that have no labels are `eval`, `eval_1`, `eval_2`; in Composer they share
+  the label `eval`, and each replaces the results of the one before.
 """
 
 

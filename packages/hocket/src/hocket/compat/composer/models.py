@@ -18,6 +18,7 @@ from hocket.trainer import ComposerClassifier as _ComposerClassifier
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.extras import import_extra
 from hocket.trainer.models import HuggingFaceModel
+from hocket.trainer.models.named_metrics import named_metrics
 
 
 class HasLogger:
@@ -67,7 +68,12 @@ class ComposerModel(HasLogger, _models.ComposerModel, ABC):
 
 
 class ComposerClassifier(HasLogger, _ComposerClassifier):
-    """`hocket.trainer.ComposerClassifier`, which by default measures its accuracy while training too."""
+    """`hocket.trainer.ComposerClassifier`, which by default measures its accuracy while training too.
+
+    Attributes:
+        train_metrics: Measured while training: a metric or a collection, which may be replaced.
+        val_metrics: Measured in evaluation, likewise.
+    """
 
     def __init__(
         self,
@@ -83,6 +89,23 @@ class ComposerClassifier(HasLogger, _ComposerClassifier):
             # The validation of arguments reads the device.
             train_metrics = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         super().__init__(module, num_classes, train_metrics, *args, **arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("train_metrics", "val_metrics"):
+            return _as_given(self.get_metrics(is_train=name == "train_metrics"))
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("train_metrics", "val_metrics"):
+            name, value = f"_{name}", None if value is None else named_metrics(value)
+        super().__setattr__(name, value)
+
+
+def _as_given(metrics: dict[str, Any]) -> Any:
+    """Return None, one metric, or a collection of several."""
+    if len(metrics) < 2:
+        return next(iter(metrics.values()), None)
+    return MetricCollection(metrics)
 
 
 class ComposerResNet(ComposerClassifier):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
 class Trainer(_Trainer):
     """`hocket.trainer.Trainer` with Composer's arguments and defaults.
 
+    A script need not close it: that happens when the script ends, or when nothing refers to it any more.
     Without `optimizers` it trains with `DecoupledSGDW(lr=0.1)`, and on a GPU without `precision` in fp16.
 
     Args:
@@ -75,6 +78,7 @@ class Trainer(_Trainer):
         given["callbacks"] = [*as_list(given.get("callbacks")), ProgressLog()]
         file = _composer_file(given)
         super().__init__(**given)
+        _close_at_exit(self)
         for module in self.state.model.modules():
             if isinstance(module, HasLogger):
                 module.logger = self.logger
@@ -108,6 +112,18 @@ class Trainer(_Trainer):
             parts.loader.skip()
         if parts.checkpointer is not None and not weights_only:
             parts.checkpointer.loaded_at(self.state.timestamp.counts.batch)
+
+
+def _close_at_exit(trainer: Trainer) -> None:
+    """Close a trainer before the interpreter ends: Composer's scripts do not."""
+    open_one = weakref.ref(trainer)
+
+    def close() -> None:
+        if (one := open_one()) is not None:
+            one.close()
+
+    atexit.register(close)
+    weakref.finalize(trainer, atexit.unregister, close)
 
 
 def label_loaders(given: Any) -> Any:

@@ -60,9 +60,9 @@ class MIoU(_Overlap):
     """The mean intersection over union in percent, over the classes that occur."""
 
     def compute(self) -> Tensor:
-        """Return the mean, a scalar from 0 to 100."""
+        """Return the mean, a scalar double from 0 to 100."""
         union = self.predicted + self.targeted - self.both
-        share = self.both / union.clamp(min=1)
+        share = _exact(self.both) / union.clamp(min=1)
         return 100 * share.sum() / (union > 0).sum()
 
 
@@ -70,7 +70,12 @@ class Dice(_Overlap):
     """The mean Dice coefficient in percent, over the classes that occur but for class 0, the background."""
 
     def compute(self) -> Tensor:
-        """Return the mean, a scalar from 0 to 100."""
+        """Return the mean, a scalar double from 0 to 100."""
         sizes = (self.predicted + self.targeted)[1:]
-        share = 2 * self.both[1:] / sizes.clamp(min=1)
+        share = 2 * _exact(self.both[1:]) / sizes.clamp(min=1)
         return 100 * share.sum() / (sizes > 0).sum().clamp(min=1)
+
+
+def _exact(counts: Tensor) -> Tensor:
+    """Return counts as doubles, which hold every one exactly; as floats on a device without doubles."""
+    return counts.float() if counts.device.type == "mps" else counts.double()

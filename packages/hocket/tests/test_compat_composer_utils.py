@@ -316,3 +316,14 @@ def test_a_model_is_laid_out_without_a_trainer() -> None:
         assert 0 < abs(change) < 0.2
     with pytest.raises(TrainerConfigError, match="data_parallel_shard_degree"):
         utils.FSDP2Config(device_mesh=object())
+
+
+def test_a_glob_filter_deletes_parts_of_a_tree_in_place() -> None:
+    tree: dict[str, Any] = {
+        "state": {"model": {"head.weight": 1, "body.weight": 2}, "parts": ["a", {"b": 1, "c": 2}, "d"]},
+        "rng": [1, 2],
+    }
+    utils.glob_filter(["state/model/head.*", "rng", "state/parts/0", "state/parts/1/b"])(tree)
+    assert tree == {"state": {"model": {"body.weight": 2}, "parts": [{"c": 2}, "d"]}}
+    with pytest.warns(UserWarning, match="the key `state/none` to ignore matches nothing"):
+        utils.glob_filter(["state/none"])(tree)

@@ -455,3 +455,13 @@ def test_a_compiled_model_trains_alike():
         trainer.fit()
         for name, value in parameters(trainer).items():
             torch.testing.assert_close(value, expected[name])
+
+
+def test_runs_that_start_in_one_second_have_names_of_their_own(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1.8e9)
+    names = set()
+    for _ in range(3):
+        with make(max_duration="1ba") as trainer:
+            names.add(trainer.state.run_name)
+    assert len(names) == 3
+    assert all(re.fullmatch(r"run-20270115-080000-[0-9a-f]{4}", name) for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -239,7 +240,7 @@ def _make_state(
     device: torch.device,
     precision: str,
 ) -> State:
-    seed, made_at = _agree_on_seed(config.numerics, sync)
+    seed, made_at, salt = _agree_on_seed(config.numerics, sync)
     seed_rng(seed + parallelism.data_parallel[0])
     model, updates = config.model.build_model(), config.model
     state = state_class(
@@ -257,7 +258,7 @@ def _make_state(
         precision=precision,
         device_train_microbatch_size=config.numerics.microbatch_size,
         max_duration=updates.build_duration(),
-        run_name=config.log.run_name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime(made_at)),
+        run_name=config.log.run_name or _run_name(made_at, salt),
         seed=seed,
     )
     state.scale_schedule_ratio = updates.scale_schedule_ratio
@@ -284,11 +285,16 @@ def _callbacks_of_settings(config: TrainerConfig) -> Iterator[Callback]:
         yield GradientClipper(clipping)
 
 
-def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int]:
-    """Return rank 0's seed and clock, in seconds since 1970. Collective."""
+def _agree_on_seed(numerics: NumericsConfig, sync: StepSync) -> tuple[int, int, int]:
+    """Return rank 0's seed, clock in seconds since 1970, and a number of the system's. Collective."""
     drawn = int(torch.randint(2**31, ())) if numerics.seed is None else numerics.seed
-    seed, made_at = sync.from_rank_0(drawn, int(time.time()))
-    return seed, made_at
+    seed, made_at, salt = sync.from_rank_0(drawn, int(time.time()), secrets.randbelow(2**16))
+    return seed, made_at, salt
+
+
+def _run_name(made_at: int, salt: int) -> str:
+    """Return a name that two runs started in one second, as of a sweep, do not share."""
+    return f"{time.strftime('run-%Y%m%d-%H%M%S', time.gmtime(made_at))}-{salt:04x}"
 
 
 def _find_parallelism(

@@ -1,7 +1,6 @@
 """Tools, as `composer.utils`."""
 
 from hocket.compat.composer.absent import absent_from
-from hocket.compat.composer.parallelism import FSDP2Config, ParallelismType
 from hocket.compat.composer.utils import dist, dist_checkpoint, module_surgery, reproducibility
 from hocket.compat.composer.utils.checkpoint import (
     glob_filter,
@@ -67,6 +66,7 @@ from hocket.compat.composer.utils.object_store import (
     maybe_create_object_store_from_uri,
     validate_credentials,
 )
+from hocket.compat.composer.utils.parallelism import FSDP2Config, ParallelismType
 from hocket.compat.composer.utils.retrying import retry
 from hocket.compat.composer.utils.small import (
     STR_TO_DTYPE,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from hocket.trainer.checkpointing import Checkpointer, load
 from hocket.trainer.precision import Precision
 from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
-from hocket.trainer.tree_filter import without
 
 
 def safe_torch_load(
@@ -32,18 +33,33 @@ def safe_torch_load(
 
 
 def glob_filter(exclude_globs: list[str]) -> Callable[[dict[str, Any]], None]:
-    """Return a function that deletes the parts of a state tree that globs name, in place.
+    """Return a function that deletes the parts of a tree of dicts and lists that globs name, in place.
 
     Args:
-        exclude_globs: Over names joined with `/`, such as `state/model/head.*`; each must match something.
+        exclude_globs: Over keys and indices joined with `/`, such as `state/model/head.*`. A warning names
+            one that matches nothing.
     """
 
     def delete(tree: dict[str, Any]) -> None:
-        kept = without(tree, exclude_globs)
-        tree.clear()
-        tree.update(kept)
+        found = set(_delete(tree, exclude_globs, ""))
+        for glob in exclude_globs:
+            if glob not in found:
+                warnings.warn(f"the key `{glob}` to ignore matches nothing", stacklevel=2)
 
     return delete
+
+
+def _delete(node: Any, globs: list[str], path: str) -> Iterator[str]:
+    """Delete what matches below a node, and yield the globs that did."""
+    items = list(node.items()) if isinstance(node, dict) else list(enumerate(node))
+    # From the end, so that the indices of a list stay those of before.
+    for key, value in reversed(items):
+        here = f"{path}{key}"
+        if matching := [glob for glob in globs if fnmatch.fnmatchcase(here, glob)]:
+            del node[key]
+            yield from matching
+        elif isinstance(value, (dict, list)):
+            yield from _delete(value, globs, f"{here}/")
 
 
 def save_checkpoint(

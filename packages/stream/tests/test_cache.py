@@ -82,6 +82,28 @@ def test_nothing_is_kept_if_shards_are_not(
         StreamingDataset(remote=uri, batch_size=8, keep_zip=True, keep_shards=False)
 
 
+def read_unkept_rank(remote: str, local: str) -> list[list[list[int]]]:
+    """Return the rank's batches of two epochs, with and without workers."""
+    from hocket.stream import StreamingDataLoader
+
+    found = []
+    for workers in (0, 2):
+        dataset = StreamingDataset(remote=remote, local=local, batch_size=4, keep_shards=False, shuffle=True)
+        loader = StreamingDataLoader(dataset, num_workers=workers)
+        found.append([batch["id"].tolist() for _ in range(2) for batch in loader])
+    return found
+
+
+def test_ranks_and_workers_read_all_without_keeping_shards(remote: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, second = run_ranks(read_unkept_rank, 2, remote, str(cache), timeout_s=240)
+    dataset = StreamingDataset(remote=remote, local=tmp_path / "kept", global_batch_size=8, shuffle=True)
+    expected = [batch["id"].tolist() for _ in range(2) for batch in dataset.batches()]
+    for one, other in zip(first, second, strict=True):
+        assert [a + b for a, b in zip(one, other, strict=True)] == expected
+    assert names(cache) == ["index.json"]
+
+
 def test_a_cached_shard_is_read_though_new_ones_are_not_kept(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert read_ids(remote=remote, local=cache) == list(range(40))

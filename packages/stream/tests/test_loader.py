@@ -12,7 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
+from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError, StreamError
+from hocket.stream.torch import _small_together, _WorkerBatches
 
 
 def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:
@@ -64,6 +66,80 @@ def test_columns_become_tensors_and_lists(tmp_path: Path, workers: int) -> None:
     ]  # fmt: skip
     batch["d_any"][1][0] = 9
     assert [value.tolist() for value in batch["d_any"]] == [[0], [9, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+def write_varied(folder: Path) -> str:
+    """Write samples of several columns, fixed and of varying sizes."""
+    columns = {"id": "int", "x": "ndarray", "text": "str", "pair": "ndarray:uint8:2", "data": "bytes"}
+    with MDSWriter(columns=columns, out=folder, size_limit=4000) as writer:
+        for number in range(210):
+            writer.write(
+                {
+                    "id": number,
+                    "x": np.full(3 if number // 40 % 2 else 1 + number % 3, number, np.int16),
+                    "text": "é" * (number % 5),
+                    "pair": np.full(2, number, np.uint8),
+                    "data": bytes([number]) * (number % 7),
+                }
+            )
+    return str(folder)
+
+
+def plain(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch as lists, each tensor with its dtype."""
+
+    def turn(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return (value.dtype, value.tolist())
+        return [turn(item) for item in value] if isinstance(value, list) else value
+
+    return {name: turn(column) for name, column in batch.items()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_batches_are_those_of_the_reader(tmp_path: Path, workers: int) -> None:
+    folder = write_varied(tmp_path)
+    options: dict[str, Any] = {"local": folder, "batch_size": 8, "shuffle": False}
+    expected = [plain(batch) for batch in StreamingDataLoader(StreamingDataset(**options))]
+    loader = StreamingDataLoader(StreamingDataset(**options), num_workers=workers)
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(plain(batch))
+        assert loader.state_dict()["batch"] == number + 1
+        batch["pair"].zero_()  # of this batch alone
+    assert found == expected
+    state = loader.state_dict() | {"epoch": 0, "batch": 5}
+    loader.load_state_dict(state)
+    assert [plain(batch) for batch in loader] == expected[5:]
+
+
+def test_small_batches_cross_together(write: Callable[..., str]) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=write(400), batch_size=4))
+    messages = list(_WorkerBatches(loader.dataset, loader._collate, epoch=0, first=0))
+    batches = [batch for message in messages for batch in loader._collate.unpack(message)]
+    assert [batch[0] for batch in batches] == list(range(100))
+    assert [len(message.marks) for message in messages] == [1, 2, 4, 8, *[16] * 5, 5]
+
+
+def test_large_batches_cross_alone_and_those_before_an_error_before_it() -> None:
+    def batches(num_bytes: int) -> Iterator[RankBatch]:
+        for number in range(20):
+            yield RankBatch(number, 1, 1, {"x": np.zeros((1, num_bytes), np.uint8)})
+        raise ValueError("the end")
+
+    def take(num_bytes: int, sizes: list[int]) -> None:
+        for group in _small_together(batches(num_bytes)):
+            sizes.append(len(group))
+
+    def groups(num_bytes: int) -> list[int]:
+        sizes: list[int] = []
+        with pytest.raises(ValueError, match="the end"):
+            take(num_bytes, sizes)
+        return sizes
+
+    assert groups(2 << 20) == [1] * 20
+    assert groups(1 << 20) == [1, *[2] * 9, 1]
+    assert groups(10) == [1, 2, 4, 8, 5]
 
 
 def test_stacked_columns_are_the_readers_own_memory(write: Callable[..., str]) -> None:

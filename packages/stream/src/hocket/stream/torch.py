@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -25,6 +25,9 @@ from hocket.stream.validation import switch, whole
 #: A function that makes a batch from a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
 
+
+#: The most that a worker sends together.
+_GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 16
 
 #: Arguments of torch's DataLoader that are not supported, and what to use instead.
 _INSTEAD = {
@@ -55,7 +58,8 @@ class StreamingDataLoader:
         batch_size: Number of samples in a batch on each rank, unless the data set has a batch size.
         num_workers: Number of worker processes.
         collate_fn: Function that makes a batch from a list of samples, each a mapping from columns to values.
-        prefetch_factor: Number of batches that each worker makes ahead.
+        prefetch_factor: Number of messages that each worker makes ahead, 2 by default. A message has one
+            batch, or several small ones, up to 2 MiB and 16 batches.
         multiprocessing_context: Start method of the workers: `fork`, `forkserver` or `spawn`.
         timeout_s: Seconds to wait for a worker's batch; 0 waits without limit.
         pin_memory: Copy tensors to page-locked memory if there is an accelerator.
@@ -165,12 +169,16 @@ class StreamingDataLoader:
             pin_memory=self._is_pinning,
             **self._worker_options,
         )
-        for number, local, total, batch in batches:
-            yield number, local, total, self._collate.unpack(batch)
+        waiting: dict[int, tuple[int, int, int, Any]] = {}
+        for message in batches:
+            waiting |= {batch[0]: batch for batch in self._collate.unpack(message)}
+            while first in waiting:
+                yield waiting.pop(first)
+                first += 1
 
 
-class _WorkerBatches(IterableDataset[tuple[int, int, int, Any]]):
-    """The batches `first + w`, `first + w + n`, … in worker `w` of `n`; torch takes from workers in turn."""
+class _WorkerBatches(IterableDataset[Any]):
+    """Messages with the batches `first + w`, `first + w + n`, … in worker `w` of `n`."""
 
     def __init__(self, dataset: StreamingDataset, collate: _Collate, *, epoch: int, first: int) -> None:
         self._dataset = dataset
@@ -178,13 +186,13 @@ class _WorkerBatches(IterableDataset[tuple[int, int, int, Any]]):
         self._epoch = epoch
         self._first = first
 
-    def __iter__(self) -> Iterator[tuple[int, int, int, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, count = (0, 1) if info is None else (info.id, info.num_workers)
         batches = self._dataset.read_batches(
             epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
         )
-        return map(self._collate.pack, batches)
+        return self._collate.pack(batches)
 
 
 @dataclass(slots=True)
@@ -240,6 +248,99 @@ class _Block:
         return _Block(self.kind, data, self.ends, self.shapes)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Several batches of a worker in one message.
+
+    Each tensor that crosses to the parent costs a connection between the processes, which takes longer than
+    a small batch takes to read: so the batches' parts of a column are one tensor.
+    """
+
+    marks: list[tuple[int, int, int]]
+    """Number and shares of each batch."""
+
+    ends: list[int]
+    """End of each batch in the columns."""
+
+    columns: dict[str, torch.Tensor | _Block | list[Any]]
+    """Values of all batches."""
+
+    @classmethod
+    def pack(cls, batches: list[RankBatch]) -> _Group:
+        """Join batches whose columns have the same form."""
+        columns: dict[str, torch.Tensor | _Block | list[Any]] = {}
+        for name, first in batches[0].columns.items():
+            parts: list[Any] = [batch.columns[name] for batch in batches]
+            if isinstance(first, np.ndarray):
+                columns[name] = torch.from_numpy(np.concatenate(parts) if len(parts) > 1 else first)
+            else:
+                columns[name] = _Block.pack(list(itertools.chain.from_iterable(parts)))
+        rows = [len(next(iter(batch.columns.values()), ())) for batch in batches]
+        marks = [(batch.number, batch.local, batch.total) for batch in batches]
+        return cls(marks, list(itertools.accumulate(rows)), columns)
+
+    def unpack(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
+        """Yield the batches; tensors are views of the group's."""
+        columns = {
+            name: column.unpack() if isinstance(column, _Block) else column
+            for name, column in self.columns.items()
+        }
+        for mark, (start, end) in zip(self.marks, itertools.pairwise([0, *self.ends]), strict=True):
+            yield *mark, {name: column[start:end] for name, column in columns.items()}
+
+    def pin_memory(self) -> _Group:
+        """Copy tensors to page-locked memory; called by torch."""
+        return _Group(self.marks, self.ends, _pin(self.columns))
+
+
+def _small_together(batches: Iterator[RankBatch]) -> Iterator[list[RankBatch]]:
+    """Yield batches in groups of one form, and of at most `_GROUP_BYTES` and `_GROUP_BATCHES`.
+
+    The first groups are small, so that the loop can start early. Batches before an error come before it.
+    """
+    group: list[RankBatch] = []
+    form: list[object] | None = None
+    num_bytes, most = 0, 1
+    try:
+        for batch in batches:
+            size, own = _size(batch), _form(batch)
+            if group and (own != form or len(group) >= most or num_bytes + size > _GROUP_BYTES):
+                most = min(2 * most, _GROUP_BATCHES)
+                yield group
+                group, num_bytes = [], 0
+            group.append(batch)
+            num_bytes, form = num_bytes + size, own
+    except Exception:
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
+
+
+def _form(batch: RankBatch) -> list[object]:
+    """Return what two batches must have in common to be joined."""
+    return [
+        (column.dtype, column.shape[1:]) if isinstance(column, np.ndarray) else None
+        for column in batch.columns.values()
+    ]
+
+
+def _size(batch: RankBatch) -> int:
+    """Return the bytes of a batch's arrays, bytes and strings, roughly."""
+    found = 0
+    for column in batch.columns.values():
+        if isinstance(column, np.ndarray):
+            found += column.nbytes
+        else:
+            found += sum(v.nbytes if isinstance(v, np.ndarray) else _length(v) for v in column)
+    return found
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, (bytes, str)) else 0
+
+
 class _Collate:
     """Makes the loop's batch from columns; returns it with its number and shares."""
 
@@ -247,23 +348,15 @@ class _Collate:
         self._items = dataset.samples
         self._collate_fn = collate_fn
 
-    def pack(self, batch: RankBatch) -> tuple[int, int, int, Any]:
-        """Make a batch in a worker, in a form that is cheap to send to the parent."""
+    def pack(self, batches: Iterator[RankBatch]) -> Iterator[Any]:
+        """Make a worker's messages to the parent, in a form that is cheap to send."""
         if self._collate_fn is not None:
-            return self(batch)
-        made = {
-            name: _to_tensor(column) if isinstance(column, np.ndarray) else _Block.pack(column)
-            for name, column in batch.columns.items()
-        }
-        return batch.number, batch.local, batch.total, made
+            return map(self, batches)
+        return map(_Group.pack, _small_together(batches))
 
-    def unpack(self, made: Any) -> Any:
-        """Return a worker's batch as the loop gets it."""
-        if self._collate_fn is not None:
-            return made
-        return {
-            name: column.unpack() if isinstance(column, _Block) else column for name, column in made.items()
-        }
+    def unpack(self, message: Any) -> Iterable[tuple[int, int, int, Any]]:
+        """Return the batches of a message as the loop gets them."""
+        return message.unpack() if isinstance(message, _Group) else [message]
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:
         if self._collate_fn is None:

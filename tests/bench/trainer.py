@@ -3,9 +3,10 @@
 Every cell is a process of its own that trains the same small model on the CPU over the same batches in a
 list. The cells take turns, round after round, so that a change of the machine's speed meets all of them. The
 figure is processor time a step, from the first batch to the last, and its excess over the bare loop of the
-same round. Three further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a
-loop, the same with a sum of eight numbers a step beside it, and Hocket. Their figure is wall-clock time a
-step.
+same round. Further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a loop;
+the same with a sum of eight numbers a step beside it, which is waited for at once (`ddp-waited`) or a step
+later (`ddp-agreed`), uses the gradients' group (`ddp-shared`) or is a gather (`ddp-gathered`); and Hocket.
+Their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
     uv run python tests/bench/trainer.py --profile
@@ -41,7 +42,7 @@ START_TIMEOUT_S = 900.0
 
 BASES = {"composer": "composer-bare", "composer-bare": "composer-bare"}
 """The cell whose time is taken off; `bare` for the others."""
-RANKS = ("ddp", "ddp-agreed", "hocket-ranks")
+RANKS = ("ddp", "ddp-waited", "ddp-agreed", "ddp-shared", "ddp-gathered", "hocket-ranks")
 """The cells of two ranks; the first is the base."""
 
 
@@ -178,11 +179,12 @@ def print_tables(figures: dict[str, list[tuple[float, float]]]) -> None:
         print(
             f"| {name} | {alone:.1f} | {median:.1f} | {min(excess):.1f} | {low:.1f} – {high:.1f} | {share} |"
         )
-    if any(name not in figures for name in RANKS):
+    ranks = [name for name in RANKS if name in figures]
+    if len(ranks) < 2 or ranks[0] != RANKS[0]:
         return
     print("\n| two ranks over gloo | wall-clock µs a step, median | of torch's DDP, median | quartiles |")
     print("|---|---|---|---|")
-    for name in RANKS:
+    for name in ranks:
         ratios = [value[1] / base[1] for value, base in zip(figures[name], figures[RANKS[0]], strict=True)]
         low, _, high = statistics.quantiles(ratios)
         wall = statistics.median(value[1] for value in figures[name])

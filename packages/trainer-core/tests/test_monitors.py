@@ -138,14 +138,22 @@ def test_too_many_skipped_batches_in_a_row_raise():
 
     with pytest.raises(DivergedError, match="number 3 in a row"):
         fit(SpikeWatcher("skip", max_skipped_in_a_row=2), model=Broken(), nonfinite_loss="ignore")
-    with pytest.raises(TrainerConfigError, match="`policy` is `ignore`"):
-        SpikeWatcher("ignore")
+    with pytest.raises(TrainerConfigError, match=r"`policy` is `forget`; expected one of .*`ignore`"):
+        SpikeWatcher("forget")
 
 
 def test_a_spike_of_which_is_only_warned_trains_on(caplog):
     trainer, _ = fit(SpikeWatcher("warn", min_batches=5), model=Scaled(1e4, 12), max_duration="4ep")
     assert trainer.state.timestamp.counts.batch == 20
     assert "a spike at batch 12: the loss is" in caplog.text
+
+
+def test_an_ignored_spike_is_logged_alone(caplog):
+    watcher = SpikeWatcher("ignore", min_batches=5)
+    trainer, memory = fit(watcher, model=Scaled(1e4, 12), max_duration="4ep")
+    assert trainer.state.timestamp.counts.batch == 20
+    assert [step for step, is_spike in memory.data["spike/loss"] if is_spike] == [12]
+    assert "a spike" not in caplog.text
 
 
 def test_norms_are_those_of_the_tensors():

@@ -8,7 +8,7 @@ import torch
 from hocket.trainer import Callback, LossSum, loop
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import LinearScheduler
-from hocket.trainer.step import StandardStep
+from hocket.trainer.train_loader import TrainLoader
 from support.training import FileStore, Net, loader, make, parameters
 
 
@@ -148,13 +148,15 @@ def run(arguments, folder):
 @pytest.mark.parametrize("case", CASES)
 def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tmp_path):
     made = []
-    compute_plainly = StandardStep.compute_plainly
+    take_ahead = TrainLoader.take_ahead
 
-    def compute(self, batch):
-        made.append(batch)
-        return compute_plainly(self, batch)
+    def take(self, batch):
+        taken = take_ahead(self, batch)
+        if taken is not None:
+            made.append(batch)
+        return taken
 
-    monkeypatch.setattr(StandardStep, "compute_plainly", compute)
+    monkeypatch.setattr(TrainLoader, "take_ahead", take)
     seen, weights, logged, rng, saved = run(CASES[case], tmp_path / "prepared")
     assert bool(made) == (case not in NOT_PLAIN)
     made.clear()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,38 +221,47 @@ def hf_trainer(data: Batches) -> Callable[[], object]:
     return run
 
 
-def ddp(data: Batches, *, agrees: bool = False) -> Callable[[], object]:
+def ddp(data: Batches, *, agreement: str | None = None) -> Callable[[], object]:
     """A loop over torch's `DistributedDataParallel`, on several ranks.
 
-    With `agrees`, the ranks also sum eight numbers a step, on a group of their own and waited for a step
-    later, which is the least that ranks of unequal data have to tell each other.
+    Args:
+        data: The batches.
+        agreement: How the ranks also sum eight numbers a step, the least that ranks of unequal data have to
+            tell each other: `"overlapped"` begins the sum behind the backward pass, on a group of its own, as
+            Hocket does, and waits for it when the next step begins; `"shared"` does so on the gradients'
+            group; `"gathered"` gathers the numbers in place of the sum; `"waited"` waits for the sum at once.
+            None for no agreement.
     """
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     model = Net()
     module = nn.parallel.DistributedDataParallel(model)
     optimizer = sgd(model)
-    aside = torch.distributed.new_group(backend="gloo") if agrees else None
+    aside = None if agreement in (None, "shared") else torch.distributed.new_group(backend="gloo")
+
+    def begin() -> Any:
+        numbers = torch.ones(8, dtype=torch.float64)
+        if agreement == "gathered":
+            gathered = [torch.empty_like(numbers) for _ in range(torch.distributed.get_world_size())]
+            return torch.distributed.all_gather(gathered, numbers, group=aside, async_op=True)
+        return torch.distributed.all_reduce(numbers, group=aside, async_op=True)
 
     def run() -> None:
         work: Any = None
         for batch in data:
             if work is not None:
                 work.wait()
-            if aside is not None:
-                numbers = torch.ones(8, dtype=torch.float64)
-                work = torch.distributed.all_reduce(numbers, group=aside, async_op=True)
             loss = model.loss(module(batch), batch)
             loss.backward()
+            if agreement is not None:
+                work = begin()
+                if agreement == "waited":
+                    work.wait()
+                    work = None
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     return run
-
-
-def ddp_agreed(data: Batches) -> Callable[[], object]:
-    """The loop over torch's DDP, with the agreement of a step."""
-    return ddp(data, agrees=True)
 
 
 def hocket_ranks(data: Batches) -> Callable[[], object]:
@@ -294,7 +304,10 @@ CELLS: dict[str, Callable[[Batches], Callable[[], object]]] = {
     "composer": composer,
     "composer-bare": bare,
     "ddp": ddp,
-    "ddp-agreed": ddp_agreed,
+    "ddp-waited": partial(ddp, agreement="waited"),
+    "ddp-agreed": partial(ddp, agreement="overlapped"),
+    "ddp-shared": partial(ddp, agreement="shared"),
+    "ddp-gathered": partial(ddp, agreement="gathered"),
     "hocket-ranks": hocket_ranks,
 }
 

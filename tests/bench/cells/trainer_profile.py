@@ -58,8 +58,8 @@ class Stopwatch:
 
 def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> None:
     parts = trainer._parts
-    standard, loader = parts.context.standard, parts.loader
-    prefetcher, sync = loader.prefetcher, parts.sync
+    loader, sync = parts.loader, parts.sync
+    prefetcher = loader.prefetcher
     duties: list[tuple[str, Any, str]] = [
         ("user: forward", trainer.state.module, "forward"),
         ("user: loss", model, "loss"),
@@ -70,9 +70,6 @@ def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> N
         ("fetch ahead", loader, "fetch_ahead"),
         ("count the batch", loader, "_fetch"),
         ("facts of the batch", sync, "of_one"),
-        ("forward and backward, around the user's", standard, "compute_plainly"),
-        ("update, around the optimizer's", standard, "update_plainly"),
-        ("whether training is over", trainer.state, "is_over"),
         ("log: capture and queue", trainer.logger, "log_metrics"),
         ("events", trainer.engine, "fire"),
     ]

@@ -98,21 +98,11 @@ def assemble(
     run_state.destinations = logger.destinations
     store = find_store(config, state.run_name, made)
     checkpointer = make_checkpointers(config, store, run_state, state, made)
-    engine = classes.engine(state, logger, algorithm_passes=config.events.algorithm_passes)
-    if (profiler := config.events.profiler) is not None:
-        profiler.attach(state, engine)
-    if config.log.log_traces:
-        log_algorithms(engine)
+    engine = _make_engine(classes.engine, config, state, logger, made)
     context = StepContext(state=state, engine=engine, precision=precision)
-    state.train_step = choose_step(config.model.train_step, context)
-    auto_step = None
-    if (search := config.numerics.microbatch_search) is not None:
-        state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)
-    made.callback(engine.close)
+    auto_step = _set_train_step(config, context, sync, logger)
     if config.log.auto_log_hparams:
         logger.log_hyperparameters(config.hyperparameters())
-    if steps := step_ranges(config.model.steps_to_skip):
-        state.train_step = SkippingStep(state.train_step, context, steps)
     engine.fire(Event.INIT)
 
     prepare_schedulers(state.schedulers, state.optimizers, ratio=config.model.scale_schedule_ratio)
@@ -127,10 +117,7 @@ def assemble(
         auto_shard=config.data.auto_shard,
         most_batches=config.trial.most_eval_batches,
     )
-    context.train_metrics = TrainMetrics.of(state, logger, precision)
-    if (metrics := context.train_metrics) is not None:
-        name, save, load_metrics = "train_metrics", metrics.state_dict, metrics.load_state_dict
-        run_state.registry.add(Part(name=name, save=save, load=load_metrics, placement="per_rank"))
+    _add_train_metrics(context, logger, run_state)
     parts = Parts(
         config=config,
         sync=sync,
@@ -153,6 +140,38 @@ def assemble(
         attach_loader(parts, config.data, made)
     load_checkpoint(parts, store, made)
     return parts
+
+
+def _make_engine(
+    make: Callable[..., Engine], config: TrainerConfig, state: State, logger: Logger, made: ExitStack
+) -> Engine:
+    engine = make(state, logger, algorithm_passes=config.events.algorithm_passes)
+    made.callback(engine.close)
+    if (profiler := config.events.profiler) is not None:
+        profiler.attach(state, engine)
+    if config.log.log_traces:
+        log_algorithms(engine)
+    return engine
+
+
+def _set_train_step(
+    config: TrainerConfig, context: StepContext, sync: StepSync, logger: Logger
+) -> AutoMicrobatchStep | None:
+    """Set `state.train_step`; return the part of it that finds the microbatch size, if there is one."""
+    state, auto_step = context.state, None
+    state.train_step = choose_step(config.model.train_step, context)
+    if (search := config.numerics.microbatch_search) is not None:
+        state.train_step = auto_step = AutoMicrobatchStep(state.train_step, context, search, sync, logger)
+    if steps := step_ranges(config.model.steps_to_skip):
+        state.train_step = SkippingStep(state.train_step, context, steps)
+    return auto_step
+
+
+def _add_train_metrics(context: StepContext, logger: Logger, run_state: RunState) -> None:
+    context.train_metrics = metrics = TrainMetrics.of(context.state, logger, context.precision)
+    if metrics is not None:
+        save, load = metrics.state_dict, metrics.load_state_dict
+        run_state.registry.add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
 
 
 def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 import re
 import string
@@ -21,7 +22,7 @@ from hocket.trainer.required_algorithms import REQUIRED, check_required, require
 from hocket.trainer.run_state import RunState
 from hocket.trainer.step_sync import StepSync
 from hocket.trainer.time import Time, TimeInput, TimeUnit, ensure_time
-from hocket.trainer.timestamp import Counts, Timestamp, count_in, timestamp_of
+from hocket.trainer.timestamp import Counts, Timestamp, count_in, index_of, timestamp_of
 from hocket.trainer.tree_filter import ignored_names, without
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Checkpointer:
         self.before_save: Callable[[], object] = _nothing
         """Called before each save; what it raises keeps the checkpoint from being saved."""
         self._is_pending = False
+        # The place in `Counts` that decides, and the bounds of the interval that the training is in.
+        self._present: tuple[int, float, float] = (0, 0.0, 0.0)
         self._last_batch: int | None = None
         self._handle: SaveHandle | None = None
 
@@ -134,11 +137,31 @@ class Checkpointer:
         between two batches. An interval that is a function cannot be foreseen; resume points serve it
         instead.
         """
-        if self._is_pending or any(other.is_due_at(after) for other in self._others):
+        if self._is_pending or (self._others and any(other.is_due_at(after) for other in self._others)):
             return True
-        if self._interval is None:
+        if self._interval is None or self._is_quiet(self._state.counts, after):
             return False
         return self._will_be_due(_Foreseen(self._state, after), Event.BATCH_CHECKPOINT)
+
+    def _is_quiet(self, before: Counts, now: Counts) -> bool:
+        """Whether a batch surely ends without a save, by plain numbers alone, as nearly every batch does.
+
+        The interval that `before` lies in is kept until it has passed.
+        """
+        interval = self._interval
+        if interval is None or interval.unit is TimeUnit.DURATION:
+            return False
+        index, start, stop = self._present
+        if not start <= before[index] < stop:
+            if interval.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+                self._present = index, start, stop = 0, 0.0, math.inf
+            else:
+                index, length = index_of(interval.unit), int(interval.value)
+                start = before[index] // length * length
+                stop = start + length
+                self._present = index, start, stop
+        end_index, end = self._state.end()
+        return now[index] < stop and now[end_index] < end
 
     def check_folder(self, sync: StepSync) -> None:
         """Refuse a folder that has later checkpoints than the run has come to, unless they may be replaced.
@@ -171,7 +194,14 @@ class Checkpointer:
         """Save if it is time; raise the error of a save in progress. Collective when it saves."""
         if self._handle is not None and self._handle.done():
             self._finish()
-        if self._is_due(self._state, event) or (self._is_pending and self._run_state.can_save()):
+        state = self._state
+        if (
+            event is Event.BATCH_CHECKPOINT
+            and not self._is_pending
+            and self._is_quiet(state.previous_counts, state.counts)
+        ):
+            pass
+        elif self._is_due(state, event) or (self._is_pending and self._run_state.can_save()):
             self.save()
         for other in self._others:
             other.save_if_due(event)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class LogQueue:
     it appended.
 
     Safe to inherit through a fork: the child begins with an empty queue and no thread. Any thread may call
-    it.
+    it. What is taken in time goes from the inbox straight to the destination; only what has to wait longer
+    is looked through for points to drop.
 
     Args:
         deliver: Called on the thread with the numbers by name and their step.
@@ -73,10 +75,11 @@ class LogQueue:
         self._after_delivery = after_delivery
         self.name = name
         self.capacity = capacity
+        self._inherited: object = None
         self._reset()
+        _queues.add(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._inbox: deque[_Entry] = deque()
@@ -111,19 +114,20 @@ class LogQueue:
             step: The step they belong to.
             keep: Never drop them; for points of an epoch or an evaluation, not of every step.
         """
-        self._add(_Entry(step, values, None, keep))
+        if self._is_closing:
+            self._refuse()
+        entry = _Entry(step, values, None, keep)
+        self._inbox.append(entry)
+        # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
+        if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
+            self._wake(entry)
 
     def call(self, function: Callable[[], None]) -> None:
         """Queue a call that the thread makes in its turn. Does not wait, and is never dropped."""
-        self._add(_Entry(0, {}, function, True))
-
-    def _add(self, entry: _Entry) -> None:
-        if self._pid != os.getpid():
-            self._reset()
         if self._is_closing:
             self._refuse()
+        entry = _Entry(0, {}, function, True)
         self._inbox.append(entry)
-        # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
 
@@ -139,8 +143,8 @@ class LogQueue:
                     target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
                 )
                 self._thread.start()
-            self._settle()
-            if 2 * len(self._entries) >= self.capacity:
+            if 2 * (len(self._inbox) + len(self._entries)) >= self.capacity:
+                self._settle()
                 self._is_urgent = True
             self._is_idle = False
             self._changed.notify_all()
@@ -212,12 +216,19 @@ class LogQueue:
 
     def _take(self) -> None:
         """Take all that is queued. The caller holds the lock."""
+        self._is_busy = True
+        if not self._entries:
+            # Nothing had to wait, so no point is the last of its name among points to drop.
+            for _ in range(len(self._inbox)):
+                entry = self._inbox.popleft()
+                entry.is_taken = True
+                self._taken.append(entry)
+            return
         self._settle()
         self._taken.extend(self._entries.values())
         self._entries.clear()
         self._droppable.clear()
         self._pinned.clear()
-        self._is_busy = True
 
     def _deliver_taken(self) -> None:
         taken = self._taken
@@ -257,8 +268,6 @@ class LogQueue:
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything put so far has been handed over; false when `timeout_s` was not enough."""
-        if self._pid != os.getpid():
-            return True
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -275,8 +284,6 @@ class LogQueue:
         Raises:
             LoggerError: If the destination raised at any time; its first error is the cause.
         """
-        if self._pid != os.getpid():
-            return
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._is_closing = True
@@ -312,3 +319,17 @@ class LogQueue:
         _log.warning(
             "`%s` did not take its last %d points within %g s; they are lost", self.name, left, timeout_s
         )
+
+
+# In a forked child these queues begin anew; asking for the process at each put would cost the step more.
+_queues: weakref.WeakSet[LogQueue] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    for queue in _queues:
+        # The parent's points stay alive here: freeing events and pinned memory of a device fails in a child.
+        queue._inherited = (queue._inbox, queue._entries, queue._taken)
+        queue._reset()
+
+
+os.register_at_fork(after_in_child=_reset_all)

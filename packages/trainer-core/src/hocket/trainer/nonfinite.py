@@ -37,6 +37,7 @@ class NonFiniteGuard:
 
     Attributes:
         num_skipped: How many updates were left out.
+        reads_at_once: Whether each loss is read in its own step, before the update.
     """
 
     def __init__(self, policy: str, state: State, sync: StepSync, loader: TrainLoader) -> None:
@@ -47,7 +48,7 @@ class NonFiniteGuard:
         self._loader = loader
         self._is_alone = sync.num_ranks == 1
         # In host memory a loss is there already. `tolist` reads it in half the time of `item`.
-        self._is_read_at_once = policy == "raise" and state.device.type == "cpu"
+        self.reads_at_once = policy == "raise" and state.device.type == "cpu"
         self._pending: tuple[int, torch.Tensor, Any] | None = None
         self._error: NonFiniteLossError | None = None
 
@@ -60,7 +61,7 @@ class NonFiniteGuard:
         Raises:
             NonFiniteLossError: If the policy is `"raise"`, and in one process.
         """
-        if self._is_read_at_once:
+        if self.reads_at_once:
             value = cast("float", loss.tolist())
             if not math.isfinite(value):
                 self._fail(self._state.counts.batch + 1, value)

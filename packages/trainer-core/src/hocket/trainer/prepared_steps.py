@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from hocket.trainer.event import Event
 from hocket.trainer.fit_run import Run, finish_batch, log_loss
 from hocket.trainer.optim import apply_schedulers
+from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.step import StandardStep
 from hocket.trainer.timestamp import after_batch
 
@@ -25,55 +29,56 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
         no step of the run can be plain.
     """
     state, context, loader, guard = run.state, run.context, run.loader, run.guard
-    standard, checkpointer, clock = context.standard, run.checkpointer, run.clock
+    standard, checkpointer, precision = context.standard, run.checkpointer, context.precision
     if run.sync.num_ranks > 1 or not run.prefetches or type(standard) is not StandardStep:
         return None
-    if context.precision.is_scaled or context.train_metrics or context.spec.microbatch_transforms:
+    if precision.is_scaled or context.train_metrics or context.spec.microbatch_transforms:
         return None
-    on, fire, stop = run.engine.on, run.engine.fire, state.stop
-    take_ahead, fetch_ahead, allows, is_over = (
-        loader.take_ahead,
-        loader.fetch_ahead,
-        guard.allows,
-        state.is_over,
-    )
-    compute_plainly, compute_gradients = standard.compute_plainly, standard.compute_gradients
-    precision, now, update_plainly = context.precision, clock.now, standard.update_plainly
+    on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
+    take_ahead, fetch_ahead, now = loader.take_ahead, loader.fetch_ahead, run.clock.now
+    compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
+    allows, reads_loss = guard.allows, guard.reads_at_once
 
     def make_plain_steps() -> bool:
         has_made_one = False
+        duration, (index, end) = state.max_duration, state.end()
         while (
             not on.in_step
             and stop.reason is None
             and state.train_step is standard
             and not precision.is_scaled
-            and (taken := take_ahead(state.counts.batch)) is not None
+            and (taken := take_ahead((counts := state.counts)[2])) is not None
         ):
             has_made_one = True
-            facts, step = taken
+            facts, step = context.facts, context.step = taken
             state.batch = facts.batch
             if state.schedulers:
                 apply_schedulers(state)
-            context.facts, context.step = facts, step
-            update = update_plainly
-            if (loss := compute_plainly(facts.batch)) is None:
-                loss, update = compute_gradients(facts.batch), standard.update
+            if (loss := compute(facts)) is None:
+                loss = compute_gradients(facts.batch)
             time_s = now()
-            after = after_batch(state.counts, step.samples, step.tokens, time_s - run.clock_s)
+            after = after_batch(counts, step.samples, step.tokens, time_s - run.clock_s)
             run.clock_s = time_s
-            is_last = is_over(after)
+            is_known = state.max_duration is duration and not stop.is_final
+            is_last = after[index] >= end if is_known else is_over(after)
             if not (is_last or stop.is_agreed or (checkpointer and checkpointer.is_due_at(after))):
                 fetch_ahead()
             state.loss = loss
             if on.after_train_batch:
                 fire(Event.AFTER_TRAIN_BATCH)
-            if allows(loss):
-                update()
+            # A finite number minus itself is 0, and no other is. The guard says what is wrong with it.
+            if (reads_loss and (value := loss.tolist()) - value == 0.0) or allows(loss):
+                if step.weight:
+                    for optimizer in state.optimizers:
+                        optimizer.step()
+                for optimizer in state.optimizers:
+                    optimizer.zero_grad(set_to_none=True)
+                standard.has_gradients = False
             else:
                 precision.step(state.optimizers, skip=True)
-            if run.is_loss_logged and after.batch % run.log_every == 0:
-                log_loss(run, loss, step, after.batch)
-            state.previous_counts, state.counts = state.counts, after
+            if run.is_loss_logged and after[2] % run.log_every == 0:
+                log_loss(run, loss, step, after[2])
+            state.previous_counts, state.counts = counts, after
             if on.batch_end:
                 fire(Event.BATCH_END)
                 is_last = is_over()
@@ -85,3 +90,41 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
         return has_made_one
 
     return make_plain_steps
+
+
+def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], Tensor | None]:
+    """Return what does as `StandardStep.compute_gradients` does, in short, for one process without scaling.
+
+    It returns None, and has done nothing, for a batch that is not one microbatch with a known weight.
+    """
+    state, context, engine, precision = run.state, run.context, run.engine, run.context.precision
+
+    def compute(facts: DeviceBatch) -> Tensor | None:
+        if (
+            standard.has_gradients
+            or state.device_train_microbatch_size is not None
+            or not facts.weight
+            or type(facts.weights) is Tensor
+        ):
+            return None
+        standard.has_gradients = True
+        state.outputs = None
+        model: Any = state.model
+        if precision.is_plain:
+            state.outputs = outputs = state.module(facts.batch)
+            loss = model.loss(outputs, facts.batch)
+        else:
+            with precision.forward():
+                state.outputs = outputs = state.module(facts.batch)
+                loss = model.loss(outputs, facts.batch)
+        del outputs
+        if type(loss) is not Tensor or loss.ndim:
+            state.loss = loss
+            return standard.run_backward_of_parts()
+        if not (engine.keeps_outputs or context.keeps_outputs):
+            state.outputs = None
+        context.mean = None
+        loss.backward()  # type: ignore[no-untyped-call]  # of torch
+        return loss.detach()
+
+    return compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -142,7 +143,7 @@ class State:
         self.counts = self.previous_counts = Counts()
         self.stop = StopSignal()
         self._known_duration: Time | None = None
-        self._end: tuple[int, float] = (0, 0.0)
+        self._end: tuple[int, float] = (0, math.inf)
         self.profiler: Any = None
         self.stops_at_once = True
         """Whether a stop takes effect although batches are ahead: in one process that saves no checkpoint."""
@@ -227,14 +228,19 @@ class State:
 
     def is_over(self, counts: Counts | None = None) -> bool:
         """Whether training was stopped, or `max_duration` is reached, now or at `counts`."""
-        duration = self.max_duration
-        if duration is None or self.stop.is_final:
+        if self.max_duration is None or self.stop.is_final:
             return self.stop.is_final
-        if duration is not self._known_duration:
-            # Looked up once: this is asked twice a step, and the lookup costs more than the rest.
-            self._known_duration, self._end = duration, (index_of(duration.unit), duration.value)
-        index, value = self._end
+        index, value = self.end()
         return (self.counts if counts is None else counts)[index] >= value
+
+    def end(self) -> tuple[int, float]:
+        """Return the place in `counts` that decides about the end of the training, and its value then."""
+        duration = self.max_duration
+        if duration is not self._known_duration:
+            # Looked up once: a step asks twice, and the lookup costs more than the rest.
+            self._known_duration = duration
+            self._end = (0, math.inf) if duration is None else (index_of(duration.unit), duration.value)
+        return self._end
 
     def is_iteration_over(self) -> bool:
         """Whether the iteration has as many epochs or tokens as `iteration_length` asks for."""

@@ -67,7 +67,8 @@ class StandardStep:
     def __init__(self, context: StepContext) -> None:
         self.context = context
         context.standard = self
-        self._has_gradients = False
+        self.has_gradients = False
+        """Whether gradients were computed since the last update."""
 
     def compute_gradients(self, batch: Any) -> torch.Tensor:
         """See `TrainStep`; fires the events from `BEFORE_FORWARD` to `AFTER_BACKWARD` for each microbatch."""
@@ -78,9 +79,9 @@ class StandardStep:
         context.loss_parts.clear()
         state.outputs = None
         # A batch is measured once, however often its gradients are computed.
-        train_metrics = None if self._has_gradients else context.train_metrics
-        if self._has_gradients: self.clear_gradients()
-        self._has_gradients = True
+        train_metrics = None if self.has_gradients else context.train_metrics
+        if self.has_gradients: self.clear_gradients()
+        self.has_gradients = True
         size, parallelism = state.device_train_microbatch_size, state.parallelism
         context.mean = mean = LossMean(step, parallelism)
         if size is None and context.spec.microbatch_transforms is None:
@@ -93,47 +94,20 @@ class StandardStep:
         state.batch = batch
         return self._finish_mean(mean, facts)
 
-    def compute_plainly(self, batch: Any) -> torch.Tensor | None:
-        """Do as `compute_gradients` does, in short, for a batch that is one microbatch with a known weight.
+    def run_backward_of_parts(self) -> torch.Tensor:
+        """Run backward on `state.loss`, a `LossSum` or a loss with parts, of a batch that is one microbatch.
 
-        For one process, gradients that are not scaled, no metrics of training, and nobody who listens
-        meanwhile. Returns None, and does nothing, for another batch.
+        Returns:
+            The mean loss over this rank's batch.
         """
         context = self.context
-        state, facts, step = context.state, context.facts, context.step
-        if (
-            facts is None
-            or step is None
-            or self._has_gradients
-            or state.device_train_microbatch_size is not None
-            or not step.weight
-            or facts.weight != step.weight
-            or type(facts.weights) is torch.Tensor
-        ):
-            return None
-        self._has_gradients = True
-        state.outputs = None
-        model: Any = state.model
-        if context.precision.is_plain:
-            state.outputs = outputs = state.module(batch)
-            loss = model.loss(outputs, batch)
-        else:
-            with context.precision.forward():
-                state.outputs = outputs = state.module(batch)
-                loss = model.loss(outputs, batch)
-        if type(loss) is not torch.Tensor or loss.ndim:
-            state.loss = loss
-            context.mean = mean = LossMean(step, state.parallelism)
-            context.loss_parts.clear()
-            del outputs
-            self._run_backward(facts.weight, mean, None)
-            return self._finish_mean(mean, facts)
-        if not (context.engine.keeps_outputs or context.keeps_outputs): state.outputs = None
-        del outputs
-        context.mean = None
-        loss.backward()  # type: ignore[no-untyped-call]  # of torch
-        state.loss = loss = loss.detach()
-        return loss
+        facts, step = context.facts, context.step
+        assert facts is not None
+        assert step is not None
+        context.mean = mean = LossMean(step, context.state.parallelism)
+        context.loss_parts.clear()
+        self._run_backward(facts.weight, mean, None)
+        return self._finish_mean(mean, facts)
 
     def _finish_mean(self, mean: LossMean, facts: DeviceBatch) -> torch.Tensor:
         """Correct the gradients where they need it, and return the mean loss over this rank's batch."""
@@ -184,21 +158,14 @@ class StandardStep:
         """Set every gradient to None."""
         for optimizer in self.context.state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self._has_gradients = False
-
-    def update_plainly(self) -> None:
-        """Do as `update` does, after `compute_plainly`."""
-        optimizers = self.context.state.optimizers
-        for optimizer in optimizers: optimizer.step()
-        for optimizer in optimizers: optimizer.zero_grad(set_to_none=True)
-        self._has_gradients = False
+        self.has_gradients = False
 
     def update(self) -> None:
         """See `TrainStep`. A batch without loss weight on any rank updates nothing."""
         context = self.context
         assert context.step is not None
         context.precision.step(context.state.optimizers, skip=not context.step.weight)
-        self._has_gradients = False
+        self.has_gradients = False
 
 
 class ClosureStep:

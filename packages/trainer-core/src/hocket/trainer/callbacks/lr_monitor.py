@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
 
 from hocket.trainer.callback import Callback
 from hocket.trainer.logger import Logger
@@ -20,14 +23,32 @@ class LRMonitor(Callback):
 
     reads_outputs = False
 
+    def __init__(self) -> None:
+        self._names: list[tuple[Optimizer, list[str]]] = []
+
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the rates of the step just made."""
+        if len(self._names) != len(state.optimizers):
+            self._names = _name_groups(state.optimizers)
         rates: dict[str, Any] = {}
-        seen: dict[str, int] = {}
-        for optimizer in state.optimizers:
-            name = type(optimizer).__name__
-            count = seen[name] = seen.get(name, 0) + 1
-            suffix = f"-{count - 1}" if count > 1 else ""
-            for index, group in enumerate(optimizer.param_groups):
-                rates[f"lr-{name}{suffix}/group{index}"] = group["lr"]
-        logger.log_metrics(rates)
+        for optimizer, (named, names) in zip(state.optimizers, self._names, strict=True):
+            if optimizer is not named or len(names) != len(optimizer.param_groups):
+                self._names = []
+                self.batch_end(state, logger)
+                return
+            for name, group in zip(names, optimizer.param_groups, strict=True):
+                rates[name] = group["lr"]
+        logger.log_metrics(rates, state.counts.batch)
+
+
+def _name_groups(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[str]]]:
+    """Return each optimizer with the names of its groups."""
+    named = []
+    seen: dict[str, int] = {}
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        count = seen[name] = seen.get(name, 0) + 1
+        suffix = f"-{count - 1}" if count > 1 else ""
+        indices = range(len(optimizer.param_groups))
+        named.append((optimizer, [f"lr-{name}{suffix}/group{index}" for index in indices]))
+    return named

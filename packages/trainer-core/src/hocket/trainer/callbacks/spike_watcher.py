@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 _log = logging.getLogger(__name__)
-_POLICIES = ("warn", "raise", "skip")
+_POLICIES = ("warn", "raise", "skip", "ignore")
 
 
 class SpikeWatcher(Callback):
-    """Warns, raises or skips the update when the loss or the gradient norm jumps.
+    """Warns, raises, skips the update or only keeps count when the loss or the gradient norm jumps.
 
     A value is a spike if it is not finite, or more than `threshold` standard deviations above the mean of the
     last `window_size` values that were no spikes. The values are means over the ranks, so every rank comes to
@@ -33,11 +33,11 @@ class SpikeWatcher(Callback):
     `spike/grad_norm` if watched: 1 for a spike, else 0.
 
     With `"skip"` the optimizers leave everything as it was: parameters, moments and weight decay. The number
-    has to be known before the update, so every batch waits for the device once. `"warn"` and `"raise"` look
-    at a batch when the next one has been computed and wait for nothing.
+    has to be known before the update, so every batch waits for the device once. The others look at a batch
+    when the next one has been computed and wait for nothing. `"ignore"` trains on and logs the spikes alone.
 
     Args:
-        policy: `"warn"`, `"raise"` or `"skip"`.
+        policy: `"warn"`, `"raise"`, `"skip"` or `"ignore"`.
         window_size: Values to compare with.
         threshold: Standard deviations above the mean.
         min_batches: Batches before the first verdict; non-finite values are spikes from the start.
@@ -54,7 +54,7 @@ class SpikeWatcher(Callback):
 
     def __init__(
         self,
-        policy: Literal["warn", "raise", "skip"] = "warn",
+        policy: Literal["warn", "raise", "skip", "ignore"] = "warn",
         *,
         window_size: int = 128,
         threshold: float = 6.0,
@@ -143,7 +143,8 @@ class SpikeWatcher(Callback):
         return f"the {shown} is {value:.4g}, and was {before}"
 
     def _react(self, rows: list[list[float]], batch: int) -> None:
-        if spikes := self._judge(rows, batch):
+        spikes = self._judge(rows, batch)
+        if spikes and self.policy != "ignore":
             message = f"a spike at batch {batch}: {'; '.join(spikes)}"
             if self.policy == "raise":
                 raise DivergedError(f"{message}. Go on from a checkpoint before it, or use `policy='skip'`")

@@ -10,10 +10,12 @@ Their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
     uv run python tests/bench/trainer.py --profile
+    uv run python tests/bench/trainer.py --steps --cells bare,hocket,hocket-in-use,fabric
 
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
 Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
-over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead.
+over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead,
+and `--steps` prints quantiles of single steps, which are steady on a busy machine too.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import threading
 from pathlib import Path
 
 import torch
-from cells import trainer_profile
+from cells import trainer_profile, trainer_steps
 from cells.trainer import CELLS, STEPS
 
 CELLS_FILE = Path(__file__).parent / "cells" / "trainer.py"
@@ -197,9 +199,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
     parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
+    parser.add_argument("--steps", action="store_true", help="quantiles of single steps, in one process")
     options = parser.parse_args()
     if options.profile:
         trainer_profile.main(options.rounds)
+        return
+    if options.steps:
+        trainer_steps.main(options.cells.split(","), options.rounds)
         return
     figures = measure(start_cells(options.cells.split(",")), options.rounds)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())

@@ -255,6 +255,11 @@ def test_batches_are_counted_and_sliced_whatever_they_are():
         num_samples([torch.zeros(2), torch.zeros(3)])
 
 
+def test_labels_on_a_device_weigh_by_numbers_on_the_device():
+    weights = loss_weights({"labels": torch.zeros(2, 3, dtype=torch.long, device="meta")})
+    assert (weights.device.type, list(weights.shape), weights.dtype) == ("meta", [2], torch.float32)
+
+
 @pytest.mark.parametrize("size", [0, -1, True, "auto", 1.5])
 def test_a_microbatch_size_that_is_no_number_of_samples_is_refused(size):
     with pytest.raises(TrainerConfigError, match="device_train_microbatch_size"):

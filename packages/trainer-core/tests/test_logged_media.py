@@ -14,7 +14,7 @@ from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.timestamp import Timestamp
 
-STATE = SimpleNamespace(timestamp=Timestamp(batch=3))
+STATE = SimpleNamespace(counts=Timestamp(batch=3).counts)
 
 
 def test_images_arrive_as_bytes_as_they_were_when_logged():

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +43,10 @@ class _State:
     optimizers: list = field(default_factory=list)
     timestamp: Timestamp = field(default_factory=Timestamp)
     previous_timestamp: Timestamp = field(default_factory=Timestamp)
+
+    @property
+    def counts(self):
+        return self.timestamp.counts
 
 
 def train(listeners, *, batches=12, tokens=70, step_s=0.5, max_duration=None, metrics=None, state=None):
@@ -293,6 +298,23 @@ def test_learning_rates():
         "lr-SGD/group1": 0.1,
         "lr-SGD-1/group0": 0.25,
     }
+
+
+def test_learning_rates_of_groups_and_optimizers_that_come_later():
+    first, other = (torch.optim.SGD([torch.zeros(1)], lr=rate) for rate in (0.5, 0.125))
+    logged = []
+    monitor, logger = LRMonitor(), SimpleNamespace(log_metrics=logged.append)
+    for change in (
+        lambda: [first],
+        lambda: first.add_param_group({"params": [torch.zeros(1)], "lr": 0.25}) or [first],
+        lambda: [other],
+    ):
+        monitor.batch_end(_State(optimizers=change()), logger)
+    assert logged == [
+        {"lr-SGD/group0": 0.5},
+        {"lr-SGD/group0": 0.5, "lr-SGD/group1": 0.25},
+        {"lr-SGD/group0": 0.125},
+    ]
 
 
 def test_monitors_read_no_tensor(monkeypatch):

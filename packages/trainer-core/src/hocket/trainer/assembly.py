@@ -30,11 +30,13 @@ from hocket.trainer.configs import (
 from hocket.trainer.data_spec import as_data_spec, with_model_weights
 from hocket.trainer.determinism import deterministic
 from hocket.trainer.devices import choose_device, world_size
+from hocket.trainer.engine import Engine
 from hocket.trainer.evaluation import EvaluationLoop
 from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.event import Event
 from hocket.trainer.global_batches import GlobalBatchLoader
 from hocket.trainer.gradient_clipping import GradientClipper
+from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.loggers.console import ConsoleLogger
 from hocket.trainer.loggers.progress_bar import ProgressBarLogger

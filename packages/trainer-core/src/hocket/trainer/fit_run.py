@@ -22,6 +22,9 @@ from hocket.trainer.train_loader import TrainLoader
 # ruff: noqa: E701 - an event is one line, as in the training loop
 # fmt: off
 
+LOSS = "loss/train/total"
+"""The name of the mean loss in the log."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Run:
@@ -68,6 +71,6 @@ def finish_batch(run: Run) -> None:
 def log_loss(run: Run, loss: torch.Tensor, step: GlobalStep, batch: int) -> None:
     """Log the mean loss of the global batch, and its parts. Collective on several ranks."""
     context = run.context
-    values = {"loss/train/total": mean_over_ranks(context, loss)}
+    values = {LOSS: mean_over_ranks(context, loss)}
     values |= context.loss_parts.take(step.weight, run.state.parallelism)
     run.logger.log_metrics(values, batch)

@@ -18,7 +18,7 @@ from hocket.trainer.destination import Destination
 from hocket.trainer.errors import LoggerError
 from hocket.trainer.log_queue import LogQueue
 from hocket.trainer.logged_images import capture_images
-from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.timestamp import Counts
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +37,20 @@ def global_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-class _HasTimestamp(Protocol):
+class _HasCounts(Protocol):
     @property
-    def timestamp(self) -> Timestamp: ...
+    def counts(self) -> Counts: ...
 
 
 class Logger:
     """Hands what the training logs to its destinations, without ever waiting for a device or a destination.
 
     Args:
-        state: Its `timestamp` gives the step of what is logged without one.
+        state: Its `counts` give the step of what is logged without one.
         destinations: Where to; those for rank 0 only are left out on other ranks.
     """
 
-    def __init__(self, state: _HasTimestamp, destinations: Iterable[Destination] = ()) -> None:
+    def __init__(self, state: _HasCounts, destinations: Iterable[Destination] = ()) -> None:
         self._state = state
         rank = global_rank()
         self.destinations: tuple[Destination, ...] = tuple(
@@ -202,7 +202,7 @@ class Logger:
         return any(destination.can_upload_files() for destination in self.destinations)
 
     def _step(self, step: int | None) -> int:
-        return self._state.timestamp.counts.batch if step is None else int(step)
+        return self._state.counts.batch if step is None else int(step)
 
     def _call_media(self, call: Callable[[Destination], None]) -> None:
         """Queue `call` for every destination that has room for more images and tables."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hocket.trainer.batches import num_samples
 from hocket.trainer.data_spec import DataSpec
@@ -71,9 +72,10 @@ class BatchPrefetcher:
         """Fetches from the loader; a profiler puts a timed one here."""
         self._device = device
         self._share = getattr(self.loader, "batch_share", None)
+        self._copies = device.type != "cpu"
         # Nearly every batch then needs no more than its rows.
         self._counts_rows = self._share is None and spec.counts_plainly()
-        self._copies = device.type != "cpu"
+        self._only_counts_rows = self._counts_rows and spec.batch_transforms is None and not self._copies
         self.is_started = False
         """Whether an epoch is in progress."""
         self._iterator: Iterator[Any] | None = None
@@ -161,15 +163,17 @@ class BatchPrefetcher:
         if batch is _END:
             return None
         self._num_fetched += 1
+        if self._only_counts_rows and (type(batch) is list or type(batch) is tuple) and len(batch) == 2:
+            # Nearly every batch is a pair of tensors: their rows are compared here, without a call.
+            first, second = batch
+            if type(first) is Tensor and type(second) is Tensor and (shape := first.shape):
+                samples, other = shape[0], second.shape
+                if other and samples == other[0] and samples:
+                    return DeviceBatch(batch, samples, samples, 0, None, samples * 1.0)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
         if self._counts_rows and (type(batch) is list or type(batch) is tuple):
-            # Nearly every batch is a pair of tensors: their rows are compared here, without a call.
-            if len(batch) == 2 and type(batch[0]) is type(batch[1]) is torch.Tensor:
-                first, second = batch[0].shape, batch[1].shape
-                samples = first[0] if first and second and first[0] == second[0] else num_samples(batch)
-            else:
-                samples = num_samples(batch)
+            samples = num_samples(batch)
             if samples < 1:
                 raise DataError(_EMPTY)
             record = DeviceBatch(batch, samples, samples, 0, None, float(samples))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.trainer.event import Event
-from hocket.trainer.fit_run import Run, finish_batch, log_loss
+from hocket.trainer.fit_run import LOSS, Run, finish_batch, log_loss
 from hocket.trainer.optim import apply_schedulers
 from hocket.trainer.prefetch import DeviceBatch
 from hocket.trainer.step import StandardStep
@@ -37,7 +37,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
     take_ahead, fetch_ahead, now = loader.take_ahead, loader.fetch_ahead, run.clock.now
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
-    allows, reads_loss = guard.allows, guard.reads_at_once
+    allows, reads_loss, log_metrics = guard.allows, guard.reads_at_once, run.logger.log_metrics
 
     def make_plain_steps() -> bool:
         has_made_one = False
@@ -77,7 +77,10 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
             else:
                 precision.step(state.optimizers, skip=True)
             if run.is_loss_logged and after[2] % run.log_every == 0:
-                log_loss(run, loss, step, after[2])
+                if reads_loss and context.mean is None and not context.loss_parts.sums:
+                    log_metrics({LOSS: value}, after[2])  # the number is there already
+                else:
+                    log_loss(run, loss, step, after[2])
             state.previous_counts, state.counts = counts, after
             if on.batch_end:
                 fire(Event.BATCH_END)

@@ -80,6 +80,8 @@ class TrainLoader:
         self._next: DeviceBatch | None = None
         self._pending: GlobalStep | PendingStep | None = None
         self._error: BaseException | None = None
+        # Whether a batch is ahead that `take_ahead` may take.
+        self._is_plainly_ahead = False
         self._num_to_skip = 0
         self._taken_at: int | None = None
         self._is_uneven_told = False
@@ -107,6 +109,7 @@ class TrainLoader:
         if self._pending is None:
             self._begin()
         assert self._pending is not None
+        self._is_plainly_ahead = False
         step = self._pending.wait()
         self.is_epoch_over = False
         if step.failed_ranks:
@@ -136,24 +139,24 @@ class TrainLoader:
         Args:
             batch: Batches trained on so far.
         """
-        step = self._pending
-        if type(step) is not GlobalStep or step.is_end or step.should_stop or step.failed_ranks:
+        if not self._is_plainly_ahead:
             return None
-        taken = self._next
-        if taken is None:
-            return None
+        taken, step = self._next, self._pending
+        self._is_plainly_ahead = False
         self._pending = self._next = None
         self._taken_at = batch
         if self._points:
             self._points.popleft()
-        return taken, step
+        return taken, step  # type: ignore[return-value]  # a batch is ahead, and its facts are known
 
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
         if self._is_alone and self._pending is None and self.prefetcher.is_started:
             # Nearly every batch: there is no exchange, an error is raised at once, and no state is noted.
             self._next = batch = self._fetch()
-            self._pending = self._sync.of_one(batch, self._stop.reason is not None)
+            wants_stop = self._stop.reason is not None
+            self._pending = self._sync.of_one(batch, wants_stop)
+            self._is_plainly_ahead = batch is not None and not wants_stop
         elif self._pending is None:
             self._begin()
         if self.prefetcher.depth > 1:
@@ -219,6 +222,7 @@ class TrainLoader:
 
     def close(self) -> None:
         """Release the loader's iterator, and so its workers."""
+        self._is_plainly_ahead = False
         self._pending = self._next = self._taken_at = None
         if self._points is not None:
             self._points.clear()
@@ -241,6 +245,8 @@ class TrainLoader:
             has_failed=self._error is not None,
             clock=self._clock,
         )
+        step = self._pending
+        self._is_plainly_ahead = batch is not None and type(step) is GlobalStep and not step.should_stop
 
     def _prepare_fetch(self) -> None:
         """Start the epoch, and note the state before the fetch, where either is needed."""

@@ -38,7 +38,7 @@ class LRMonitor(Callback):
                 return
             for name, group in zip(names, optimizer.param_groups, strict=True):
                 rates[name] = group["lr"]
-        logger.log_metrics(rates, state.counts.batch)
+        logger.log_metrics(rates)
 
 
 def _name_groups(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[str]]]:

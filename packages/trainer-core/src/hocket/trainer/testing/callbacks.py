@@ -18,7 +18,7 @@ from hocket.trainer.logger import Logger
 from hocket.trainer.logger_destination import LoggerDestination
 from hocket.trainer.testing.stateful import check_stateful
 from hocket.trainer.time import Time
-from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.timestamp import Counts, Timestamp
 
 _KNOWN = frozenset(name for name in dir(LoggerDestination) if not name.startswith("_"))
 
@@ -70,6 +70,10 @@ class _SomeState:
     dataloader_len: int | None = 2
     timestamp: Timestamp = field(default_factory=Timestamp)
     previous_timestamp: Timestamp = field(default_factory=Timestamp)
+
+    @property
+    def counts(self) -> Counts:
+        return self.timestamp.counts
 
 
 def check_logger(

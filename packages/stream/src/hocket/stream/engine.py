@@ -152,6 +152,8 @@ class Engine:
     and raises if one has changed.
     """
 
+    _environment: dict[str, str]
+
     def __init__(
         self, sources: Sequence[Source], settings: ReadSettings, *, weigh: Callable[[list[int]], list[int]]
     ) -> None:
@@ -364,7 +366,8 @@ class Engine:
         """
         if self._environment == dict(os.environ):
             return False
-        self._caches, self._environment = self._make_caches(), dict(os.environ)
+        self._environment = dict(os.environ)
+        self._caches = self._make_caches()
         return True
 
     def _make_process_state(self) -> None:

@@ -1,5 +1,6 @@
 //! The process-wide budget of bytes in flight.
 
+use crate::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Mutex, Notify};
@@ -53,6 +54,16 @@ impl Drop for Hold {
         // Without a waiter, `Notify` keeps this as a permit; the next waiter then does one check too many.
         self.budget.freed.notify_one();
     }
+}
+
+/// Returns the process's budget.
+pub(crate) fn of_process() -> Arc<Budget> {
+    process::with(|budget: &mut Arc<Budget>| Arc::clone(budget))
+}
+
+/// Returns the bytes in flight in this process now and their highest value so far.
+pub fn bytes_in_flight() -> (u64, u64) {
+    of_process().now()
 }
 
 #[cfg(test)]

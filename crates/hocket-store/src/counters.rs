@@ -1,6 +1,7 @@
 //! Counters of requests and bytes, per process and per handle.
 
 use crate::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Monotonic counters. Memory stores and local files make no requests and are not counted.
@@ -50,12 +51,12 @@ impl Counters {
     }
 }
 
-/// Returns the counts of this process over all stores, since it started or was forked.
-pub fn counts() -> Counts {
-    process::counters().now()
+/// Returns the process's counters.
+pub(crate) fn of_process() -> Arc<Counters> {
+    process::with(|counters: &mut Arc<Counters>| Arc::clone(counters))
 }
 
-/// Returns the bytes in flight in this process now and their highest value so far.
-pub fn bytes_in_flight() -> (u64, u64) {
-    process::budget().now()
+/// Returns the counts of this process over all stores, since it started or was forked.
+pub fn counts() -> Counts {
+    of_process().now()
 }

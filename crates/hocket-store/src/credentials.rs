@@ -5,11 +5,11 @@
 //! renews them before they expire for as long as requests use them, or reports why there are none. A store may
 //! reject keys as expired before their stated time: clocks differ, and for the keys of an instance role boto3
 //! reports a later expiry than the true one. Keys without a stated expiry may have been rotated in their file.
-//! The provider then looks up new keys at once, and the request is repeated once. All of this state lives in the process table, so a forked child starts without wanted or
-//! claimed profiles.
+//! The provider then looks up new keys at once, and the request is repeated once. All of this state lives in the
+//! process table, so a forked child starts without wanted or claimed profiles.
 
 use crate::error::StoreError;
-use crate::process::{self, with_table};
+use crate::{process, runtime};
 use object_store::aws::AwsCredential;
 use object_store::{CredentialProvider, Error};
 use std::collections::HashMap;
@@ -28,10 +28,10 @@ const MARGIN: Duration = Duration::from_millis(250);
 static IS_ATTENDED: AtomicBool = AtomicBool::new(false);
 
 /// The profiles of this process by name; the empty name is boto3's default chain.
-pub(crate) type Profiles = HashMap<String, Profile>;
+type Profiles = HashMap<String, Profile>;
 
 /// The state of a profile that was requested.
-pub(crate) struct Profile {
+struct Profile {
     region: Option<String>,
     /// Whether requests have used the keys since the last [`is_used`].
     is_used: bool,
@@ -89,10 +89,10 @@ pub fn attend() {
 
 /// Returns the profiles that requests wait for and that no provider has claimed.
 pub fn wanted() -> Vec<String> {
-    with_table(|table| {
+    process::with(|profiles: &mut Profiles| {
         let is_wanted =
             |(_, profile): &(&String, &Profile)| matches!(*profile.keys.borrow(), State::Wanted);
-        let wanted = table.profiles.iter().filter(is_wanted);
+        let wanted = profiles.iter().filter(is_wanted);
         wanted.map(|(name, _)| name.clone()).collect()
     })
 }
@@ -100,8 +100,8 @@ pub fn wanted() -> Vec<String> {
 /// Claims a wanted `profile` for the caller, who must then provide its keys. Returns false if it is already
 /// claimed.
 pub fn claim(profile: &str) -> bool {
-    with_table(|table| {
-        let Some(known) = table.profiles.get_mut(profile) else {
+    process::with(|profiles: &mut Profiles| {
+        let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
         let is_wanted = matches!(*known.keys.borrow(), State::Wanted);
@@ -116,8 +116,8 @@ pub fn claim(profile: &str) -> bool {
 /// Returns whether requests have used the keys of `profile` since the last call, or are waiting for new ones.
 /// If not, the claim ends: a request that later finds expired keys marks the profile as wanted again.
 pub fn is_used(profile: &str) -> bool {
-    with_table(|table| {
-        let Some(known) = table.profiles.get_mut(profile) else {
+    process::with(|profiles: &mut Profiles| {
+        let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
         let is_sought = matches!(*known.keys.borrow(), State::Sought);
@@ -134,8 +134,8 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
         secret_key: keys.secret_key,
         token: keys.token,
     };
-    with_table(|table| {
-        if let Some(known) = table.profiles.get_mut(profile) {
+    process::with(|profiles: &mut Profiles| {
+        if let Some(known) = profiles.get_mut(profile) {
             known.region = region;
             // Keys without an expiry are not renewed by the provider, which ends its claim.
             known.is_served = expires.is_some();
@@ -154,7 +154,8 @@ pub fn provide(profile: &str, keys: Keys, region: Option<String>) {
 /// # Errors
 /// `Io` if the process's I/O threads cannot be started.
 pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreError> {
-    let keys = with_table(|table| Some(table.profiles.get(profile)?.keys.subscribe()));
+    let keys =
+        process::with(|profiles: &mut Profiles| Some(profiles.get(profile)?.keys.subscribe()));
     let Some(mut keys) = keys else {
         return Ok(false);
     };
@@ -164,13 +165,13 @@ pub fn is_sought_within(profile: &str, pause: Duration) -> Result<bool, StoreErr
             .is_ok()
     };
     let waiting = async move { tokio::time::timeout(pause, sought).await };
-    Ok(process::runtime()?.block_on(waiting).unwrap_or(false))
+    Ok(runtime::current()?.block_on(waiting).unwrap_or(false))
 }
 
 /// Reports why there are no keys for `profile`. The next request marks the profile as wanted again.
 pub fn fail(profile: &str, missing: Missing) {
-    with_table(|table| {
-        if let Some(known) = table.profiles.get_mut(profile) {
+    process::with(|profiles: &mut Profiles| {
+        if let Some(known) = profiles.get_mut(profile) {
             known.is_served = false;
             known.keys.send_replace(State::Failed(missing));
         }
@@ -179,7 +180,7 @@ pub fn fail(profile: &str, missing: Missing) {
 
 /// Returns the region of a profile with known keys, if it has one.
 pub(crate) fn region(profile: &str) -> Option<String> {
-    with_table(|table| table.profiles.get(profile)?.region.clone())
+    process::with(|profiles: &mut Profiles| profiles.get(profile)?.region.clone())
 }
 
 /// Requests keys for `profile` and waits until valid ones arrive or the lookup fails.
@@ -212,8 +213,8 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
 /// Returns whether a repeated request will get keys of a new lookup, for a request that started at `began` and
 /// was rejected with expired keys. Drops the current keys if they are the rejected ones.
 pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
-    with_table(|table| {
-        let Some(known) = table.profiles.get_mut(profile) else {
+    process::with(|profiles: &mut Profiles| {
+        let Some(known) = profiles.get_mut(profile) else {
             return false;
         };
         let is_newest = match &*known.keys.borrow() {
@@ -235,8 +236,8 @@ pub(crate) fn are_others_coming(profile: &str, began: Instant) -> bool {
 }
 
 fn want(profile: &str) -> watch::Receiver<State> {
-    with_table(|table| {
-        let known = table.profiles.entry(profile.to_owned());
+    process::with(|profiles: &mut Profiles| {
+        let known = profiles.entry(profile.to_owned());
         let known = known.or_insert_with(|| Profile {
             region: None,
             is_used: false,

@@ -1,6 +1,6 @@
 //! The errors of this crate, named by what the caller can do about them.
 
-use crate::uri::Service;
+use crate::service::Service;
 use std::time::Duration;
 
 /// The result type of this crate.
@@ -106,6 +106,11 @@ impl StoreError {
             uri: uri.into(),
             reason: reason.into(),
         }
+    }
+
+    /// Builds the error for the use of an upload after it failed.
+    pub(crate) fn upload_ended(uri: &str) -> Self {
+        Self::io(uri, "the upload ended with an earlier error; start it anew")
     }
 
     /// Maps an operating-system error on `uri` to an error of this crate.

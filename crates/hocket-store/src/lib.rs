@@ -19,37 +19,45 @@
 //! # }
 //! ```
 
+mod backend;
 mod budget;
 mod client;
+mod connect;
 mod counters;
 pub mod credentials;
 pub mod direct;
 mod env;
 mod error;
+mod handle;
 mod http;
 mod list;
 mod local;
+mod local_meta;
 pub mod memory;
 mod meta;
 mod object;
 mod options;
 mod parts;
+mod pin;
 mod process;
 mod ranges;
 mod read;
+mod remote;
+mod requests;
 mod retry;
 pub mod runtime;
+mod service;
 mod staged;
 mod store;
 mod upload;
 mod uploads;
 mod uri;
 
-pub use counters::{Counts, bytes_in_flight, counts};
+pub use budget::bytes_in_flight;
+pub use counters::{Counts, counts};
 pub use error::{Result, StoreError, io_reason};
-pub use meta::{Listing, ObjectMeta, PutMode};
+pub use meta::{Listing, ObjectMeta, PutMode, Unfinished};
 pub use object::Object;
 pub use options::StoreOptions;
 pub use store::Store;
 pub use upload::Upload;
-pub use uploads::Unfinished;

@@ -1,57 +1,23 @@
-//! Paginated listing of a store.
+//! Paginated listing of a remote store.
 
-use crate::client::Remote;
 use crate::error::{Result, StoreError};
-use crate::local;
-use crate::meta::{Listing, ObjectMeta};
+use crate::meta::Listing;
+use crate::requests::Requests;
 use crate::retry::{Load, Tries};
-use crate::store::{Backend, Store};
-use crate::uri::check_segments;
 use futures::TryStreamExt;
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as ObjectPath;
 use object_store::{ListResult, ObjectStore};
 
-impl Store {
-    /// Lists all objects below `prefix`, sorted by key. The prefix matches whole path segments: `a` matches
-    /// `a/b`, not `ab`.
-    ///
-    /// # Errors
-    /// As [`head`](Self::head). A prefix without objects gives an empty list.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
-        Ok(self.list_level(prefix, false).await?.objects)
-    }
-
-    /// Lists one level below `prefix`.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list).
-    pub async fn list_dirs(&self, prefix: &str) -> Result<Listing> {
-        self.list_level(prefix, true).await
-    }
-
-    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
-        let prefix = prefix.trim_end_matches('/');
-        check_segments(self.uri(), prefix)?;
-        self.check_verb("list")?;
-        let mut listing = match self.backend().await? {
-            Backend::Local => local::list(self.clone(), prefix.to_owned(), one_level).await?,
-            Backend::Remote(remote) => self.list_remote(&remote, prefix, one_level).await?,
-        };
-        listing.dirs.sort_unstable();
-        listing
-            .objects
-            .sort_unstable_by(|left, right| left.key.cmp(&right.key));
-        Ok(listing)
-    }
-
-    async fn list_remote(&self, remote: &Remote, prefix: &str, one_level: bool) -> Result<Listing> {
-        let uri = self.object_uri(prefix);
-        let path = self.path(prefix)?;
+impl Requests {
+    /// Lists the objects below `prefix`, or one level; the result is unsorted.
+    pub(crate) async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+        let uri = self.handle.object_uri(prefix);
+        let path = self.handle.path(prefix)?;
         let from = (!path.as_ref().is_empty()).then_some(&path);
         let mut listing = Listing::default();
-        let Some(pages) = &remote.pages else {
-            let found = list_memory(&*remote.objects, from, one_level).await;
+        let Some(pages) = &self.client.pages else {
+            let found = list_memory(&*self.client.objects, from, one_level).await;
             self.add_page(
                 &mut listing,
                 found.map_err(|error| StoreError::io(uri, error.to_string()))?,
@@ -61,7 +27,7 @@ impl Store {
         let full = from.map(|path| format!("{path}/"));
         let mut token = None;
         loop {
-            let mut tries = Tries::new(self, prefix, Load::None);
+            let mut tries = Tries::new(&self.handle, prefix, Load::None);
             let page = loop {
                 let options = PaginatedListOptions {
                     delimiter: one_level.then(|| "/".into()),
@@ -69,7 +35,7 @@ impl Store {
                     ..PaginatedListOptions::default()
                 };
                 match tries
-                    .attempt(remote, pages.list_paginated(full.as_deref(), options))
+                    .attempt(&self.client, pages.list_paginated(full.as_deref(), options))
                     .await
                 {
                     Ok(mut page) => {
@@ -88,7 +54,7 @@ impl Store {
     }
 
     fn add_page(&self, listing: &mut Listing, page: ListResult) {
-        let own = self.prefix();
+        let own = self.handle.prefix();
         let strip = |path: &ObjectPath| {
             path.as_ref()
                 .strip_prefix(own)
@@ -100,7 +66,7 @@ impl Store {
         let objects = page
             .objects
             .iter()
-            .filter_map(|meta| Some(self.meta(&strip(&meta.location)?, meta)));
+            .filter_map(|meta| Some(self.handle.meta(&strip(&meta.location)?, meta)));
         listing
             .objects
             .extend(objects.filter(|meta| !meta.key.is_empty()));

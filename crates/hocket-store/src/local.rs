@@ -1,195 +1,241 @@
 //! Stores of local files.
 
+use crate::backend::{Backend, Writer};
 use crate::error::{Result, StoreError};
-use crate::meta::{Listing, ObjectMeta, PutMode};
-use crate::object::Pin;
+use crate::handle::Handle;
+use crate::local_meta::{describe, etag, write_error};
+use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::pin::Pin;
+use crate::runtime::blocking;
 use crate::staged::{HIDDEN, Staged};
-use crate::store::Store;
+use async_trait::async_trait;
 use bytes::Bytes;
 use std::collections::HashSet;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Runs file operations on a blocking thread.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(error) => Err(StoreError::io(
-            "hocket",
-            format!("a file operation ended without an answer: {error}"),
-        )),
+/// A directory as a store.
+pub(crate) struct LocalStore(pub(crate) Handle);
+
+impl LocalStore {
+    /// Runs `work` with the handle and `key` on a blocking thread.
+    async fn run<T: Send + 'static>(
+        &self,
+        key: &str,
+        work: impl FnOnce(Handle, String) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (handle, key) = (self.0.clone(), key.to_owned());
+        blocking(move || work(handle, key)).await
     }
 }
 
-/// See [`Store::head`].
-pub(crate) async fn head(store: Store, key: String) -> Result<ObjectMeta> {
-    blocking(move || {
-        let (path, uri) = locate(&store, &key);
-        let metadata =
-            fs::metadata(&path).map_err(|error| StoreError::from_io(&uri, "look at", &error))?;
-        describe(&key, &uri, &metadata)
-    })
-    .await
-}
+#[async_trait]
+impl Backend for LocalStore {
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.run(key, |handle, key| {
+            let (path, uri) = handle.locate(&key);
+            let metadata = fs::metadata(&path)
+                .map_err(|error| StoreError::from_io(&uri, "look at", &error))?;
+            describe(&key, &uri, &metadata)
+        })
+        .await
+    }
 
-/// See [`Store::get`].
-pub(crate) async fn get(store: Store, key: String, pin: Pin, size: Option<u64>) -> Result<Bytes> {
-    blocking(move || {
-        let reader = Reader::open(&store, &key, &pin)?;
-        reader.meta.check_size(store.object_uri(&key), size)?;
-        let data = reader.read(0..reader.meta.size)?;
-        reader.check_unchanged()?;
-        Ok(data)
-    })
-    .await
-}
+    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes> {
+        self.run(key, move |handle, key| {
+            let reader = Reader::open(&handle, &key, &pin)?;
+            reader.meta.check_size(reader.uri.clone(), size)?;
+            let data = reader.read(0..reader.meta.size)?;
+            reader.check_unchanged()?;
+            Ok(data)
+        })
+        .await
+    }
 
-/// See [`Store::get_ranges`].
-pub(crate) async fn get_ranges(
-    store: Store,
-    key: String,
-    pin: Pin,
-    ranges: Vec<Range<u64>>,
-) -> Result<Vec<Bytes>> {
-    blocking(move || {
-        let reader = Reader::open(&store, &key, &pin)?;
-        let pieces = ranges
-            .into_iter()
-            .map(|range| reader.read(range))
-            .collect::<Result<Vec<_>>>()?;
-        reader.check_unchanged()?;
-        Ok(pieces)
-    })
-    .await
-}
+    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let ranges = ranges.to_vec();
+        self.run(key, move |handle, key| {
+            let reader = Reader::open(&handle, &key, &pin)?;
+            let pieces = ranges
+                .into_iter()
+                .map(|range| reader.read(range))
+                .collect::<Result<Vec<_>>>()?;
+            reader.check_unchanged()?;
+            Ok(pieces)
+        })
+        .await
+    }
 
-/// See [`Store::download`].
-pub(crate) async fn download(
-    store: Store,
-    key: String,
-    pin: Pin,
-    to: PathBuf,
-    size: Option<u64>,
-) -> Result<ObjectMeta> {
-    blocking(move || {
-        let mut reader = Reader::open(&store, &key, &pin)?;
-        reader.meta.check_size(reader.uri.clone(), size)?;
-        let name = to.to_string_lossy().into_owned();
-        let mut target = File::create(&to).map_err(|error| write_error(&name, "create", &error))?;
-        let copied = io::copy(&mut reader.file, &mut target)
-            .map_err(|error| write_error(&name, "write", &error))?;
-        if copied != reader.meta.size {
-            return Err(StoreError::io(
-                &reader.uri,
-                format!("{copied} bytes read, {} expected", reader.meta.size),
-            ));
-        }
-        reader.check_unchanged()?;
-        Ok(reader.meta)
-    })
-    .await
-}
-
-/// See [`Store::put`].
-pub(crate) async fn put(
-    store: Store,
-    key: String,
-    data: Bytes,
-    mode: PutMode,
-) -> Result<Option<String>> {
-    blocking(move || {
-        let mut staged = Staged::create(&store, &key)?;
-        staged.write(&data)?;
-        Ok(staged.publish(&mode)?.etag)
-    })
-    .await
-}
-
-/// See [`Store::delete`]. Also removes directories that this leaves empty, because object stores have none.
-pub(crate) async fn delete(store: Store, key: String) -> Result<()> {
-    blocking(move || {
-        let (path, uri) = locate(&store, &key);
-        match fs::remove_file(&path) {
-            Ok(()) => {}
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
-                ) => {}
-            Err(error) => return Err(write_error(&uri, "delete", &error)),
-        }
-        let root = store.local_root();
-        let mut dir = path.parent();
-        while let Some(parent) = dir.filter(|dir| Some(*dir) != root) {
-            if fs::remove_dir(parent).is_err() {
-                break;
+    async fn download(
+        &self,
+        key: &str,
+        pin: Pin,
+        path: &Path,
+        size: Option<u64>,
+    ) -> Result<ObjectMeta> {
+        let to = path.to_owned();
+        self.run(key, move |handle, key| {
+            let mut reader = Reader::open(&handle, &key, &pin)?;
+            reader.meta.check_size(reader.uri.clone(), size)?;
+            let name = to.to_string_lossy().into_owned();
+            let mut target =
+                File::create(&to).map_err(|error| write_error(&name, "create", &error))?;
+            let copied = io::copy(&mut reader.file, &mut target)
+                .map_err(|error| write_error(&name, "write", &error))?;
+            if copied != reader.meta.size {
+                return Err(StoreError::io(
+                    &reader.uri,
+                    format!("{copied} bytes read, {} expected", reader.meta.size),
+                ));
             }
-            dir = parent.parent();
-        }
-        Ok(())
-    })
-    .await
-}
+            reader.check_unchanged()?;
+            Ok(reader.meta)
+        })
+        .await
+    }
 
-/// See [`Store::list`] and [`Store::list_dirs`]; the result is unsorted.
-pub(crate) async fn list(store: Store, prefix: String, one_level: bool) -> Result<Listing> {
-    blocking(move || {
-        let mut listing = Listing::default();
-        let mut seen = HashSet::new();
-        let mut pending = vec![prefix];
-        while let Some(dir) = pending.pop() {
-            let (path, uri) = locate(&store, &dir);
-            let failed = |error: &io::Error| StoreError::from_io(&uri, "list", error);
-            // Following a link to a parent directory would never end.
-            match fs::metadata(&path) {
-                Ok(metadata)
-                    if metadata.is_dir() && seen.insert((metadata.dev(), metadata.ino())) => {}
-                Ok(_) => continue,
+    async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
+        self.run(key, move |handle, key| {
+            let mut staged = Staged::create(&handle, &key)?;
+            staged.write(&data)?;
+            Ok(staged.publish(&mode)?.etag)
+        })
+        .await
+    }
+
+    async fn writer(&self, key: &str, _size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
+        let staged = self.run(key, |handle, key| Staged::create(&handle, &key));
+        let (staged, uri) = (Some(staged.await?), self.0.object_uri(key));
+        Ok(Box::new(LocalWriter { uri, staged }))
+    }
+
+    /// Also removes directories that this leaves empty, because object stores have none.
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.run(key, |handle, key| {
+            let (path, uri) = handle.locate(&key);
+            match fs::remove_file(&path) {
+                Ok(()) => {}
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(failed(&error)),
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
+                    ) => {}
+                Err(error) => return Err(write_error(&uri, "delete", &error)),
             }
-            for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
-                let entry = entry.map_err(|error| failed(&error))?;
-                let Some(name) = entry
-                    .file_name()
-                    .to_str()
-                    .filter(|name| !name.starts_with(HIDDEN))
-                    .map(str::to_owned)
-                else {
-                    continue;
-                };
-                let key = if dir.is_empty() {
-                    name
+            let root = handle.local_root();
+            let mut dir = path.parent();
+            while let Some(parent) = dir.filter(|dir| Some(*dir) != root) {
+                if fs::remove_dir(parent).is_err() {
+                    break;
+                }
+                dir = parent.parent();
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+        self.run(prefix, move |handle, prefix| {
+            list(&handle, prefix, one_level)
+        })
+        .await
+    }
+
+    async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+        Ok(Vec::new())
+    }
+
+    async fn abort_upload(&self, _key: &str, _id: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A streaming write to a hidden file; `None` after an error.
+struct LocalWriter {
+    uri: String,
+    staged: Option<Staged>,
+}
+
+impl LocalWriter {
+    fn take(&mut self) -> Result<Staged> {
+        let staged = self.staged.take();
+        staged.ok_or_else(|| StoreError::upload_ended(&self.uri))
+    }
+}
+
+#[async_trait]
+impl Writer for LocalWriter {
+    async fn write(&mut self, data: Bytes) -> Result<()> {
+        let mut staged = self.take()?;
+        self.staged = Some(blocking(move || staged.write(&data).map(|()| staged)).await?);
+        Ok(())
+    }
+
+    async fn finish(&mut self, _size: u64) -> Result<ObjectMeta> {
+        let staged = self.take()?;
+        blocking(move || staged.publish(&PutMode::Overwrite)).await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        drop(self.staged.take());
+        Ok(())
+    }
+}
+
+/// Lists all files below `prefix`, or one level.
+fn list(handle: &Handle, prefix: String, one_level: bool) -> Result<Listing> {
+    let mut listing = Listing::default();
+    let mut seen = HashSet::new();
+    let mut pending = vec![prefix];
+    while let Some(dir) = pending.pop() {
+        let (path, uri) = handle.locate(&dir);
+        let failed = |error: &io::Error| StoreError::from_io(&uri, "list", error);
+        // Following a link to a parent directory would never end.
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() && seen.insert((metadata.dev(), metadata.ino())) => {}
+            Ok(_) => continue,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+        for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
+            let entry = entry.map_err(|error| failed(&error))?;
+            let Some(name) = entry
+                .file_name()
+                .to_str()
+                .filter(|name| !name.starts_with(HIDDEN))
+                .map(str::to_owned)
+            else {
+                continue;
+            };
+            let key = if dir.is_empty() {
+                name
+            } else {
+                format!("{dir}/{name}")
+            };
+            // A file deleted during the listing is left out.
+            let Ok(metadata) = fs::metadata(entry.path()) else {
+                continue;
+            };
+            if metadata.is_file() {
+                listing.objects.push(describe(&key, &uri, &metadata)?);
+            } else if metadata.is_dir() {
+                if one_level {
+                    listing.dirs.push(key)
                 } else {
-                    format!("{dir}/{name}")
-                };
-                // A file deleted during the listing is left out.
-                let Ok(metadata) = fs::metadata(entry.path()) else {
-                    continue;
-                };
-                if metadata.is_file() {
-                    listing.objects.push(describe(&key, &uri, &metadata)?);
-                } else if metadata.is_dir() {
-                    if one_level {
-                        listing.dirs.push(key)
-                    } else {
-                        pending.push(key)
-                    }
+                    pending.push(key)
                 }
             }
         }
-        Ok(listing)
-    })
-    .await
+    }
+    Ok(listing)
 }
 
 /// An object's open file. A rename over its name does not affect reads in progress.
@@ -200,8 +246,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn open(store: &Store, key: &str, pin: &Pin) -> Result<Self> {
-        let (path, uri) = locate(store, key);
+    fn open(handle: &Handle, key: &str, pin: &Pin) -> Result<Self> {
+        let (path, uri) = handle.locate(key);
         let failed = |error: io::Error| StoreError::from_io(&uri, "open", &error);
         // `O_NONBLOCK`: a named pipe opens at once instead of blocking, and is then rejected.
         let file = OpenOptions::new()
@@ -249,43 +295,5 @@ impl Reader {
             expected,
             actual,
         })
-    }
-}
-
-pub(crate) fn locate(store: &Store, key: &str) -> (PathBuf, String) {
-    let root = store.local_root().unwrap_or(Path::new("/"));
-    let path = if key.is_empty() {
-        root.to_owned()
-    } else {
-        root.join(key)
-    };
-    (path, store.object_uri(key))
-}
-
-pub(crate) fn describe(key: &str, uri: &str, metadata: &Metadata) -> Result<ObjectMeta> {
-    if !metadata.is_file() {
-        return Err(StoreError::NotFound {
-            uri: uri.to_owned(),
-        });
-    }
-    Ok(ObjectMeta {
-        key: key.to_owned(),
-        size: metadata.len(),
-        etag: Some(etag(metadata)),
-        modified_ms: metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000,
-    })
-}
-
-/// Derives an ETag from the inode, modification time and size.
-pub(crate) fn etag(metadata: &Metadata) -> String {
-    let time_ns = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-    format!("{:x}-{time_ns:x}-{:x}", metadata.ino(), metadata.len())
-}
-
-/// Maps the error of a write. It is never `NotFound`, because the object need not exist.
-pub(crate) fn write_error(uri: &str, doing: &str, error: &io::Error) -> StoreError {
-    match StoreError::from_io(uri, doing, error) {
-        StoreError::NotFound { uri } => StoreError::io(uri, format!("{doing}: {error}")),
-        other => other,
     }
 }

@@ -1,4 +1,4 @@
-//! Object metadata, listings and write conditions.
+//! Object metadata, listings, unfinished uploads and write conditions.
 
 use crate::error::{Result, StoreError};
 
@@ -47,4 +47,15 @@ pub enum PutMode {
     Create,
     /// Only if the object still has this ETag.
     Match(String),
+}
+
+/// A multipart upload that was neither completed nor aborted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The key of its object, below the store's own prefix.
+    pub key: String,
+    /// The store's upload id.
+    pub id: String,
+    /// Start time in milliseconds since 1970 (UTC).
+    pub initiated_ms: i64,
 }

@@ -1,12 +1,11 @@
 //! Multipart uploads with several parts in flight; the object becomes visible at completion.
 
-use crate::client::Remote;
+use crate::budget;
 use crate::error::{Result, StoreError};
 use crate::meta::PutMode;
-use crate::process;
+use crate::requests::Requests;
 use crate::retry::{Fault, Load, Tries};
 use crate::runtime;
-use crate::store::Store;
 use bytes::{Buf, Bytes};
 use object_store::PutPayload;
 use object_store::multipart::{MultipartStore, PartId};
@@ -23,9 +22,8 @@ const MAX_PARTS: u64 = 10_000;
 
 /// A multipart upload, started with the first full part; a small object is sent as a plain PUT.
 pub(crate) struct Parts {
-    store: Store,
+    remote: Requests,
     key: String,
-    remote: Arc<Remote>,
     service: Arc<dyn MultipartStore>,
     path: ObjectPath,
     part_bytes: u64,
@@ -42,21 +40,15 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Prepares an upload to `key` of `store`; makes no request.
-    pub(crate) fn new(
-        store: &Store,
-        key: &str,
-        remote: Arc<Remote>,
-        size_hint: Option<u64>,
-    ) -> Result<Self> {
-        let Some(service) = remote.multipart.clone() else {
-            return Err(ended(store.uri())); // normally rejected by `check_verb`
+    /// Prepares an upload to `key` of `remote`; makes no request.
+    pub(crate) fn new(remote: &Requests, key: &str, size_hint: Option<u64>) -> Result<Self> {
+        let Some(service) = remote.client.multipart.clone() else {
+            return Err(StoreError::upload_ended(remote.handle.uri())); // normally rejected by `check_verb`
         };
         Ok(Self {
-            store: store.clone(),
+            path: remote.handle.path(key)?,
+            remote: remote.clone(),
             key: key.to_owned(),
-            path: store.path(key)?,
-            remote,
             service,
             part_bytes: PART_BYTES.max(size_hint.unwrap_or(0).div_ceil(MAX_PARTS)),
             pending: Vec::new(),
@@ -109,23 +101,22 @@ impl Parts {
         if (index as u64 + 1).is_multiple_of(MAX_PARTS / 10) {
             self.part_bytes *= 2;
         }
-        let bytes = process::budget()
-            .take(size, self.store.options().budget_bytes)
+        let bytes = budget::of_process()
+            .take(size, self.remote.handle.options().budget_bytes)
             .await;
-        while self.sending.len() >= self.store.options().max_requests {
+        while self.sending.len() >= self.remote.handle.options().max_requests {
             self.collect_one().await?;
         }
-        let (store, key) = (self.store.clone(), self.key.clone());
-        let (remote, path) = (Arc::clone(&self.remote), self.path.clone());
+        let (remote, key, path) = (self.remote.clone(), self.key.clone(), self.path.clone());
         let service = Arc::clone(&self.service);
         self.sending.spawn(async move {
             let _bytes = bytes;
             let id = id.to_string();
-            let mut tries = Tries::new(&store, &key, Load::Up(size));
+            let mut tries = Tries::new(&remote.handle, &key, Load::Up(size));
             loop {
                 match tries
                     .attempt(
-                        &remote,
+                        &remote.client,
                         service.put_part(&path, &id, index, payload.clone()),
                     )
                     .await
@@ -139,15 +130,18 @@ impl Parts {
     }
 
     async fn begin(&mut self) -> Result<Arc<str>> {
-        self.before = match self.store.head(&self.key).await {
+        self.before = match self.remote.head(&self.key).await {
             Ok(meta) => meta.etag,
             Err(StoreError::NotFound { .. }) => None,
             Err(error) => return Err(error),
         };
-        let mut tries = Tries::new(&self.store, &self.key, Load::None);
+        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::None);
         loop {
             match tries
-                .attempt(&self.remote, self.service.create_multipart(&self.path))
+                .attempt(
+                    &self.remote.client,
+                    self.service.create_multipart(&self.path),
+                )
                 .await
             {
                 Ok(id) => return Ok(Arc::clone(self.id.insert(id.into()))),
@@ -192,13 +186,13 @@ impl Parts {
     pub(crate) async fn finish(&mut self, size: u64) -> Result<Option<String>> {
         // A failed or cancelled `write` leaves a gap; such an upload must not become an object.
         if self.sent_bytes + self.pending_bytes != size {
-            return Err(ended(&self.uri()));
+            return Err(StoreError::upload_ended(&self.uri()));
         }
         if self.id.is_none() {
             let data = join(std::mem::take(&mut self.pending));
             return self
-                .store
-                .put_once(&self.remote, &self.key, data, &PutMode::Overwrite)
+                .remote
+                .put_once(&self.key, data, &PutMode::Overwrite)
                 .await;
         }
         if self.pending_bytes > 0 {
@@ -206,7 +200,7 @@ impl Parts {
         }
         self.collect(true).await?;
         if self.sent.iter().any(Option::is_none) {
-            return Err(ended(&self.uri()));
+            return Err(StoreError::upload_ended(&self.uri()));
         }
         let etag = self.complete(size).await?;
         self.id = None;
@@ -218,12 +212,12 @@ impl Parts {
     async fn complete(&mut self, size: u64) -> Result<Option<String>> {
         let id = self.id.as_deref().unwrap_or_default().to_owned();
         let parts: Vec<PartId> = self.sent.iter().flatten().cloned().collect();
-        let mut tries = Tries::new(&self.store, &self.key, Load::None);
+        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::None);
         loop {
             let request = self
                 .service
                 .complete_multipart(&self.path, &id, parts.clone());
-            let fault = match tries.attempt(&self.remote, request).await {
+            let fault = match tries.attempt(&self.remote.client, request).await {
                 Ok(result) => return Ok(result.e_tag),
                 Err(fault) => fault,
             };
@@ -234,8 +228,11 @@ impl Parts {
             if tries.may_have_landed()
                 && let Ok(meta) = tries
                     .attempt(
-                        &self.remote,
-                        self.remote.objects.get_opts(&self.path, head_options()),
+                        &self.remote.client,
+                        self.remote
+                            .client
+                            .objects
+                            .get_opts(&self.path, head_options()),
                     )
                     .await
                     .map(|answer| answer.meta)
@@ -262,14 +259,14 @@ impl Parts {
 
     /// Makes the store discard the upload `id`. Azure has no such request and discards blocks after a week.
     fn abandon(&self, id: Arc<str>) -> impl Future<Output = Result<()>> + use<> {
-        let (store, key, path) = (self.store.clone(), self.key.clone(), self.path.clone());
-        let (remote, service) = (Arc::clone(&self.remote), Arc::clone(&self.service));
+        let (remote, key, path) = (self.remote.clone(), self.key.clone(), self.path.clone());
+        let service = Arc::clone(&self.service);
         async move {
             let id = id.to_string();
-            let mut tries = Tries::new(&store, &key, Load::None);
+            let mut tries = Tries::new(&remote.handle, &key, Load::None);
             loop {
                 match tries
-                    .attempt(&remote, service.abort_multipart(&path, &id))
+                    .attempt(&remote.client, service.abort_multipart(&path, &id))
                     .await
                 {
                     Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
@@ -280,7 +277,7 @@ impl Parts {
     }
 
     fn uri(&self) -> String {
-        self.store.object_uri(&self.key)
+        self.remote.handle.object_uri(&self.key)
     }
 }
 
@@ -306,11 +303,6 @@ fn head_options() -> object_store::GetOptions {
         head: true,
         ..object_store::GetOptions::default()
     }
-}
-
-/// Builds the error for the use of an upload after it failed.
-pub(crate) fn ended(uri: &str) -> StoreError {
-    StoreError::io(uri, "the upload ended with an earlier error; start it anew")
 }
 
 /// Joins all pieces into one buffer; a single piece is not copied.

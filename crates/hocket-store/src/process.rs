@@ -5,29 +5,17 @@
 //! exist and close the parent's connections) and starts with an empty one. The forking thread holds the table's
 //! lock during `fork`, so no other thread is in the middle of a change.
 
-use crate::budget::Budget;
-use crate::client::{ClientKey, Remote};
-use crate::counters::Counters;
-use crate::credentials::Profiles;
-use crate::error::{Result, StoreError};
-use object_store::memory::InMemory;
+use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
-use tokio::runtime::{Builder, Runtime};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// Runtime, clients, memory stores, credentials, the byte budget and the counters of this process.
-#[derive(Default)]
-pub(crate) struct Table {
+/// The values of this process, one of each type. The modules that own the types are above this one: the runtime,
+/// the clients, memory stores, credentials, the byte budget and the counters.
+struct Table {
     /// The process that filled the table.
     pid: u32,
-    runtime: Option<&'static Runtime>,
-    /// One client per bucket, options and credentials in the environment.
-    pub(crate) clients: HashMap<ClientKey, Arc<Remote>>,
-    pub(crate) memories: HashMap<String, Arc<InMemory>>,
-    pub(crate) profiles: Profiles,
-    budget: Arc<Budget>,
-    counters: Arc<Counters>,
+    values: HashMap<TypeId, Box<dyn Any + Send>>,
 }
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
@@ -38,8 +26,9 @@ thread_local! {
     static HELD: RefCell<Option<MutexGuard<'static, Option<Table>>>> = const { RefCell::new(None) };
 }
 
-/// Runs `act` on this process's table, under its lock. `act` must not call back into this module.
-pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
+/// Runs `act` on this process's value of type `T`, made at its first use, under the table's lock. `act` must not
+/// call back into this module.
+pub(crate) fn with<T: Any + Send + Default, R>(act: impl FnOnce(&mut T) -> R) -> R {
     // SAFETY: the three handlers are `extern "C"` functions that live as long as the library. They only take
     // and release our own lock and replace the table in the child.
     HOOKS.call_once(|| unsafe {
@@ -55,41 +44,15 @@ pub(crate) fn with_table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
     if guard.as_ref().is_some_and(|table| table.pid != pid) {
         std::mem::forget(guard.take());
     }
-    act(guard.get_or_insert_with(|| Table {
+    let table = guard.get_or_insert_with(|| Table {
         pid,
-        ..Table::default()
-    }))
-}
-
-/// Returns the process's budget of bytes in flight.
-pub(crate) fn budget() -> Arc<Budget> {
-    with_table(|table| Arc::clone(&table.budget))
-}
-
-/// Returns the process's counters.
-pub(crate) fn counters() -> Arc<Counters> {
-    with_table(|table| Arc::clone(&table.counters))
-}
-
-/// Returns the process's runtime, which starts at first use and never stops.
-pub(crate) fn runtime() -> Result<&'static Runtime> {
-    with_table(|table| {
-        if let Some(runtime) = table.runtime {
-            return Ok(runtime);
-        }
-        let workers =
-            std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(workers)
-            .max_blocking_threads(16)
-            .thread_name("hocket-io")
-            .enable_all()
-            .build()
-            .map_err(|error| {
-                StoreError::io("hocket", format!("cannot start the I/O threads: {error}"))
-            })?;
-        Ok(*table.runtime.insert(Box::leak(Box::new(runtime))))
-    })
+        values: HashMap::new(),
+    });
+    let value = table.values.entry(TypeId::of::<T>());
+    match value.or_insert_with(|| Box::<T>::default()).downcast_mut() {
+        Some(value) => act(value),
+        None => unreachable!("the key of a value is its own type"),
+    }
 }
 
 fn lock() -> MutexGuard<'static, Option<Table>> {

@@ -1,15 +1,14 @@
 //! Reads from a remote store: parts in parallel, all with the same ETag.
 
-use crate::client::Remote;
+use crate::budget;
 use crate::error::{Result, StoreError};
-use crate::local::blocking;
 use crate::memory::prefer_huge_pages;
 use crate::meta::ObjectMeta;
-use crate::object::Pin;
-use crate::process;
+use crate::pin::Pin;
 use crate::ranges::{COALESCE_GAP_BYTES, coalesce, covering, split};
+use crate::requests::{Requests, get_options};
 use crate::retry::{Fault, Load, Tries};
-use crate::store::{Store, get_options};
+use crate::runtime::blocking;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use object_store::path::Path as ObjectPath;
@@ -23,21 +22,19 @@ use tokio::task::JoinSet;
 /// An object being read. Clones share the pinned ETag of the first response.
 #[derive(Clone)]
 pub(crate) struct Source {
-    store: Store,
+    remote: Requests,
     key: String,
     path: ObjectPath,
-    remote: Arc<Remote>,
     pin: Pin,
 }
 
 impl Source {
-    pub(crate) fn new(store: &Store, key: &str, remote: Arc<Remote>, pin: Pin) -> Result<Self> {
-        let path = store.path(key)?;
+    pub(crate) fn new(remote: &Requests, key: &str, pin: Pin) -> Result<Self> {
+        let path = remote.handle.path(key)?;
         Ok(Self {
-            store: store.clone(),
+            remote: remote.clone(),
             key: key.to_owned(),
             path,
-            remote,
             pin,
         })
     }
@@ -90,12 +87,12 @@ impl Source {
         Ok(whole.freeze())
     }
 
-    /// See [`Store::get_ranges`].
+    /// See [`Store::get_ranges`](crate::Store::get_ranges).
     pub(crate) async fn get_ranges(self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let cover = coalesce(ranges, COALESCE_GAP_BYTES);
         if cover.is_empty() {
             // Nothing to fetch, but the request still checks that the object exists and is long enough.
-            let meta = self.store.head(&self.key).await?;
+            let meta = self.remote.head(&self.key).await?;
             self.pin.check(self.uri(), &meta)?;
             let size = meta.size;
             let beyond = ranges.iter().find(|range| range.end > size);
@@ -140,7 +137,7 @@ impl Source {
         ranges.iter().map(cut).collect()
     }
 
-    /// See [`Store::download`].
+    /// See [`Store::download`](crate::Store::download).
     pub(crate) async fn download(self, path: &Path, size: Option<u64>) -> Result<ObjectMeta> {
         let (name, to): (Arc<str>, _) = (path.to_string_lossy().into(), path.to_owned());
         let failed = {
@@ -194,15 +191,19 @@ impl Source {
 
     /// Fetches the first part, or the whole of a smaller object, with the object's metadata, in one request.
     async fn first_part(&self) -> Result<(BytesMut, ObjectMeta)> {
-        let mut tries = Tries::new(&self.store, &self.key, Load::Down(self.part_bytes()));
-        let _bytes = process::budget()
-            .take(self.part_bytes(), self.store.options().budget_bytes)
+        let mut tries = Tries::new(
+            &self.remote.handle,
+            &self.key,
+            Load::Down(self.part_bytes()),
+        );
+        let _bytes = budget::of_process()
+            .take(self.part_bytes(), self.remote.handle.options().budget_bytes)
             .await;
-        let want = self.remote.is_http().then(|| 0..self.part_bytes());
+        let want = self.remote.client.is_http().then(|| 0..self.part_bytes());
         loop {
             let mut data = BytesMut::new();
             match tries
-                .attempt(&self.remote, self.request(want.clone(), &mut data))
+                .attempt(&self.remote.client, self.request(want.clone(), &mut data))
                 .await
             {
                 Ok(meta) => {
@@ -211,7 +212,7 @@ impl Source {
                 }
                 // An empty object has no first byte, so a ranged GET fails.
                 Err(Fault::Range(_)) => {
-                    let meta = self.store.head(&self.key).await?;
+                    let meta = self.remote.head(&self.key).await?;
                     if meta.size == 0 {
                         self.pin.check(self.uri(), &meta)?;
                         return Ok((BytesMut::new(), meta));
@@ -233,9 +234,9 @@ impl Source {
     /// in flight until the returned guard is dropped.
     async fn fetch(&self, range: Range<u64>, data: &mut BytesMut) -> Result<crate::budget::Hold> {
         let size = range.end - range.start;
-        let mut tries = Tries::new(&self.store, &self.key, Load::Down(size));
-        let bytes = process::budget()
-            .take(size, self.store.options().budget_bytes)
+        let mut tries = Tries::new(&self.remote.handle, &self.key, Load::Down(size));
+        let bytes = budget::of_process()
+            .take(size, self.remote.handle.options().budget_bytes)
             .await;
         if data.capacity() < size as usize {
             data.reserve(size as usize);
@@ -244,7 +245,7 @@ impl Source {
         loop {
             let missing = range.start + data.len() as u64..range.end;
             match tries
-                .attempt(&self.remote, self.request(Some(missing), data))
+                .attempt(&self.remote.client, self.request(Some(missing), data))
                 .await
             {
                 Ok(meta) => {
@@ -257,7 +258,7 @@ impl Source {
                 Err(Fault::Precondition) => return Err(self.changed().await),
                 Err(Fault::Range(_)) => {
                     // The rejection did not include the size, which the message needs.
-                    let meta = self.store.head(&self.key).await?;
+                    let meta = self.remote.head(&self.key).await?;
                     self.pin.check(self.uri(), &meta)?;
                     return Err(self.beyond(&range, meta.size));
                 }
@@ -274,6 +275,7 @@ impl Source {
     ) -> object_store::Result<object_store::ObjectMeta> {
         let answer = self
             .remote
+            .client
             .objects
             .get_opts(&self.path, get_options(range, self.pinned()))
             .await?;
@@ -294,7 +296,7 @@ impl Source {
         while let Some(chunk) = body.next().await {
             let chunk = chunk?;
             data.extend_from_slice(&chunk);
-            self.store.count(&self.remote, |counters| {
+            self.remote.client.count(&self.remote.handle, |counters| {
                 counters.received(chunk.len() as u64)
             });
         }
@@ -309,7 +311,7 @@ impl Source {
 
     /// Converts the client's metadata to ours, and rejects a version other than the pinned one.
     fn check(&self, meta: object_store::ObjectMeta) -> Result<ObjectMeta> {
-        let meta = self.store.meta(&self.key, &meta);
+        let meta = self.remote.handle.meta(&self.key, &meta);
         self.pin.check(self.uri(), &meta)?;
         Ok(meta)
     }
@@ -321,15 +323,15 @@ impl Source {
     /// Builds the error for a violated ETag condition.
     async fn changed(&self) -> StoreError {
         let expected = self.pinned().unwrap_or_default();
-        self.store.changed(&self.key, expected).await
+        self.remote.changed(&self.key, expected).await
     }
 
     fn part_bytes(&self) -> u64 {
-        self.store.options().part_bytes
+        self.remote.handle.options().part_bytes
     }
 
     fn uri(&self) -> String {
-        self.store.object_uri(&self.key)
+        self.remote.handle.object_uri(&self.key)
     }
 
     fn beyond(&self, range: &Range<u64>, size: u64) -> StoreError {

@@ -6,9 +6,9 @@
 use crate::client::Remote;
 use crate::credentials;
 use crate::error::StoreError;
+use crate::handle::Handle;
 use crate::http::{Seen, observe};
 use crate::options::seconds;
-use crate::store::Store;
 use std::error::Error as _;
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) enum Load {
 /// The attempts of one request.
 #[derive(Debug)]
 pub(crate) struct Tries<'a> {
-    store: &'a Store,
+    handle: &'a Handle,
     uri: String,
     load: Load,
     started: Option<Instant>,
@@ -57,11 +57,11 @@ pub(crate) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    /// Prepares the attempts of a request for `key` of `store`.
-    pub(crate) fn new(store: &'a Store, key: &str, load: Load) -> Self {
+    /// Prepares the attempts of a request for `key` of the store `handle`.
+    pub(crate) fn new(handle: &'a Handle, key: &str, load: Load) -> Self {
         Self {
-            store,
-            uri: store.object_uri(key),
+            handle,
+            uri: handle.object_uri(key),
             load,
             started: None,
             attempts: 0,
@@ -90,7 +90,7 @@ impl<'a> Tries<'a> {
             Load::Up(bytes) => bytes,
             Load::None | Load::Down(_) => 0,
         };
-        let options = self.store.options();
+        let options = self.handle.options();
         let left = options
             .deadline(up)
             .max(self.deadline())
@@ -99,8 +99,7 @@ impl<'a> Tries<'a> {
         let ends = elapsed + first;
         self.attempts += 1;
         let is_again = self.attempts > 1;
-        self.store
-            .count(remote, |counters| counters.request(up, is_again));
+        remote.count(self.handle, |counters| counters.request(up, is_again));
         let began = Instant::now();
         let (outcome, seen) = observe(first, |seen| self.rest(ends, seen), request).await;
         let fault = match outcome {
@@ -143,7 +142,7 @@ impl<'a> Tries<'a> {
         let Load::Down(bytes) = self.load_of(seen) else {
             return Duration::ZERO;
         };
-        let left = self.store.options().deadline(bytes).saturating_sub(ends);
+        let left = self.handle.options().deadline(bytes).saturating_sub(ends);
         Duration::from_secs_f64(seconds(bytes)).min(left)
     }
 
@@ -186,7 +185,7 @@ impl<'a> Tries<'a> {
         };
         let pause = self.backoff();
         let is_late = self.elapsed() + pause >= self.deadline();
-        if is_late || self.attempts as usize > self.store.options().max_retries {
+        if is_late || self.attempts as usize > self.handle.options().max_retries {
             return Err(self.give_up(reason));
         }
         tokio::time::sleep(pause).await;
@@ -214,13 +213,13 @@ impl<'a> Tries<'a> {
             Load::Down(bytes) | Load::Up(bytes) if self.flowed => bytes,
             _ => 0,
         };
-        self.store.options().deadline(bytes)
+        self.handle.options().deadline(bytes)
     }
 
     /// Returns the pause: it doubles from the shortest to the longest, and half of it is random, so that
     /// clients that failed together do not retry together.
     fn backoff(&self) -> Duration {
-        let (low, high) = self.store.options().backoff_ms;
+        let (low, high) = self.handle.options().backoff_ms;
         let doublings = self.attempts.saturating_sub(1).min(32);
         let whole = low.saturating_mul(1 << doublings).min(high);
         Duration::from_micros(whole * 500 + fastrand::u64(0..=whole * 500))
@@ -347,18 +346,14 @@ mod tests {
         }
     }
 
-    fn remote() -> Remote {
-        Remote::test()
-    }
-
     #[test]
     fn a_store_that_moves_no_bytes_gets_no_time_for_them() {
         let options = StoreOptions {
             deadline_s: 3.0,
             ..StoreOptions::default()
         };
-        let store = Store::open("s3://b", options).unwrap();
-        let mut tries = Tries::new(&store, "k", Load::Down(8 << 20));
+        let handle = Handle::open("s3://b", options).unwrap();
+        let mut tries = Tries::new(&handle, "k", Load::Down(8 << 20));
         assert_eq!(tries.deadline().as_secs(), 3);
         tries.flowed = true;
         assert_eq!(tries.deadline().as_secs(), 11);
@@ -370,8 +365,8 @@ mod tests {
             deadline_s: 3.0,
             ..StoreOptions::default()
         };
-        let store = Store::open("http://h", options).unwrap();
-        let mut tries = Tries::new(&store, "k", Load::Down(8 << 20));
+        let handle = Handle::open("http://h", options).unwrap();
+        let mut tries = Tries::new(&handle, "k", Load::Down(8 << 20));
         let answer = |bytes| Seen { bytes, ..seen(206) };
         let rest = |tries: &Tries<'_>, ends: u64, bytes| {
             let rest = tries.rest(Duration::from_secs(ends), answer(bytes));
@@ -402,7 +397,7 @@ mod tests {
             (408, true, true),
             (400, false, false),
         ] {
-            match classify("s3://b/k", &generic(), seen(status), &remote()) {
+            match classify("s3://b/k", &generic(), seen(status), &Remote::test()) {
                 Fault::Again {
                     landed: may,
                     reason,
@@ -429,7 +424,7 @@ mod tests {
                     sent,
                     ..Seen::default()
                 },
-                &remote(),
+                &Remote::test(),
             );
             assert!(matches!(fault, Fault::Again { landed, .. } if landed == sent));
         }
@@ -441,8 +436,8 @@ mod tests {
             backoff_ms: (100, 1_000),
             ..StoreOptions::default()
         };
-        let store = Store::open("s3://b", options).unwrap();
-        let mut tries = Tries::new(&store, "k", Load::None);
+        let handle = Handle::open("s3://b", options).unwrap();
+        let mut tries = Tries::new(&handle, "k", Load::None);
         for (attempts, whole) in [(1, 100), (2, 200), (3, 400), (5, 1_000), (60, 1_000)] {
             tries.attempts = attempts;
             let pauses: Vec<u128> = (0..50).map(|_| tries.backoff().as_millis()).collect();

@@ -1,14 +1,40 @@
-//! The process's I/O runtime: runs futures and waits for them interruptibly (Ctrl-C).
+//! The process's I/O runtime: runs futures and waits for them interruptibly (Ctrl-C), and file operations.
 
 use crate::error::{Result, StoreError};
 use crate::process;
 use std::future::Future;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
 /// Interval at which a wait checks for an interrupt.
 const POLL: Duration = Duration::from_millis(50);
+
+/// The runtime in the process table.
+#[derive(Default)]
+struct Started(Option<&'static Runtime>);
+
+/// Returns the process's runtime, which starts at first use and never stops.
+pub(crate) fn current() -> Result<&'static Runtime> {
+    process::with(|started: &mut Started| {
+        if let Some(runtime) = started.0 {
+            return Ok(runtime);
+        }
+        let workers =
+            std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(workers)
+            .max_blocking_threads(16)
+            .thread_name("hocket-io")
+            .enable_all()
+            .build()
+            .map_err(|error| {
+                StoreError::io("hocket", format!("cannot start the I/O threads: {error}"))
+            })?;
+        Ok(*started.0.insert(Box::leak(Box::new(runtime))))
+    })
+}
 
 /// Spawns `future` on this process's runtime (threads named `hocket-io`).
 ///
@@ -19,7 +45,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    match process::runtime() {
+    match current() {
         Ok(runtime) => runtime.spawn(future),
         Err(error) => {
             eprintln!("hocket: {error}");
@@ -40,7 +66,7 @@ where
     F: Future<Output = T> + Send + 'static,
 {
     let (sender, receiver) = sync_channel(1);
-    let task = process::runtime()?.spawn(async move {
+    let task = current()?.spawn(async move {
         // Two statements, so that the future's resources are released before the caller is notified.
         let value = future.await;
         // The receiver is gone only if the wait was interrupted.
@@ -61,5 +87,18 @@ where
                 ));
             }
         }
+    }
+}
+
+/// Runs file operations on a blocking thread.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => Err(StoreError::io(
+            "hocket",
+            format!("a file operation ended without an answer: {error}"),
+        )),
     }
 }

@@ -2,9 +2,9 @@
 //! Readers see the whole file or none, also after a crash.
 
 use crate::error::{Result, StoreError};
-use crate::local::{describe, etag, locate, write_error};
+use crate::handle::Handle;
+use crate::local_meta::{describe, etag, write_error};
 use crate::meta::{ObjectMeta, PutMode};
-use crate::store::Store;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
@@ -26,8 +26,8 @@ pub(crate) struct Staged {
 
 impl Staged {
     /// Creates the directories and the hidden file.
-    pub(crate) fn create(store: &Store, key: &str) -> Result<Self> {
-        let (target, uri) = locate(store, key);
+    pub(crate) fn create(handle: &Handle, key: &str) -> Result<Self> {
+        let (target, uri) = handle.locate(key);
         let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
         for _ in 0..8 {
             fs::create_dir_all(&dir)

@@ -1,47 +1,30 @@
 //! The store handle and its operations on whole objects.
 
-use crate::client::{self, Remote};
-use crate::counters::{Counters, Counts};
-use crate::env::Env;
+use crate::connect::backend;
+use crate::counters::Counts;
 use crate::error::{Result, StoreError};
-use crate::meta::{ObjectMeta, PutMode};
+use crate::handle::Handle;
+use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
 use crate::object::Object;
 use crate::options::StoreOptions;
-use crate::retry::{Fault, Load, Tries};
+use crate::parts::PART_BYTES;
+use crate::ranges::split;
+use crate::runtime::blocking;
 use crate::upload::Upload;
-use crate::uri::{Location, check_key};
-use crate::{local, process};
+use crate::uri::{check_key, check_segments};
 use bytes::Bytes;
-use object_store::path::Path as ObjectPath;
-use object_store::{GetOptions, ObjectStoreExt, PutOptions, UpdateVersion};
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Unconditional writes above this size use a multipart upload.
-const MULTIPART_BYTES: usize = 64 << 20;
 
 /// A handle on a store: its URI, its options, and the service's variables as of `open`, but no client. It is
 /// cheap to clone, `Send`, `Sync`, and safe to keep across a `fork`. Methods may be called from any tokio
 /// runtime; [`crate::runtime`] provides the process's own.
 #[derive(Debug, Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    uri: String,
-    location: Location,
-    options: StoreOptions,
-    env: Env,
-    counters: Counters,
-}
-
-/// The implementation behind a handle in this process.
-pub(crate) enum Backend {
-    Local,
-    Remote(Arc<Remote>),
+    handle: Handle,
 }
 
 impl Store {
@@ -53,61 +36,33 @@ impl Store {
     /// # Errors
     /// [`StoreError::Config`] for an invalid URI or option.
     pub fn open(uri: &str, options: StoreOptions) -> Result<Self> {
-        options.validate()?;
-        let location = Location::parse(uri)?;
-        let env = match &location {
-            Location::Bucket { bucket, .. } => Env::read(bucket.service.variables()),
-            _ => Env::default(),
-        };
-        let uri = location.uri();
-        Ok(Self {
-            inner: Arc::new(Inner {
-                uri,
-                location,
-                options,
-                env,
-                counters: Counters::default(),
-            }),
-        })
+        let handle = Handle::open(uri, options)?;
+        Ok(Self { handle })
     }
 
     /// Returns the store's normalized URI; an absolute path for a directory.
     pub fn uri(&self) -> &str {
-        &self.inner.uri
+        self.handle.uri()
     }
 
     /// Returns the options given to [`open`](Self::open).
     pub fn options(&self) -> &StoreOptions {
-        &self.inner.options
+        self.handle.options()
     }
 
     /// Returns the counts of this handle and its clones, in this process and before it was forked.
     pub fn counts(&self) -> Counts {
-        self.inner.counters.now()
-    }
-
-    /// Updates the counters of the handle and of the process, if requests cross a network.
-    pub(crate) fn count(&self, remote: &Remote, note: impl Fn(&Counters)) {
-        if remote.is_http() {
-            note(&self.inner.counters);
-            note(&remote.counters);
-        }
+        self.handle.counters().now()
     }
 
     /// Returns the full URI of `key`.
     pub fn object_uri(&self, key: &str) -> String {
-        match key {
-            "" => self.inner.uri.clone(),
-            _ => format!("{}/{key}", self.inner.uri.trim_end_matches('/')),
-        }
+        self.handle.object_uri(key)
     }
 
     /// Returns the directory of a store of local files.
     pub fn local_root(&self) -> Option<&Path> {
-        match &self.inner.location {
-            Location::Local { root } => Some(root),
-            _ => None,
-        }
+        self.handle.local_root()
     }
 
     /// Returns size, ETag and modification time of an object.
@@ -116,24 +71,12 @@ impl Store {
     /// [`StoreError::NotFound`] and the errors of every request: `Permission`, `Config`, `Transient`, `Io`.
     pub async fn head(&self, key: &str) -> Result<ObjectMeta> {
         check_key(self.uri(), key)?;
-        match self.backend().await? {
-            Backend::Local => local::head(self.clone(), key.to_owned()).await,
-            Backend::Remote(remote) => {
-                let path = self.path(key)?;
-                let mut tries = Tries::new(self, key, Load::None);
-                loop {
-                    match tries.attempt(&remote, remote.objects.head(&path)).await {
-                        Ok(meta) => return Ok(self.meta(key, &meta)),
-                        Err(fault) => tries.pause(fault).await?,
-                    }
-                }
-            }
-        }
+        backend(&self.handle).await?.head(key).await
     }
 
     /// Returns a handle on the object `key` for several reads of the same version. Makes no request.
     pub fn object(&self, key: &str) -> Object {
-        Object::new(self, key)
+        Object::new(&self.handle, key)
     }
 
     /// Reads a whole object. A large object is read by parallel ranged GETs with the same ETag.
@@ -185,86 +128,8 @@ impl Store {
     /// write; read it back to find out.
     pub async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
         check_key(self.uri(), key)?;
-        self.check_verb("put")?;
-        let remote = match self.backend().await? {
-            Backend::Local => return local::put(self.clone(), key.to_owned(), data, mode).await,
-            Backend::Remote(remote) => remote,
-        };
-        if data.len() > MULTIPART_BYTES && mode == PutMode::Overwrite {
-            let mut upload = self.upload(key, Some(data.len() as u64)).await?;
-            upload.write(data).await?;
-            return Ok(upload.finish().await?.etag);
-        }
-        self.put_once(&remote, key, data, &mode).await
-    }
-
-    /// Sends one PUT request, with retries, until its outcome is known.
-    pub(crate) async fn put_once(
-        &self,
-        remote: &Remote,
-        key: &str,
-        data: Bytes,
-        mode: &PutMode,
-    ) -> Result<Option<String>> {
-        let size = data.len() as u64;
-        let path = self.path(key)?;
-        let options = PutOptions::from(match mode {
-            PutMode::Overwrite => object_store::PutMode::Overwrite,
-            PutMode::Create => object_store::PutMode::Create,
-            PutMode::Match(etag) => object_store::PutMode::Update(UpdateVersion {
-                e_tag: Some(etag.clone()),
-                version: self.generation(remote, key, etag).await?,
-            }),
-        });
-        let _bytes = process::budget()
-            .take(size, self.options().budget_bytes)
-            .await;
-        let mut tries = Tries::new(self, key, Load::Up(size));
-        loop {
-            let request = remote
-                .objects
-                .put_opts(&path, data.clone().into(), options.clone());
-            match tries.attempt(remote, request).await {
-                Ok(result) => return Ok(result.e_tag),
-                // An earlier attempt of ours may have caused the violated condition.
-                Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
-                    if tries.may_have_landed() =>
-                {
-                    return Err(tries.give_up("the answer to an earlier try was lost, and now the condition is broken; read the object back to see whose write it was"));
-                }
-                Err(Fault::Precondition) => {
-                    let expected = if let PutMode::Match(etag) = mode {
-                        etag.clone()
-                    } else {
-                        "(none)".to_owned()
-                    };
-                    return Err(self.changed(key, expected).await);
-                }
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
-    }
-
-    /// Returns the generation of the object with `etag`, on services whose conditions use generations.
-    async fn generation(&self, remote: &Remote, key: &str, etag: &str) -> Result<Option<String>> {
-        if !remote.has_generations {
-            return Ok(None);
-        }
-        let path = self.path(key)?;
-        let mut tries = Tries::new(self, key, Load::None);
-        let meta = loop {
-            match tries.attempt(remote, remote.objects.head(&path)).await {
-                Ok(meta) => break Some(meta),
-                Err(Fault::Final(StoreError::NotFound { .. })) => break None,
-                Err(fault) => tries.pause(fault).await?,
-            }
-        };
-        match meta {
-            Some(meta) if meta.e_tag.as_deref() == Some(etag) && meta.version.is_some() => {
-                Ok(meta.version)
-            }
-            _ => Err(self.changed(key, etag.to_owned()).await),
-        }
+        self.handle.check_verb("put")?;
+        backend(&self.handle).await?.put(key, data, mode).await
     }
 
     /// Starts a streaming write of an object, with several parts in flight. Pass `size_hint` if the size is
@@ -274,8 +139,51 @@ impl Store {
     /// As [`head`](Self::head).
     pub async fn upload(&self, key: &str, size_hint: Option<u64>) -> Result<Upload> {
         check_key(self.uri(), key)?;
-        self.check_verb("upload")?;
-        Upload::start(self, key, size_hint).await
+        self.handle.check_verb("upload")?;
+        let writer = backend(&self.handle).await?.writer(key, size_hint).await?;
+        Ok(Upload::new(self.object_uri(key), writer))
+    }
+
+    /// Writes the local file `path` under `key`, in parts as [`upload`](Self::upload) does.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put) without a condition; [`StoreError::NotFound`], `Permission` or `Io` naming `path`; and
+    /// [`StoreError::Changed`] when the file grew or shrank while it was read.
+    pub async fn upload_file(&self, key: &str, path: &Path) -> Result<ObjectMeta> {
+        let name: Arc<str> = path.to_string_lossy().into();
+        let (label, path) = (Arc::clone(&name), path.to_owned());
+        let failed = move |error: std::io::Error| StoreError::from_io(&label, "read", &error);
+        let opened = failed.clone();
+        let (file, size) = blocking(move || {
+            let file = File::open(&path).map_err(&opened)?;
+            let size = file.metadata().map_err(&opened)?.len();
+            Ok((Arc::new(file), size))
+        })
+        .await?;
+        let mut upload = self.upload(key, Some(size)).await?;
+        for range in split(0..size, PART_BYTES) {
+            let (file, failed) = (Arc::clone(&file), failed.clone());
+            let data = blocking(move || {
+                let mut data = vec![0; (range.end - range.start) as usize];
+                file.read_exact_at(&mut data, range.start)
+                    .map_err(&failed)?;
+                Ok(Bytes::from(data))
+            })
+            .await?;
+            upload.write(data).await?;
+        }
+        let now = blocking(move || file.metadata().map_err(&failed))
+            .await?
+            .len();
+        if now != size {
+            let (expected, actual) = (format!("{size} bytes"), format!("{now} bytes"));
+            return Err(StoreError::Changed {
+                uri: name.to_string(),
+                expected,
+                actual,
+            });
+        }
+        upload.finish().await
     }
 
     /// Deletes an object. A missing object is not an error, as on S3.
@@ -284,80 +192,55 @@ impl Store {
     /// As [`head`](Self::head), without `NotFound`.
     pub async fn delete(&self, key: &str) -> Result<()> {
         check_key(self.uri(), key)?;
-        self.check_verb("delete")?;
-        let remote = match self.backend().await? {
-            Backend::Local => return local::delete(self.clone(), key.to_owned()).await,
-            Backend::Remote(remote) => remote,
-        };
-        let path = self.path(key)?;
-        let mut tries = Tries::new(self, key, Load::None);
-        loop {
-            match tries.attempt(&remote, remote.objects.delete(&path)).await {
-                Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
-                Err(fault) => tries.pause(fault).await?,
-            }
-        }
+        self.handle.check_verb("delete")?;
+        backend(&self.handle).await?.delete(key).await
     }
 
-    /// Returns the implementation behind this handle in this process.
-    pub(crate) async fn backend(&self) -> Result<Backend> {
-        Ok(match &self.inner.location {
-            Location::Local { .. } => Backend::Local,
-            Location::Memory { name, .. } => Backend::Remote(client::memory(name, self.options())),
-            Location::Bucket { bucket, .. } => {
-                Backend::Remote(client::open(bucket, self.options(), &self.inner.env).await?)
-            }
-        })
+    /// Lists all objects below `prefix`, sorted by key. The prefix matches whole path segments: `a` matches
+    /// `a/b`, not `ab`.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head). A prefix without objects gives an empty list.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>> {
+        Ok(self.list_level(prefix, false).await?.objects)
     }
 
-    /// Rejects an operation that the service does not support.
-    pub(crate) fn check_verb(&self, verb: &str) -> Result<()> {
-        self.inner.location.check_verb(verb)
+    /// Lists one level below `prefix`.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn list_dirs(&self, prefix: &str) -> Result<Listing> {
+        self.list_level(prefix, true).await
     }
 
-    /// Returns `key` with the store's prefix, as the client's path type.
-    pub(crate) fn path(&self, key: &str) -> Result<ObjectPath> {
-        ObjectPath::parse(self.inner.location.full_key(key)).map_err(|error| {
-            StoreError::config(format!("`{}` is no key: {error}", self.object_uri(key)))
-        })
+    async fn list_level(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+        let prefix = prefix.trim_end_matches('/');
+        check_segments(self.uri(), prefix)?;
+        self.handle.check_verb("list")?;
+        let backend = backend(&self.handle).await?;
+        let mut listing = backend.list(prefix, one_level).await?;
+        listing.dirs.sort_unstable();
+        listing
+            .objects
+            .sort_unstable_by(|left, right| left.key.cmp(&right.key));
+        Ok(listing)
     }
 
-    /// Returns the store's prefix inside its bucket or memory.
-    pub(crate) fn prefix(&self) -> &str {
-        self.inner.location.prefix()
+    /// Returns the unfinished uploads below the store's prefix; none if the store does not support multipart
+    /// uploads.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head), without `NotFound`.
+    pub async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+        backend(&self.handle).await?.list_uploads().await
     }
 
-    /// Converts the client's metadata to ours.
-    pub(crate) fn meta(&self, key: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
-        ObjectMeta {
-            key: key.to_owned(),
-            size: meta.size,
-            etag: meta.e_tag.clone(),
-            modified_ms: meta.last_modified.timestamp_millis(),
-        }
-    }
-
-    /// Builds the error for a violated ETag condition, with the current ETag.
-    pub(crate) async fn changed(&self, key: &str, expected: String) -> StoreError {
-        let actual = match self.head(key).await {
-            Ok(meta) => meta.etag.unwrap_or_else(|| "(no ETag)".to_owned()),
-            Err(StoreError::NotFound { .. }) => "(deleted)".to_owned(),
-            Err(_) => "(unknown)".to_owned(),
-        };
-        StoreError::Changed {
-            uri: self.object_uri(key),
-            expected,
-            actual,
-        }
-    }
-}
-
-/// Returns GET options for one range, conditional on an ETag if one is known. A weak ETag never matches (RFC
-/// 9110, 13.1.1), so it is left out; the caller compares the response's ETag in any case.
-pub(crate) fn get_options(range: Option<Range<u64>>, if_match: Option<String>) -> GetOptions {
-    GetOptions {
-        range: range.map(Into::into),
-        if_match: if_match.filter(|etag| !etag.starts_with("W/")),
-        ..GetOptions::default()
+    /// Aborts an unfinished upload and frees its parts. A missing upload is not an error.
+    ///
+    /// # Errors
+    /// As [`list_uploads`](Self::list_uploads).
+    pub async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
+        check_key(self.uri(), key)?;
+        backend(&self.handle).await?.abort_upload(key, id).await
     }
 }

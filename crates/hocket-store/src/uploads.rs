@@ -1,98 +1,25 @@
 //! Unfinished multipart uploads: listing and aborting them.
-//!
-//! `object_store` has no such listing, so the request is made here with the client's credentials. S3 and
-//! Google's XML API use the same format.
 
-use crate::client::Remote;
+use crate::client::{Lister, Page};
 use crate::error::{Result, StoreError};
+use crate::meta::Unfinished;
+use crate::requests::Requests;
 use crate::retry::{Fault, Load, Tries};
-use crate::store::{Backend, Store};
-use crate::uri::check_key;
-use http::header::AUTHORIZATION;
-use http::{Method, Request};
-use object_store::aws::{AmazonS3, AwsAuthorizer};
-use object_store::client::{HttpClient, HttpRequestBody};
-use object_store::gcp::GoogleCloudStorage;
-use object_store::path::Path as ObjectPath;
-use object_store::signer::Signer;
-use serde::Deserialize;
-use std::sync::Arc;
-use std::time::Duration;
-use url::Url;
 
-/// A multipart upload that was neither completed nor aborted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfinished {
-    /// The key of its object, below the store's own prefix.
-    pub key: String,
-    /// The store's upload id.
-    pub id: String,
-    /// Start time in milliseconds since 1970 (UTC).
-    pub initiated_ms: i64,
-}
-
-/// The additional state needed to list uploads.
-#[derive(Debug)]
-pub(crate) struct Lister {
-    pub(crate) dialect: Dialect,
-    pub(crate) client: HttpClient,
-}
-
-/// The service that owns the bucket, which determines its URL and the signature of requests.
-#[derive(Debug)]
-pub(crate) enum Dialect {
-    S3 {
-        store: Arc<AmazonS3>,
-        region: String,
-        requester_pays: bool,
-    },
-    Google {
-        store: Arc<GoogleCloudStorage>,
-        bucket_url: Url,
-    },
-}
-
-/// One page of the response.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Page {
-    #[serde(default, rename = "Upload")]
-    uploads: Vec<Upload>,
-    #[serde(default)]
-    is_truncated: bool,
-    next_key_marker: Option<String>,
-    next_upload_id_marker: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Upload {
-    key: String,
-    upload_id: String,
-    initiated: String,
-}
-
-impl Store {
-    /// Returns the unfinished uploads below the store's prefix; none if the store does not support multipart
-    /// uploads.
-    ///
-    /// # Errors
-    /// As [`head`](Self::head), without `NotFound`.
-    pub async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
-        let Backend::Remote(remote) = self.backend().await? else {
+impl Requests {
+    /// See [`Store::list_uploads`](crate::Store::list_uploads).
+    pub(crate) async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+        let Some(lister) = &self.client.uploads else {
             return Ok(Vec::new());
         };
-        let Some(lister) = &remote.uploads else {
-            return Ok(Vec::new());
-        };
-        let own = match self.prefix() {
+        let own = match self.handle.prefix() {
             "" => String::new(),
             prefix => format!("{prefix}/"),
         };
         let mut found = Vec::new();
         let mut after = None;
         loop {
-            let page = self.page_of_uploads(&remote, lister, &own, after).await?;
+            let page = self.page_of_uploads(lister, &own, after).await?;
             for upload in page.uploads {
                 let Some(key) = upload.key.strip_prefix(&own) else {
                     continue;
@@ -100,7 +27,7 @@ impl Store {
                 let initiated = chrono::DateTime::parse_from_rfc3339(&upload.initiated);
                 let initiated = initiated.map_err(|error| {
                     StoreError::io(
-                        self.uri(),
+                        self.handle.uri(),
                         format!(
                             "an upload was begun at `{}`, which is no time: {error}",
                             upload.initiated
@@ -120,23 +47,16 @@ impl Store {
         }
     }
 
-    /// Aborts an unfinished upload and frees its parts. A missing upload is not an error.
-    ///
-    /// # Errors
-    /// As [`list_uploads`](Self::list_uploads).
-    pub async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
-        check_key(self.uri(), key)?;
-        let Backend::Remote(remote) = self.backend().await? else {
+    /// See [`Store::abort_upload`](crate::Store::abort_upload).
+    pub(crate) async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
+        let Some(multipart) = &self.client.multipart else {
             return Ok(());
         };
-        let Some(multipart) = &remote.multipart else {
-            return Ok(());
-        };
-        let (path, id) = (self.path(key)?, id.to_owned());
-        let mut tries = Tries::new(self, key, Load::None);
+        let (path, id) = (self.handle.path(key)?, id.to_owned());
+        let mut tries = Tries::new(&self.handle, key, Load::None);
         loop {
             let request = multipart.abort_multipart(&path, &id);
-            match tries.attempt(&remote, request).await {
+            match tries.attempt(&self.client, request).await {
                 Ok(()) | Err(Fault::Final(StoreError::NotFound { .. })) => return Ok(()),
                 Err(fault) => tries.pause(fault).await?,
             }
@@ -145,15 +65,14 @@ impl Store {
 
     async fn page_of_uploads(
         &self,
-        remote: &Remote,
         lister: &Lister,
         prefix: &str,
         after: Option<(String, String)>,
     ) -> Result<Page> {
-        let mut tries = Tries::new(self, "", Load::None);
+        let mut tries = Tries::new(&self.handle, "", Load::None);
         loop {
             match tries
-                .attempt(remote, lister.page(prefix, after.as_ref()))
+                .attempt(&self.client, lister.page(prefix, after.as_ref()))
                 .await
             {
                 Ok(text) => {
@@ -161,116 +80,11 @@ impl Store {
                         let reason = format!(
                             "the listing of unfinished uploads is not what S3 defines: {error}"
                         );
-                        StoreError::io(self.uri(), reason)
+                        StoreError::io(self.handle.uri(), reason)
                     });
                 }
                 Err(fault) => tries.pause(fault).await?,
             }
         }
-    }
-}
-
-impl Lister {
-    /// Fetches one page as XML.
-    async fn page(
-        &self,
-        prefix: &str,
-        after: Option<&(String, String)>,
-    ) -> object_store::Result<String> {
-        let mut url = self.bucket_url().await?;
-        {
-            let mut query = url.query_pairs_mut();
-            query
-                .append_pair("uploads", "")
-                .append_pair("prefix", prefix);
-            if let Some((key, id)) = after {
-                query.append_pair("key-marker", key);
-                query.append_pair("upload-id-marker", id);
-            }
-        }
-        let mut request = Request::builder()
-            .method(Method::GET)
-            .uri(url.as_str())
-            .body(HttpRequestBody::empty())
-            .map_err(failed)?;
-        match &self.dialect {
-            Dialect::S3 {
-                store,
-                region,
-                requester_pays,
-            } => {
-                let credential = store.credentials().get_credential().await?;
-                AwsAuthorizer::new(&credential, "s3", region)
-                    .with_request_payer(*requester_pays)
-                    .try_authorize(&mut request, None)?;
-            }
-            Dialect::Google { store, .. } => {
-                let credential = store.credentials().get_credential().await?;
-                let token = format!("Bearer {}", credential.bearer);
-                let token = token.parse().map_err(failed)?;
-                request.headers_mut().insert(AUTHORIZATION, token);
-            }
-        }
-        let answer = self.client.execute(request).await.map_err(failed)?;
-        let status = answer.status();
-        let body = answer.into_body().bytes().await.map_err(failed)?;
-        let text = String::from_utf8_lossy(&body).into_owned();
-        if status.is_success() {
-            Ok(text)
-        } else {
-            let start: String = text.chars().take(400).collect();
-            Err(failed(format!("{status}: {start}")))
-        }
-    }
-
-    /// Returns the bucket's URL. S3's client exposes it only through signed URLs.
-    async fn bucket_url(&self) -> object_store::Result<Url> {
-        let store = match &self.dialect {
-            Dialect::S3 { store, .. } => store,
-            Dialect::Google { bucket_url, .. } => return Ok(bucket_url.clone()),
-        };
-        let name = "x";
-        let path = ObjectPath::from(name);
-        let mut url = store
-            .signed_url(Method::GET, &path, Duration::from_secs(60))
-            .await?;
-        url.set_query(None);
-        let path = url.path().strip_suffix(name).map(str::to_owned);
-        url.set_path(&path.unwrap_or_default());
-        Ok(url)
-    }
-}
-
-fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "S3",
-        source: error.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use super::*;
-
-    #[test]
-    fn a_page_is_read_whether_empty_or_not() {
-        let empty = "<ListMultipartUploadsResult><Bucket>b</Bucket><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>";
-        assert!(
-            quick_xml::de::from_str::<Page>(empty)
-                .unwrap()
-                .uploads
-                .is_empty()
-        );
-        let two = "<ListMultipartUploadsResult><Upload><Key>a&amp;b</Key><UploadId>1</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
-            <Upload><Key>c</Key><UploadId>2</UploadId><Initiated>2026-01-01T00:00:00.000Z</Initiated></Upload>\
-            <IsTruncated>true</IsTruncated><NextKeyMarker>c</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker></ListMultipartUploadsResult>";
-        let page: Page = quick_xml::de::from_str(two).unwrap();
-        assert_eq!(
-            (page.uploads[0].key.as_str(), page.uploads.len()),
-            ("a&b", 2)
-        );
-        assert!(page.is_truncated);
     }
 }

@@ -1,6 +1,7 @@
 //! Parsing and normalizing URIs, paths and keys.
 
 use crate::error::{Result, StoreError};
+use crate::service::Service;
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use std::path::{Path, PathBuf};
 use url::Url;
@@ -37,82 +38,6 @@ pub(crate) struct Bucket {
     pub(crate) name: String,
     /// The part after an `@`: the namespace (OCI), or the account's host (Azure).
     pub(crate) at: Option<String>,
-}
-
-/// The supported protocols.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Service {
-    S3,
-    /// Oracle's, through its S3-compatible endpoint.
-    Oci,
-    Gcs,
-    Azure,
-    /// Plain HTTP, read-only.
-    Http,
-    Https,
-}
-
-impl Service {
-    pub(crate) fn of(scheme: &str) -> Option<Self> {
-        Some(match scheme {
-            "s3" => Self::S3,
-            "oci" => Self::Oci,
-            "gs" => Self::Gcs,
-            "az" | "azure" | "abfs" | "abfss" => Self::Azure,
-            "http" => Self::Http,
-            "https" => Self::Https,
-            _ => return None,
-        })
-    }
-
-    /// Returns whether the service can be neither written nor listed.
-    pub(crate) fn is_read_only(self) -> bool {
-        matches!(self, Self::Http | Self::Https)
-    }
-
-    /// Returns the name prefixes of the service's environment variables.
-    pub(crate) fn variables(self) -> &'static [&'static str] {
-        match self {
-            Self::S3 => &["AWS_", "S3_ENDPOINT_URL", "MOSAICML_STREAMING_AWS_"],
-            Self::Oci => &["AWS_", "S3_ENDPOINT_URL", "OCI_REGION"],
-            Self::Gcs => &["GOOGLE_", "STORAGE_EMULATOR_HOST"],
-            Self::Azure => &["AZURE_"],
-            Self::Http | Self::Https => &[],
-        }
-    }
-
-    /// Returns the variable that holds the service's endpoint, if there is one.
-    pub(crate) fn endpoint_variable(self) -> Option<&'static str> {
-        match self {
-            Self::S3 | Self::Oci => Some("AWS_ENDPOINT_URL"),
-            Self::Gcs => Some("STORAGE_EMULATOR_HOST"),
-            Self::Azure => Some("AZURE_STORAGE_ENDPOINT"),
-            Self::Http | Self::Https => None,
-        }
-    }
-
-    /// Returns the remedy to name when access is refused.
-    pub(crate) fn credentials_help(self) -> &'static str {
-        match self {
-            Self::S3 => {
-                "check the keys (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or those of \
-                 `AWS_PROFILE`) and what they may do there"
-            }
-            Self::Oci => {
-                "check the customer secret key in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` and what it may do there"
-            }
-            Self::Gcs => {
-                "check `GOOGLE_APPLICATION_CREDENTIALS` or `GOOGLE_SERVICE_ACCOUNT`, and what the account may do there"
-            }
-            Self::Azure => {
-                "check `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY` (or `AZURE_STORAGE_SAS_TOKEN`), \
-                 and what they may do there"
-            }
-            Self::Http | Self::Https => {
-                "the server wants a login, which plain HTTP stores do not have"
-            }
-        }
-    }
 }
 
 impl Bucket {

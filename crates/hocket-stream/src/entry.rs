@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
-use crate::index::{FileInfo, INDEX_NAME, StoredFile};
 use crate::schema::{Column, Format, Schema};
+use crate::shard_info::{FileInfo, INDEX_NAME, StoredFile};
 
 /// Limit of a compressed file in bytes: twice that of a raw file.
 const MOST_PACKED_BYTES: u64 = 1 << 33;

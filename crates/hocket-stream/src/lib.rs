@@ -26,6 +26,7 @@ pub mod samples;
 pub mod schema;
 mod semaphore;
 pub mod shard;
+pub mod shard_info;
 pub mod sources;
 mod text;
 mod window;

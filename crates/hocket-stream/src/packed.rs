@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::Compression;
-use crate::index::{ShardInfo, StoredFile};
 use crate::schema::Layout;
+use crate::shard_info::{ShardInfo, StoredFile};
 
 /// The fields of an entry that are not shared with other shards of its kind.
 #[derive(Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use hocket_store::{Counts, Object, Store, StoreError, StoreOptions, runtime};
 
 use crate::cache::IndexVersion;
 use crate::error::{Result, StreamError};
-use crate::index::INDEX_NAME;
+use crate::shard_info::INDEX_NAME;
 
 /// A handle on the remote of a data set. It may be kept across a fork.
 #[derive(Clone)]

@@ -13,8 +13,8 @@
 use std::sync::Arc;
 
 use crate::error::{Result, StreamError};
-use crate::index::ShardInfo;
 use crate::schema::{Format, Layout};
+use crate::shard_info::ShardInfo;
 use crate::text;
 
 /// The bytes of a file, mapped or in memory.
@@ -302,8 +302,8 @@ pub fn check_table(info: &ShardInfo, origin: &str, table: &[u8], data_bytes: usi
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
-    use crate::index::{FileInfo, StoredFile};
     use crate::schema::{Column, Schema};
+    use crate::shard_info::{FileInfo, StoredFile};
     use proptest::prelude::*;
 
     fn schema(widths: &[Option<u32>]) -> Schema {

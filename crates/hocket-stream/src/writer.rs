@@ -19,9 +19,9 @@ use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::{Part, stage};
 use crate::hash::Algorithm;
-use crate::index::FileInfo;
 use crate::raw_file::{Contents, RawFile};
 use crate::semaphore::Semaphore;
+use crate::shard_info::FileInfo;
 
 /// The destinations and options of a shard writer.
 #[derive(Clone)]

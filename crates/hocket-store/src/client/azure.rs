@@ -1,7 +1,9 @@
 //! Azure Blob Storage.
 
-use super::{ClientKey, Connector, Remote, once};
+use super::key::{ClientKey, once};
+use super::remote::Remote;
 use crate::error::{Result, StoreError};
+use crate::http::Connector;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use std::sync::Arc;
 
@@ -111,12 +113,11 @@ fn connection_string(text: &str) -> Result<Vec<(AzureConfigKey, String)>> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use super::super::tests::key;
     use super::*;
 
     #[test]
     fn an_account_is_asked_for_by_name() {
-        let error = connect(&key("az://c", &[], None))
+        let error = connect(&ClientKey::test("az://c", &[], None))
             .err()
             .unwrap()
             .to_string();
@@ -127,7 +128,9 @@ mod tests {
             "AZURE_ACCOUNT_NAME",
         ] {
             let env = [(variable, "acc"), ("AZURE_STORAGE_KEY", "a2V5")];
-            let remote = connect(&key("az://c", &env, None)).ok().unwrap();
+            let remote = connect(&ClientKey::test("az://c", &env, None))
+                .ok()
+                .unwrap();
             let said = remote.objects.to_string();
             assert!(
                 said.contains("account: acc") && said.contains("container: c"),
@@ -135,9 +138,13 @@ mod tests {
             );
         }
         let uri = "abfss://c@acc.dfs.core.windows.net/p";
-        let remote = connect(&key(uri, &[("AZURE_STORAGE_KEY", "a2V5")], None))
-            .ok()
-            .unwrap();
+        let remote = connect(&ClientKey::test(
+            uri,
+            &[("AZURE_STORAGE_KEY", "a2V5")],
+            None,
+        ))
+        .ok()
+        .unwrap();
         assert!(remote.objects.to_string().contains("account: acc"));
     }
 

@@ -1,8 +1,10 @@
 //! Google Cloud Storage, through its XML API.
 
-use super::{ClientKey, Connector, Remote, once};
+use super::key::{ClientKey, once};
+use super::lister::{Dialect, Lister};
+use super::remote::Remote;
 use crate::error::{Result, StoreError};
-use crate::uploads::{Dialect, Lister};
+use crate::http::Connector;
 use object_store::StaticCredentialProvider;
 use object_store::client::HttpConnector;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -75,13 +77,12 @@ fn bucket_url(key: &ClientKey, address: &str) -> Result<Url> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use super::super::tests::key;
     use super::*;
 
     #[test]
     fn an_emulator_needs_no_account() {
         for host in ["localhost:4443", "http://localhost:4443/"] {
-            let key = key("gs://b", &[("STORAGE_EMULATOR_HOST", host)], None);
+            let key = ClientKey::test("gs://b", &[("STORAGE_EMULATOR_HOST", host)], None);
             let remote = connect(&key).ok().unwrap();
             assert_eq!(remote.objects.to_string(), "GoogleCloudStorage(b)");
             assert!(remote.has_generations);
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn a_credentials_file_that_is_not_there_is_named() {
         let env = [("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")];
-        let error = connect(&key("gs://b", &env, None))
+        let error = connect(&ClientKey::test("gs://b", &env, None))
             .err()
             .unwrap()
             .to_string();

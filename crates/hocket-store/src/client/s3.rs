@@ -1,10 +1,12 @@
 //! S3 and S3-compatible services, including Oracle's object storage.
 
-use super::{ClientKey, Connector, Remote, once};
+use super::key::{ClientKey, once};
+use super::lister::{Dialect, Lister};
+use super::remote::Remote;
 use crate::credentials::{self, Missing, Provided};
 use crate::error::{Result, StoreError};
-use crate::uploads::{Dialect, Lister};
-use crate::uri::Service;
+use crate::http::Connector;
+use crate::service::Service;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::HttpConnector;
 use std::sync::Arc;
@@ -216,7 +218,6 @@ fn is_paid_by_requester(key: &ClientKey) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use super::super::tests::key;
     use super::*;
 
     const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "s")];
@@ -227,10 +228,14 @@ mod tests {
 
     #[test]
     fn missing_credentials_are_refused_at_once_and_named() {
-        let error = connected(key("s3://b", &[], None)).err().unwrap();
+        let error = connected(ClientKey::test("s3://b", &[], None))
+            .err()
+            .unwrap();
         assert!(matches!(&error, StoreError::Permission { .. }));
         assert!(error.to_string().contains("`AWS_ACCESS_KEY_ID`"), "{error}");
-        let error = connected(key("s3://b", &KEYS[..1], None)).err().unwrap();
+        let error = connected(ClientKey::test("s3://b", &KEYS[..1], None))
+            .err()
+            .unwrap();
         assert!(
             matches!(&error, StoreError::Config { message } if message.contains("`AWS_SECRET_ACCESS_KEY`"))
         );
@@ -252,7 +257,7 @@ mod tests {
             (vec![("AWS_SKIP_SIGNATURE", "true")], Source::Anonymous),
         ] {
             assert_eq!(
-                Source::of(&key("s3://b", &env, None)).unwrap(),
+                Source::of(&ClientKey::test("s3://b", &env, None)).unwrap(),
                 source,
                 "{env:?}"
             );
@@ -266,7 +271,7 @@ mod tests {
             &[("AWS_BUCKET", "other"), ("AWS_EC2_THING", "x")],
         ]
         .concat();
-        let remote = connected(key("s3://b", &env, Some("http://127.0.0.1:9")))
+        let remote = connected(ClientKey::test("s3://b", &env, Some("http://127.0.0.1:9")))
             .ok()
             .unwrap();
         assert_eq!(remote.objects.to_string(), "AmazonS3(b)");
@@ -278,7 +283,11 @@ mod tests {
         let path = folder.path().join("ca.pem");
         let connect = || {
             let bundle = [("AWS_CA_BUNDLE", path.to_str().unwrap())];
-            connected(key("s3://b", &[&KEYS[..], &bundle].concat(), None))
+            connected(ClientKey::test(
+                "s3://b",
+                &[&KEYS[..], &bundle].concat(),
+                None,
+            ))
         };
         for content in [
             None,
@@ -297,18 +306,22 @@ mod tests {
     #[test]
     fn the_requester_pays_for_the_buckets_on_the_list() {
         let env = [("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "x, b")];
-        assert!(is_paid_by_requester(&key("s3://b", &env, None)));
-        assert!(!is_paid_by_requester(&key("s3://c", &env, None)));
+        assert!(is_paid_by_requester(&ClientKey::test("s3://b", &env, None)));
+        assert!(!is_paid_by_requester(&ClientKey::test(
+            "s3://c", &env, None
+        )));
     }
 
     #[test]
     fn oracles_address_is_made_of_namespace_and_region() {
         let env = [&KEYS[..], &[("OCI_REGION", "eu-x-1")]].concat();
-        let known = key("oci://b@space", &env, None);
+        let known = ClientKey::test("oci://b@space", &env, None);
         let expected = "https://space.compat.objectstorage.eu-x-1.oraclecloud.com";
         assert_eq!(oracle_endpoint(&known, Some("eu-x-1")).unwrap(), expected);
         assert!(connected(known.clone()).is_ok());
-        let error = connected(key("oci://b", &KEYS, None)).err().unwrap();
+        let error = connected(ClientKey::test("oci://b", &KEYS, None))
+            .err()
+            .unwrap();
         assert!(
             error.to_string().contains("oci://bucket@namespace"),
             "{error}"

@@ -1,7 +1,9 @@
 //! Plain HTTP servers, read-only.
 
-use super::{ClientKey, Connector, Remote, once};
+use super::key::{ClientKey, once};
+use super::remote::Remote;
 use crate::error::Result;
+use crate::http::Connector;
 use object_store::http::HttpBuilder;
 use std::sync::Arc;
 

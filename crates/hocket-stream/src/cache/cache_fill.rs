@@ -12,8 +12,8 @@ use super::origin::Mark;
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
-use crate::index::{FileInfo, ShardInfo, StoredFile};
 use crate::remote::{self, Remote};
+use crate::shard_info::{FileInfo, ShardInfo, StoredFile};
 use hocket_store::Object;
 
 /// After this many removals of one unfinished file, its shard is held in memory.

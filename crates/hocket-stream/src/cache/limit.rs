@@ -18,7 +18,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
 use crate::files::{is_same_file, part_target};
-use crate::index::{FileInfo, INDEX_NAME, Index, ShardInfo};
+use crate::index::Index;
+use crate::shard_info::{FileInfo, INDEX_NAME, ShardInfo};
 
 /// Interval between attempts to take a lock that is only held briefly.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(2);

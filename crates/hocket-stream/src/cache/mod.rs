@@ -29,9 +29,10 @@ use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
 use crate::hash::Algorithm;
-use crate::index::{INDEX_NAME, Index, ShardInfo, StoredFile};
+use crate::index::Index;
 use crate::remote::{self, Remote};
 use crate::shard::{Shard, ShardBytes};
+use crate::shard_info::{INDEX_NAME, ShardInfo, StoredFile};
 
 /// The options of a cache.
 #[derive(Clone, Debug)]

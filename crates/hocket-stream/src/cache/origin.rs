@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
 use crate::files::Part;
-use crate::index::INDEX_NAME;
+use crate::shard_info::INDEX_NAME;
 
 const ATTRIBUTE: &str = "user.hocket.origin";
 /// Writing an index takes moments; a process that holds its lock for this long is assumed to be suspended.

@@ -7,10 +7,10 @@ use hocket_store::Object;
 
 use super::Cache;
 use crate::error::{Result, StreamError};
-use crate::index::ShardInfo;
 use crate::remote;
 use crate::schema::Format;
 use crate::shard::{Shard, join};
+use crate::shard_info::ShardInfo;
 
 /// A smaller shard is fetched whole in about the time of a range read's two requests.
 const MIN_SHARD_BYTES: u64 = 1 << 20;

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use hocket_store::Object;
 
 use crate::error::{Result, StreamError};
-use crate::index::FileInfo;
 use crate::remote::Remote;
+use crate::shard_info::FileInfo;
 
 /// The objects read so far, each pinned to the version that was seen first.
 #[derive(Default)]

@@ -31,27 +31,20 @@ use crate::error::{Result, StreamError};
 use crate::permute::derive_key;
 
 mod interleave;
+mod location;
 mod mix;
 mod pool;
 mod spec;
 mod units;
 
+pub use location::Location;
 pub use mix::Mix;
-pub use spec::{Batching, OrderSpec, Sampling, Tail};
+pub use spec::{Batching, OrderSpec, Sampling, Tail, gcd};
 
 use interleave::{Interleave, apportion};
 use mix::Stream;
 use pool::{Block, Pool, PoolSpec};
 use units::Draw;
-
-/// The location of a sample: its shard's number over all streams, and its number in the shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Location {
-    /// The shard's number in storage order, over the streams in sequence.
-    pub shard: u32,
-    /// The sample's number in the shard.
-    pub sample: u32,
-}
 
 /// A rank's part of one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -428,11 +421,6 @@ fn alternate(pools: &[Pool], batch: u64, is_tail_used: bool) -> (Deal, u64, u64)
 pub fn slice(len: u64, rank: u64, world: u64) -> Range<u64> {
     let cut = |r: u64| (u128::from(r) * u128::from(len) / u128::from(world.max(1))) as u64;
     cut(rank)..cut(rank + 1)
-}
-
-/// Returns the greatest common divisor; the default number of lanes is `gcd(global batch, 64)`.
-pub fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::order::Location;
+use crate::order::location::Location;
 use crate::order::units::{Draw, Unit};
 use crate::permute::{Permutation, derive_key};
 

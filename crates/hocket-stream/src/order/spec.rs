@@ -1,7 +1,6 @@
 //! The parameters of an order, apart from the data and the epoch.
 
 use crate::error::{Result, StreamError};
-use crate::order::gcd;
 
 /// The policy for the last batch if the samples do not fill it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,4 +136,9 @@ impl OrderSpec {
         }
         Ok(())
     }
+}
+
+/// Returns the greatest common divisor; the default number of lanes is `gcd(global batch, 64)`.
+pub fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

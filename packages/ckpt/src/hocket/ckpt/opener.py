@@ -2,12 +2,12 @@
 
 import os
 
+from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
-from hocket.ckpt.formats.catalogue import FORMATS
 from hocket.ckpt.formats.foreign import open_foreign
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import Checkpoint

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hocket.ckpt.block_index import describe_block
 from hocket.ckpt.box_reads import BoxReads
 from hocket.ckpt.boxes import index_of, whole
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
@@ -20,9 +21,6 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.manifest import ITEM_BYTES, Manifest, TensorRecord
 from hocket.ckpt.planning import Box
 from hocket.native import _native
-
-if TYPE_CHECKING:
-    from hocket.ckpt.formats.catalogue import Catalogue
 
 __all__ = ["Checkpoint", "numpy_dtype", "of_one_save", "replaced_error"]
 
@@ -68,7 +66,7 @@ class Checkpoint:
         return self._manifest
 
     @property
-    def contents(self) -> "Manifest | Catalogue":
+    def contents(self) -> Manifest | Catalogue:
         """The files, tensors and values of a checkpoint of any format."""
         return self.manifest
 
@@ -92,7 +90,7 @@ class Checkpoint:
         """
         return self._record(self.contents, name)
 
-    def _record(self, contents: "Manifest | Catalogue", name: str) -> TensorRecord:
+    def _record(self, contents: Manifest | Catalogue, name: str) -> TensorRecord:
         record = contents.tensors.get(name)
         if record is None:
             near = difflib.get_close_matches(name, contents.tensors, n=3)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.ckpt.block_index import BlockIndex
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointCorruptError, CheckpointNotFoundError
 from hocket.ckpt.file_names import stored_bytes
-from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.formats.foreign_verify import verify_file
 from hocket.ckpt.manifest import Manifest

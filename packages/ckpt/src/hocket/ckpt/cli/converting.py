@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.converting import Format, convert
-from hocket.ckpt.formats.catalogue import FORMATS
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
+from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.cli.converting import parse_size
 from hocket.ckpt.diffing import Difference, TensorDifference, diff
-from hocket.ckpt.formats.catalogue import FORMATS
 from hocket.ckpt.manifest import encode_value
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import columns, console, count, print_json, size

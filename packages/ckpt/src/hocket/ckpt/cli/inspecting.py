@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.text import Text
 
+from hocket.ckpt.catalogue import FORMATS, Catalogue
 from hocket.ckpt.chunks import files_of
 from hocket.ckpt.cli.records import describe
 from hocket.ckpt.cli.tree import Row, rows_of
 from hocket.ckpt.file_names import stored_bytes
-from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
 from hocket.ckpt.formats.companions import other_states
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value

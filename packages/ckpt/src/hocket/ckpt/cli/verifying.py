@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.file_names import stored_bytes
-from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.opener import open  # noqa: A004 - this package's own
 from hocket.ckpt.verifying import Flaw, Verdict, verify
 from hocket.native.cli.progress import progress

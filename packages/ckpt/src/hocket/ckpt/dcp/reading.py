@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.planning import Box

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.box_reads import BoxReads
+from hocket.ckpt.catalogue import FORMATS, Catalogue
 from hocket.ckpt.chunks import ForeignChunk
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.catalogue import FORMATS, Catalogue
 from hocket.ckpt.formats.expanded import check_expansion
 from hocket.ckpt.formats.temp_tensor import TempTensor
 from hocket.ckpt.manifest import Manifest, TensorRecord

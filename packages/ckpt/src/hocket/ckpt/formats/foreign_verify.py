@@ -1,6 +1,6 @@
 """Verification of files of foreign formats, by what these formats provide."""
 
-from hocket.ckpt.formats.catalogue import Catalogue
+from hocket.ckpt.catalogue import Catalogue
 from hocket.native import _native
 
 __all__ = ["verify_file"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hocket.ckpt.boxes import pieces, whole
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.file_names import data_path, entry_name, entry_order, file_metadata
-from hocket.ckpt.formats.catalogue import Catalogue
 from hocket.ckpt.formats.output_file import OutFile, Part, Payload, Tensor, num_bytes
 from hocket.ckpt.formats.pickling import Call, Global, New, dumps
 from hocket.ckpt.formats.torch_save import torch_dtype, torch_zip

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hocket.ckpt.formats.catalogue import FORMATS
+from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.manifest import TensorRecord
 from hocket.ckpt.opener import open as open_checkpoint

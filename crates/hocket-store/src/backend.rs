@@ -1,0 +1,55 @@
+//! The operations that a store of local files and a store reached by requests both have.
+
+use crate::error::Result;
+use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::pin::Pin;
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::ops::Range;
+use std::path::Path;
+
+/// The implementation behind a handle in this process. Keys and prefixes have been checked, and so has whether
+/// the service supports the operation. The methods are those of [`Store`](crate::Store) and
+/// [`Object`](crate::Object) with the same names.
+#[async_trait]
+pub(crate) trait Backend: Send + Sync {
+    async fn head(&self, key: &str) -> Result<ObjectMeta>;
+
+    /// Reads a whole object of the version in `pin`; with `size`, one of another size is rejected.
+    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes>;
+
+    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>>;
+
+    async fn download(
+        &self,
+        key: &str,
+        pin: Pin,
+        path: &Path,
+        size: Option<u64>,
+    ) -> Result<ObjectMeta>;
+
+    async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>>;
+
+    /// Begins a streaming write.
+    async fn writer(&self, key: &str, size_hint: Option<u64>) -> Result<Box<dyn Writer>>;
+
+    async fn delete(&self, key: &str) -> Result<()>;
+
+    /// Lists all objects below `prefix`, or one level of them; the result is unsorted.
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing>;
+
+    async fn list_uploads(&self) -> Result<Vec<Unfinished>>;
+
+    async fn abort_upload(&self, key: &str, id: &str) -> Result<()>;
+}
+
+/// A streaming write of one object, invisible until it is finished.
+#[async_trait]
+pub(crate) trait Writer: Send + Sync {
+    async fn write(&mut self, data: Bytes) -> Result<()>;
+
+    /// Makes the object of `size` bytes visible.
+    async fn finish(&mut self, size: u64) -> Result<ObjectMeta>;
+
+    async fn abort(&mut self) -> Result<()>;
+}

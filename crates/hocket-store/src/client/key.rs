@@ -1,0 +1,120 @@
+//! The settings that make one client differ from another.
+
+use crate::env::Env;
+use crate::error::{Result, StoreError};
+use crate::options::StoreOptions;
+use crate::uri::Bucket;
+use object_store::{Certificate, ClientOptions, RetryConfig};
+use std::time::Duration;
+
+/// AWS's variable for additional certificate authorities.
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
+
+/// The key under which handles share a client.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ClientKey {
+    pub(super) bucket: Bucket,
+    endpoint: Option<String>,
+    pub(super) region: Option<String>,
+    pub(super) path_style: Option<bool>,
+    pub(super) anonymous: bool,
+    pub(super) requester_pays: bool,
+    connect_timeout: Duration,
+    pub(super) max_requests: usize,
+    /// Different credentials in the environment mean a different client.
+    pub(super) env: Env,
+}
+
+impl ClientKey {
+    pub(super) fn new(bucket: &Bucket, options: &StoreOptions, env: &Env) -> Self {
+        Self {
+            bucket: bucket.clone(),
+            endpoint: options.endpoint.clone(),
+            region: options.region.clone(),
+            path_style: options.path_style,
+            anonymous: options.anonymous,
+            requester_pays: options.requester_pays,
+            connect_timeout: options.connect_timeout(),
+            max_requests: options.max_requests,
+            env: env.clone(),
+        }
+    }
+
+    /// Returns the endpoint from the option or the first of `variables` that is set, without a trailing slash.
+    pub(super) fn endpoint(&self, variables: &[&str]) -> Option<&str> {
+        let given = self.endpoint.as_deref();
+        given
+            .or_else(|| self.env.first(variables))
+            .map(|endpoint| endpoint.trim_end_matches('/'))
+    }
+
+    /// Returns the HTTP settings of the client.
+    ///
+    /// # Errors
+    /// `Config` for certificates that cannot be read.
+    pub(super) fn client_options(&self, endpoint: Option<&str>) -> Result<ClientOptions> {
+        let options = ClientOptions::new()
+            .with_timeout_disabled() // each attempt has its own limit
+            .with_connect_timeout(self.connect_timeout)
+            .with_pool_idle_timeout(Duration::from_secs(30))
+            .with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")));
+        let certificates = match self.env.get(CA_BUNDLE) {
+            Some(path) => read_certificates(path)?,
+            None => Vec::new(),
+        };
+        let with = ClientOptions::with_root_certificate;
+        Ok(certificates.into_iter().fold(options, with))
+    }
+
+    pub(super) fn refused(&self, variables: &str, error: &object_store::Error) -> StoreError {
+        StoreError::config(format!(
+            "`{}` cannot be set up from the options and `{variables}` variables: {error}",
+            self.bucket.uri()
+        ))
+    }
+}
+
+/// Reads the certificates in a PEM file; they are trusted in addition to the system's own.
+fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
+    let bad = |reason: &dyn std::fmt::Display| {
+        StoreError::config(format!(
+            "`{CA_BUNDLE}` is `{path}`: expected a file of certificates in PEM form, and {reason}; correct the \
+             path, or unset it to trust those of the system"
+        ))
+    };
+    let text = std::fs::read(path).map_err(|error| bad(&error))?;
+    match Certificate::from_pem_bundle(&text) {
+        Ok(certificates) if certificates.is_empty() => Err(bad(&"it has none")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(bad(&error)),
+    }
+}
+
+/// Returns a configuration without retries: [`retry`](crate::retry) above the client does them.
+pub(super) fn once() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
+}
+
+#[cfg(test)]
+impl ClientKey {
+    /// Returns the key of a handle on `uri` with these variables.
+    #[allow(clippy::unwrap_used, clippy::panic)]
+    pub(crate) fn test(uri: &str, env: &[(&str, &str)], endpoint: Option<&str>) -> Self {
+        let crate::uri::Location::Bucket { bucket, .. } = crate::uri::Location::parse(uri).unwrap()
+        else {
+            panic!("{uri} is no bucket");
+        };
+        let all = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = StoreOptions {
+            endpoint: endpoint.map(str::to_owned),
+            ..StoreOptions::default()
+        };
+        let env = Env::choose(all, bucket.service.variables());
+        Self::new(&bucket, &options, &env)
+    }
+}

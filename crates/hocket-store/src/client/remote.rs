@@ -1,0 +1,110 @@
+//! A client of one bucket, with its permits and counters.
+
+use super::key::ClientKey;
+use super::lister::Lister;
+use crate::counters::{self, Counters};
+use crate::handle::Handle;
+use crate::options::StoreOptions;
+use crate::service::Service;
+use object_store::ObjectStore;
+use object_store::list::PaginatedListStore;
+use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
+use std::sync::Arc;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// A store reached by requests: a service, or the in-memory store in the same role.
+pub(crate) struct Remote {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// `None` for read-only stores.
+    pub(crate) multipart: Option<Arc<dyn MultipartStore>>,
+    /// Lists page by page, so that a retry repeats one page and not the whole listing.
+    pub(crate) pages: Option<Arc<dyn PaginatedListStore>>,
+    /// Lists unfinished multipart uploads, where the service supports it.
+    pub(crate) uploads: Option<Lister>,
+    /// Whether conditional replaces use a generation instead of an ETag.
+    pub(crate) has_generations: bool,
+    /// The credentials profile whose keys this client uses, if its keys are renewed from outside.
+    pub(crate) profile: Option<String>,
+    /// The remedy named in a message when access is refused.
+    pub(crate) credentials_help: &'static str,
+    /// The process-wide counters.
+    pub(crate) counters: Arc<Counters>,
+    pub(super) travels: bool,
+    pub(super) requests: Semaphore,
+}
+
+impl Remote {
+    /// Waits for a permit to make one more request.
+    pub(crate) async fn room(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.requests.acquire().await.ok()
+    }
+
+    /// Returns whether requests cross a network; only those can fail transiently.
+    pub(crate) fn is_http(&self) -> bool {
+        self.travels
+    }
+
+    /// Updates the counters of a handle and of the process, if requests cross a network.
+    pub(crate) fn count(&self, handle: &Handle, note: impl Fn(&Counters)) {
+        if self.travels {
+            note(handle.counters());
+            note(&self.counters);
+        }
+    }
+
+    pub(super) fn memory(store: Arc<InMemory>, options: &StoreOptions) -> Self {
+        Self {
+            objects: Arc::clone(&store) as _,
+            multipart: Some(store),
+            pages: None,
+            uploads: None,
+            has_generations: false,
+            profile: None,
+            credentials_help: "",
+            counters: counters::of_process(),
+            travels: false,
+            requests: Semaphore::new(options.max_requests.min(Semaphore::MAX_PERMITS)),
+        }
+    }
+
+    /// Builds a client for a service with all operations.
+    pub(super) fn service<T>(store: Arc<T>, key: &ClientKey) -> Self
+    where
+        T: ObjectStore + MultipartStore + PaginatedListStore,
+    {
+        Self {
+            multipart: Some(Arc::clone(&store) as _),
+            pages: Some(Arc::clone(&store) as _),
+            ..Self::reader(store, key)
+        }
+    }
+
+    /// Builds a client for a service that can only be read.
+    pub(super) fn reader(objects: Arc<dyn ObjectStore>, key: &ClientKey) -> Self {
+        Self {
+            objects,
+            multipart: None,
+            pages: None,
+            uploads: None,
+            has_generations: key.bucket.service == Service::Gcs,
+            profile: None,
+            credentials_help: key.bucket.service.credentials_help(),
+            counters: counters::of_process(),
+            travels: true,
+            requests: Semaphore::new(key.max_requests.min(Semaphore::MAX_PERMITS)),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Remote {
+    /// Returns a client for tests that make no request.
+    pub(crate) fn test() -> Self {
+        Self::reader(
+            Arc::new(InMemory::new()),
+            &ClientKey::test("s3://b", &[], None),
+        )
+    }
+}

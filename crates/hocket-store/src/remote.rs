@@ -1,0 +1,103 @@
+//! Stores reached by requests: a service, or the in-memory store in the same role.
+
+use crate::backend::{Backend, Writer};
+use crate::error::Result;
+use crate::meta::{Listing, ObjectMeta, PutMode, Unfinished};
+use crate::parts::Parts;
+use crate::pin::Pin;
+use crate::read::Source;
+use crate::requests::Requests;
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::ops::Range;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Unconditional writes above this size use a multipart upload.
+const MULTIPART_BYTES: usize = 64 << 20;
+
+#[async_trait]
+impl Backend for Requests {
+    async fn head(&self, key: &str) -> Result<ObjectMeta> {
+        self.head(key).await
+    }
+
+    async fn get(&self, key: &str, pin: Pin, size: Option<u64>) -> Result<Bytes> {
+        Source::new(self, key, pin)?.get(size).await
+    }
+
+    async fn get_ranges(&self, key: &str, pin: Pin, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        Source::new(self, key, pin)?.get_ranges(ranges).await
+    }
+
+    async fn download(
+        &self,
+        key: &str,
+        pin: Pin,
+        path: &Path,
+        size: Option<u64>,
+    ) -> Result<ObjectMeta> {
+        Source::new(self, key, pin)?.download(path, size).await
+    }
+
+    async fn put(&self, key: &str, data: Bytes, mode: PutMode) -> Result<Option<String>> {
+        if data.len() > MULTIPART_BYTES && mode == PutMode::Overwrite {
+            let size = data.len() as u64;
+            let mut parts = Parts::new(self, key, Some(size))?;
+            parts.write(data).await?;
+            return parts.finish(size).await;
+        }
+        self.put_once(key, data, &mode).await
+    }
+
+    async fn writer(&self, key: &str, size_hint: Option<u64>) -> Result<Box<dyn Writer>> {
+        let (parts, key) = (Parts::new(self, key, size_hint)?, key.to_owned());
+        Ok(Box::new(PartsWriter { key, parts }))
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.delete(key).await
+    }
+
+    async fn list(&self, prefix: &str, one_level: bool) -> Result<Listing> {
+        self.list(prefix, one_level).await
+    }
+
+    async fn list_uploads(&self) -> Result<Vec<Unfinished>> {
+        self.list_uploads().await
+    }
+
+    async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
+        self.abort_upload(key, id).await
+    }
+}
+
+/// A streaming write in parts.
+struct PartsWriter {
+    key: String,
+    parts: Parts,
+}
+
+#[async_trait]
+impl Writer for PartsWriter {
+    async fn write(&mut self, data: Bytes) -> Result<()> {
+        self.parts.write(data).await
+    }
+
+    async fn finish(&mut self, size: u64) -> Result<ObjectMeta> {
+        let etag = self.parts.finish(size).await?;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Ok(ObjectMeta {
+            key: self.key.clone(),
+            size,
+            etag,
+            modified_ms: now.as_millis() as i64,
+        })
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.parts.abort().await
+    }
+}

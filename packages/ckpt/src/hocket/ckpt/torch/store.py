@@ -7,12 +7,12 @@ import os
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.file_names import compression_level
+from hocket.ckpt.listing import Listing, list_checkpoints
 from hocket.ckpt.retention import Policy, Retainer
 from hocket.ckpt.torch.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.coordinator import Coordinator, open_coordinator
@@ -28,23 +28,9 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["CheckpointStore", "Entry", "absolute"]
+__all__ = ["CheckpointStore", "absolute"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A checkpoint, or another folder, under a store's prefix."""
-
-    name: str
-    uri: str
-    step: int | None
-    """None if it is not committed."""
-    created: str | None
-    """Creation time, `YYYY-MM-DDTHH:MM:SS.ffffffZ`."""
-    status: Literal["committed", "partial", "foreign"]
-    """`partial`: an unfinished save. `foreign`: not a Hocket checkpoint."""
 
 
 class CheckpointStore:
@@ -300,22 +286,12 @@ class CheckpointStore:
         source = os.fspath(source)
         return open_foreign_weights(source if "/" in source else self._uri_of(source))
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[Listing]:
         """List the children of the prefix: uncommitted ones first, then by step and creation time."""
         try:
-            found = _native.ckpt_list(self.uri)
+            return list_checkpoints(self.uri)
         except CheckpointNotFoundError:
             return []
-        return [
-            Entry(
-                name=entry["name"],
-                uri=self._uri_of(entry["name"]),
-                step=entry["step"],
-                created=entry["created"],
-                status=entry["status"],
-            )
-            for entry in found
-        ]
 
     def delete(self, step: int) -> None:
         """Delete the committed checkpoints of a step on rank 0; do nothing on the other ranks.

@@ -168,7 +168,9 @@ def test_a_local_data_set_without_samples(tmp_path: Path) -> None:
 def test_states_by_number_of_samples(folder: str) -> None:
     dataset = open_data(folder)
     assert dataset.state_dict(48, False)["sample_in_epoch"] == 48
+    assert dataset.initial_physical_nodes is None
     dataset.load_state_dict(dataset.state_dict(48, False))
+    assert dataset.initial_physical_nodes == 1
     assert dataset.state_dict(16, False)["sample_in_epoch"] == 64
     assert dataset.state_dict(16, True)["sample_in_epoch"] == 16
 

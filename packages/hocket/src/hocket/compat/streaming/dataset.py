@@ -131,6 +131,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         self.sampling_granularity = sampling_granularity
         self.partition_algo = partition_algo
         self.num_canonical_nodes = num_canonical_nodes
+        self.initial_physical_nodes: int | None = None
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.shuffle_algo = shuffle_algo
@@ -232,6 +233,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
         super().load_state_dict(state)
         self._loaded = (self.cursor.epoch, state["sample_in_epoch"])
         self.num_canonical_nodes = state["num_canonical_nodes"]
+        self.initial_physical_nodes = state["initial_physical_nodes"]
 
     @property
     def next_epoch(self) -> int:

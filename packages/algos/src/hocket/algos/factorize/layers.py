@@ -76,14 +76,15 @@ class FactorizedLinear(nn.Module):
             rank: The new width; below 1, as a share of the smaller side.
 
         Raises:
-            AlgorithmConfigError: The factors would not be smaller than the whole.
+            AlgorithmConfigError: The layer would not get thinner.
         """
         wanted = latent_size_of(rank, self.in_features, self.out_features)
-        _check_rank(wanted, max_rank_with_speedup(self.in_features, self.out_features), "rank")
+        most = max_rank_with_speedup(self.in_features, self.out_features)
+        _check_rank(wanted, min(most, self.latent_features), "rank")
         samples = input.flatten(0, -2)
         first, second = self.module0.weight.T, self.module1.weight.T
         found = factorize_matrix(samples, self(samples), first, second, self.module1.bias, wanted)
-        if found.Wa is None or found.Wb is None or found.rank == self.latent_features:
+        if found.Wa is None or found.Wb is None:
             return
         self.latent_features = self.module0.out_features = self.module1.in_features = found.rank
         self.module0.weight = nn.Parameter(found.Wa.T.contiguous())
@@ -170,14 +171,15 @@ class FactorizedConv2d(nn.Module):
             rank: The new number of channels between; below 1, as a share of the smaller side.
 
         Raises:
-            AlgorithmConfigError: The factors would not be smaller than the whole.
+            AlgorithmConfigError: The layer would not get thinner.
         """
         wanted = latent_size_of(rank, self.in_channels, self.out_channels)
         elements = math.prod(self.module0.kernel_size)
-        _check_rank(wanted, max_rank_with_speedup(self.in_channels, self.out_channels, elements), "rank")
+        most = max_rank_with_speedup(self.in_channels, self.out_channels, elements)
+        _check_rank(wanted, min(most, self.latent_channels), "rank")
         first, second, bias = self.module0.weight, self.module1.weight, self.module1.bias
         found = factorize_conv2d(input, first, second, None, bias, wanted)
-        if found.Wa is None or found.Wb is None or found.rank == self.latent_channels:
+        if found.Wa is None or found.Wb is None:
             return
         self.latent_channels = self.module0.out_channels = self.module1.in_channels = found.rank
         self.module0.weight = nn.Parameter(found.Wa.contiguous())

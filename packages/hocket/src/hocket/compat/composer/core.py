@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from hocket.compat.composer.data_spec import DataSpec, ensure_data_spec
 from hocket.compat.composer.engine import Engine, Trace
+from hocket.compat.composer.signatures import in_order
 from hocket.compat.composer.state import State
 from hocket.trainer import (
     Algorithm,
@@ -26,7 +27,9 @@ from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.passes import AlgorithmPass
 from hocket.trainer.precision import Precision as _Numerics
 from hocket.trainer.protocols import Stateful as Serializable
-from hocket.trainer.time import ensure_time
+from hocket.trainer.time import ensure_time as _ensure_time
+
+ensure_time = in_order(_ensure_time, "maybe_time int_unit", maybe_time="given", int_unit="default_unit")
 
 #: What a data loader yields.
 Batch: TypeAlias = Any

@@ -30,9 +30,11 @@ from hocket.algos import (
     select_using_loss,
     set_batch_sequence_length,
     should_selective_backprop,
-    smooth_labels,
 )
 from hocket.algos.gradient_clipping.gradient_clipping import ClippingType
+from hocket.compat.composer.signatures import in_order
+
+smooth_labels = in_order(_algos.smooth_labels, "logits target smoothing")
 
 
 def apply_gradient_clipping(

@@ -52,13 +52,13 @@ def ensure_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) else (given,)
 
 
-def map_collection(collection: Any, function: Callable[[Any], Any]) -> Any:
+def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
     """Return a list, tuple, mapping or one thing with a function applied to each value."""
     if isinstance(collection, Mapping):
-        return {name: function(value) for name, value in collection.items()}
+        return {name: map_fn(value) for name, value in collection.items()}
     if isinstance(collection, (list, tuple)):
-        return type(collection)(function(value) for value in collection)
-    return function(collection)
+        return type(collection)(map_fn(value) for value in collection)
+    return map_fn(collection)
 
 
 def get_free_tcp_port() -> int:

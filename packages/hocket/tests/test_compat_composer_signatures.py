@@ -1,0 +1,65 @@
+"""Arguments by position and by Composer's names, where Hocket's own differ."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import hocket.trainer.metrics as own_metrics
+import hocket.trainer.optim as own_optim
+from hocket.compat.composer import functional, loss, metrics, optim
+from hocket.compat.composer.core import ensure_time
+from hocket.compat.composer.utils import map_collection
+from hocket.compat.composer.utils.module_surgery import replace_module_classes
+from hocket.trainer import Time
+
+
+def test_functions_take_arguments_by_position_and_by_composers_names():
+    logits, targets = torch.randn(6, 4), torch.arange(6) % 4
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    smoothed = functional.smooth_labels(logits, targets, 0.4)
+    torch.testing.assert_close(smoothed[0], torch.tensor([0.7, 0.1, 0.1, 0.1]))
+    expected = nn.functional.cross_entropy(logits, targets, weight, ignore_index=2, reduction="sum")
+    torch.testing.assert_close(loss.soft_cross_entropy(logits, targets, weight, 2, "sum"), expected)
+    torch.testing.assert_close(
+        loss.soft_cross_entropy(input=logits, target=targets, weight=weight, ignore_index=2, reduction="sum"),
+        expected,
+    )
+    assert ensure_time(maybe_time=3, int_unit="ba") == ensure_time(3, "ba") == Time(3, "ba")
+    assert map_collection([1, 2], map_fn=str) == ["1", "2"]
+    model = nn.Sequential(nn.ReLU())
+    replace_module_classes(module=model, policies={nn.ReLU: lambda module, index: nn.GELU()})
+    assert type(model[0]) is nn.GELU
+    with pytest.raises(TypeError, match="`smooth_labels` got `smoothing` by position and by name"):
+        functional.smooth_labels(logits, targets, 0.4, smoothing=0.1)
+    with pytest.raises(TypeError, match="takes 3 arguments by position, and 4 were given"):
+        functional.smooth_labels(logits, targets, 0.4, 1)
+
+
+def test_schedules_take_all_their_arguments_by_position():
+    made = optim.LinearWithWarmupScheduler("2ba", 1.0, 0.1, "8ba", True)
+    named = own_optim.LinearWithWarmupScheduler(
+        t_warmup="2ba", alpha_i=1.0, alpha_f=0.1, t_max="8ba", scale_warmup=True
+    )
+    assert isinstance(made, own_optim.LinearWithWarmupScheduler)
+    assert vars(made) == vars(named)
+    assert vars(optim.PolynomialScheduler(2, "8ba", 0.5)) == vars(
+        own_optim.PolynomialScheduler(2, "8ba", alpha_f=0.5)
+    )
+    assert type(pickle.loads(pickle.dumps(made))) is optim.LinearWithWarmupScheduler
+
+
+def test_the_first_argument_of_a_language_metric_is_no_index_to_ignore():
+    # `LanguageCrossEntropy(False)` ignored token 0.
+    metric = metrics.LanguageCrossEntropy(False, -1)
+    assert (metric.ignore_index, metric.dist_sync_on_step) == (-1, False)
+    assert metrics.LanguagePerplexity(dist_sync_on_step=False).ignore_index == -100
+    assert isinstance(metric, own_metrics.LanguageCrossEntropy)
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[0, 1, -1], [2, 3, 4]])
+    metric.update(logits, targets)
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    torch.testing.assert_close(metric.compute(), expected)
+    assert type(pickle.loads(pickle.dumps(metric))) is metrics.LanguageCrossEntropy

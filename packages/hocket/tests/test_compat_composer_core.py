@@ -321,3 +321,12 @@ def test_a_classifiers_metrics_are_attributes_that_may_be_replaced():
     assert model.train_metrics is None
     with pytest.raises(AttributeError):
         model.no_such_attribute  # noqa: B018
+
+
+def test_to_keep_no_checkpoint_keeps_the_newest(tmp_path: Any):
+    settings = {"save_folder": str(tmp_path), "save_interval": "1ba", "save_num_checkpoints_to_keep": 0}
+    with pytest.warns(UserWarning, match="the newest checkpoint is kept"):
+        trainer = make_trainer(**settings)
+    with trainer:
+        trainer.fit()
+        assert len(trainer.saved_checkpoints) == 1

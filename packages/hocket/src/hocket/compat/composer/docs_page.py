@@ -61,6 +61,8 @@ assert trainer.state.timestamp.batch == "8ba"
   wins.
 - A checkpoint is a folder that any number of ranks can load. `load_path` may be a checkpoint, a folder or
   `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved.
+- `save_num_checkpoints_to_keep=0` keeps the newest checkpoint: in Composer it keeps none where they were
+  uploaded, and here a checkpoint is written to its place directly.
 - Every sharding is FSDP2's; `deepspeed_config` is translated to it.
 - A loss that is NaN does not end the run, as in Composer; `nonfinite_loss="raise"` has it do so.
 - A step of `SAM` fires `BEFORE_TRAIN_BATCH` and `AFTER_TRAIN_BATCH` once, Composer's twice.

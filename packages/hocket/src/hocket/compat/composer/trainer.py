@@ -190,6 +190,10 @@ def _parallelism(given: dict[str, Any]) -> None:
 
 
 def _checkpoints(given: dict[str, Any]) -> None:
+    if given.get("save_num_checkpoints_to_keep") == 0:
+        # Composer's scripts say so where a logger has a copy; here the folder is the only place.
+        warnings.warn("`save_num_checkpoints_to_keep` is 0: the newest checkpoint is kept", stacklevel=3)
+        given["save_num_checkpoints_to_keep"] = 1
     if given.get("load_path") is not None:
         found = find_checkpoint(given["load_path"], autoresume=bool(given.get("autoresume")))
         given["load_path"] = found

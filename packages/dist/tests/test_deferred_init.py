@@ -3,8 +3,6 @@ ranks."""
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -262,49 +260,6 @@ def test_a_folder_that_does_not_fit_is_refused(one_rank: None, tmp_path: Path) -
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "absent"}}))
     with pytest.raises(WeightsError, match="names 1 files that are absent"):
         _load(str(tmp_path), {"": {}})
-
-
-ROWS, WIDTH = 40_000, 512  # 82 MB in float32
-
-
-class Wide(nn.Module):
-    def __init__(self, rows: int = ROWS) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, rows // 8, bias=False) for _ in range(8))
-
-
-def _peak_of_load(folder: str) -> int:
-    """Return by how much the peak of this rank's resident memory grows, in bytes."""
-    with provide({"initial_weights": folder}, device="cpu", timeout_s=60) as parallelism:
-        with torch.device("meta"):
-            warm_up, model = Wide(rows=8), Wide()
-        safetensors = pytest.importorskip("safetensors.torch")
-        with tempfile.TemporaryDirectory() as small:
-            state = {name: torch.zeros(value.shape) for name, value in warm_up.state_dict().items()}
-            safetensors.save_file(state, Path(small, "model.safetensors"))
-            # What torch and safetensors load and cache when they are first used is not counted.
-            with provide({"initial_weights": small}, device="cpu", timeout_s=60) as other:
-                other.lay_out(warm_up)
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = _status("VmRSS")
-        parallelism.lay_out(model)
-        return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs /proc/self/clear_refs")
-def test_no_rank_holds_a_full_copy_while_loading(four_ranks: StandingRanks, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    model = Wide()
-    safetensors.save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
-    whole = ROWS * WIDTH * 4
-    for grown in four_ranks.run(_peak_of_load, str(tmp_path)):
-        # A quarter in shards, and as much again in pages of the file that were read.
-        assert grown < 0.75 * whole
 
 
 def _load_a_checkpoint(folder: str) -> list[bool]:

@@ -302,6 +302,25 @@ def test_checkpoints_of_other_programs_give_their_weights(tmp_path, name, capfd)
     assert "weights of 4 tensors from" in capfd.readouterr().err.replace("\n", " ")
 
 
+def test_a_model_in_a_wrapper_takes_the_weights_of_the_model_inside(tmp_path):
+    """With a loss function, all names begin with `module.`, which a user's own file does not have."""
+    modules = [nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)) for _ in range(2)]
+    for module in modules:
+        module[1].weight = nn.Parameter(torch.eye(4))
+        module.again = module[1]  # tied: a file needs one of the two names
+    state = modules[0].state_dict()
+    for left_out in ("1.weight", "again.weight"):
+        torch.save({name: value for name, value in state.items() if name != left_out}, tmp_path / "model.pt")
+        with make(
+            model=modules[1], loss_fn=nn.functional.cross_entropy, load_path=str(tmp_path / "model.pt")
+        ) as trainer:
+            for name, value in parameters(trainer).items():
+                assert torch.equal(value, state[name.removeprefix("module.")]), name
+    torch.save({"0.weight": state["0.weight"], "head": torch.zeros(1)}, tmp_path / "part.pt")
+    with pytest.raises(ResumeError, match=r"lacks `module\.0\.bias`.*and has `head`"):
+        make(model=modules[1], loss_fn=nn.functional.cross_entropy, load_path=str(tmp_path / "part.pt"))
+
+
 def test_weights_of_another_model_are_refused_with_names(tmp_path):
     state = Net(seed=9).state_dict()
     torch.save({"layers.0.weight": state["layers.0.weight"], "head": torch.zeros(1)}, tmp_path / "part.pt")

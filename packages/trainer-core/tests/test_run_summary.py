@@ -14,3 +14,9 @@ def test_one_process_of_the_job_prints_the_summary(monkeypatch, capsys):
             assert trainer.state.parallelism.data_parallel[0] == 0
             print_summary(trainer.state, data_source="one process", notices=["Seen."])
             assert ("Seen." in capsys.readouterr().err) == is_printed
+
+
+def test_a_runs_name_is_printed_as_it_is(capsys):
+    with make(run_name=":warning:") as trainer:
+        print_summary(trainer.state, data_source="one process", notices=[])
+    assert "run :warning:" in capsys.readouterr().err

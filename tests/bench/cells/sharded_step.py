@@ -1,7 +1,7 @@
 """One system's training step over FSDP2 on each rank of a job, beside a bare loop in the same process.
 
-`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident`; rank 0 prints one
-JSON object.
+`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident [MODEL]`; rank 0
+prints one JSON object. MODEL is one of `MODELS`, `small` by default.
 
 `step` measures three things. Bytes: the highest sum of the bytes of the storages that are alive after any
 operation, from before the model is made until the second step has ended; what
@@ -11,6 +11,8 @@ compared with the block of the bare loop beside it.
 
 `resident` measures the peak of the resident set (VmHWM) beyond that before the model was made, in a process
 that has trained a model already and has imported the system: it has Python's objects and gloo's buffers, too.
+Beside it stand the modules that the system imported only then, and what stayed resident in the end, apart in
+memory of the process's own and in pages of files, as those of modules and libraries.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hocket.recipes.gpt import GPT, GPTConfig
 from support.live_bytes import LiveBytes
 
-CONFIG = GPTConfig(context=64, width=256, num_layers=4, num_heads=4)
+MODELS = {
+    "small": GPTConfig(context=64, width=256, num_layers=4, num_heads=4),  # 3.3 million parameters
+    "medium": GPTConfig(context=64, width=512, num_layers=6, num_heads=8),  # 19 million
+    "large": GPTConfig(context=64, width=768, num_layers=9, num_heads=12),  # 64 million
+}
+CONFIG = MODELS[sys.argv[3] if len(sys.argv) > 3 else "small"]
 BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
@@ -265,13 +272,34 @@ def measure_resident(system: str) -> dict[str, list[float]]:
     bare()(WARM_UP)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    SYSTEMS[system]()(STEPS)
-    return {"resident_mib": [(_status("VmHWM") - before) / 2**20]}
+    before, modules, at_start = _status("VmRSS"), set(sys.modules), _resident_parts()
+    run = SYSTEMS[system]()
+    run(STEPS)
+    peak = _status("VmHWM")
+    gc.collect()
+    in_the_end = _resident_parts()
+    return {
+        "resident_mib": [(peak - before) / 2**20],
+        "imported": [len(set(sys.modules) - modules)],
+        **{f"{part}_mib": [(in_the_end[part] - size) / 2**20] for part, size in at_start.items()},
+    }
 
 
 def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    return _kilobytes(Path("/proc/self/status"), field)
+
+
+def _resident_parts() -> dict[str, int]:
+    """Return the bytes of the resident set that belong to the process alone, and those of files."""
+    anonymous = _kilobytes(Path("/proc/self/smaps_rollup"), "Anonymous:")
+    return {
+        "anonymous": anonymous,
+        "of_files": _kilobytes(Path("/proc/self/smaps_rollup"), "Rss:") - anonymous,
+    }
+
+
+def _kilobytes(table: Path, field: str) -> int:
+    lines = table.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
@@ -280,7 +308,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    system, mode = sys.argv[1:3]
+    system, mode = sys.argv[1:3]  # and MODEL, which `CONFIG` has taken
     dist.init_process_group("gloo")
     figures = measure_step(system) if mode == "step" else measure_resident(system)
     gathered: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]

@@ -42,16 +42,21 @@ def load_safetensors(model: nn.Module, folder: str, *, only: Collection[str] | N
         raise ImportError(
             "`initial_weights` needs the package `safetensors`: `pip install hocket-dist[safetensors]`"
         ) from error
-    files = _find_files(Path(folder))
     tensors = dict(_stored_tensors(model))
     aliases = _aliases(model)
     wanted = {name for name in tensors if only is None or name in only}
     filled: set[str] = set()
-    for path, names in files.items():
+    names_in = {}
+    for path, placed in _find_files(Path(folder)).items():
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            available = set(file.keys())
-            for stored in sorted(names & available if names else available):
-                name = aliases.get(stored, stored)
+            # The index decides which file has a tensor that several have.
+            names_in[path] = placed.intersection(file.keys()) if placed else set(file.keys())
+    wrapper = _wrapper(tensors, set().union(*names_in.values()))
+    for path, names in names_in.items():
+        # One file after the other: pages that were read of it stay in memory while it is open.
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            for stored in sorted(names):
+                name = aliases.get(wrapper + stored, wrapper + stored)
                 if name in wanted and name not in filled:
                     _fill_from(tensors[name], file.get_slice(stored), f"`{stored}` in {path}")
                     filled.add(name)
@@ -104,6 +109,15 @@ def _aliases(model: nn.Module) -> dict[str, str]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if first[id(parameter)] != name
     }
+
+
+def _wrapper(names: Collection[str], stored: Collection[str]) -> str:
+    """Return what a wrapper of the model puts before all names, so that the most of them are stored.
+
+    The trainer holds a model with a loss function as `module`, and one of Transformers as `model`.
+    """
+    fitting = [one for one in ("", "module.", "model.") if all(name.startswith(one) for name in names)]
+    return max(fitting, key=lambda one: sum(name.removeprefix(one) in stored for name in names))
 
 
 def _fill_from(tensor: torch.Tensor, stored: Any, where: str) -> None:

@@ -17,6 +17,7 @@ from hocket.trainer.errors import ResumeError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
+from hocket.trainer.optimizer_state import tied_names
 from hocket.trainer.protocols import CheckpointStore, SaveHandle
 from hocket.trainer.required_algorithms import REQUIRED, check_required, required_algorithms
 from hocket.trainer.run_state import RunState
@@ -349,7 +350,8 @@ def load(
     own = run_state.tree_to_fill()
     ignored = ignored_names(own, ignore_keys)
     model = without(own, ignore_keys).get("model", {})
-    foreign = load_foreign(store, source, model, strict=strict, ignore=ignored)
+    ties = tied_names(run_state.state.model)
+    foreign = load_foreign(store, source, model, strict=strict, ignore=ignored, ties=ties)
     if foreign is not None:
         return [foreign]
     into = {"model": own["model"]} if weights_only else own

@@ -15,23 +15,30 @@ from hocket.trainer.protocols import CheckpointStore, ReadsForeign
 _PREFIXES = ("", "state.model.", "model.", "state_dict.", "model_state_dict.", "module.")
 """Where other programs keep the model: alone (safetensors, `torch.save(model.state_dict())`), Composer,
 Lightning (`state_dict.`), torch's tutorials (`model_state_dict.`)."""
+_WRAPPERS = ("", "module.", "model.")
+"""The attribute in which a wrapper has the user's model: none, `ModuleWithLoss` and `ComposerClassifier`,
+`HuggingFaceModel`."""
 
 
 def match_names(wanted: Mapping[str, Any], there: list[str]) -> dict[str, str]:
     """Return which tensor of a checkpoint each of the model's is, by the prefixes that find the most.
 
-    `module.` of `DistributedDataParallel` and what compiling puts into names are left out.
+    `module.` of `DistributedDataParallel` and what compiling puts into names are left out. The checkpoint may
+    be one of the model inside the trainer's wrapper, such as a folder of `save_pretrained`.
 
     Args:
         wanted: The model's names.
         there: The checkpoint's.
     """
     best: dict[str, str] = {}
-    for outer in _PREFIXES:
-        for inner in ("", "module.", "model."):
-            prefix = outer + inner
+    prefixes = [outer + inner for outer in _PREFIXES for inner in _WRAPPERS]
+    for wrapper in _WRAPPERS:
+        if not all(name.startswith(wrapper) for name in wanted):
+            continue
+        for prefix in prefixes:
             found = {plain_name(name.removeprefix(prefix)): name for name in there if name.startswith(prefix)}
-            matched = {name: found[name] for name in wanted if name in found}
+            short = {name: name.removeprefix(wrapper) for name in wanted}
+            matched = {name: found[short[name]] for name in wanted if short[name] in found}
             if len(matched) > len(best):
                 best = matched
     return best
@@ -43,13 +50,16 @@ def check_names(
     matched: Mapping[str, str],
     there: list[str],
     ignore: Sequence[str] = (),
+    ties: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse a checkpoint that lacks a tensor of the model, or has others beside them and beside `ignore`.
 
     Raises:
         ResumeError: If it does.
     """
-    missing = sorted(set(wanted) - set(matched))
+    ties = ties or {}
+    given = {ties.get(name, name) for name in matched}
+    missing = sorted(name for name in wanted if ties.get(name, name) not in given)
     prefix = _common_prefix(matched)
     used = set(matched.values())
     extra = sorted(
@@ -73,7 +83,10 @@ def check_names(
 
 def _common_prefix(matched: Mapping[str, str]) -> str:
     for name, stored in matched.items():
-        return stored[: len(stored) - len(name)] if stored.endswith(name) else ""
+        for short in (name.removeprefix(wrapper) for wrapper in _WRAPPERS):
+            if stored.endswith(short):
+                return stored.removesuffix(short)
+        return ""
     return ""
 
 
@@ -89,6 +102,7 @@ def load_foreign(
     *,
     strict: bool,
     ignore: Sequence[str] = (),
+    ties: Mapping[str, str] | None = None,
 ) -> str | None:
     """Fill a model's tensors from a checkpoint of another program.
 
@@ -98,6 +112,7 @@ def load_foreign(
         model: The model's state by name; filled in place.
         strict: Refuse names that only one side has.
         ignore: Globs over names, such as `model.head.*`, that only the checkpoint may have.
+        ties: The later names of tied parameters with the first one; one of these names is enough.
 
     Returns:
         A sentence for the user; None if `source` is no checkpoint of another program.
@@ -117,7 +132,7 @@ def load_foreign(
             f"{_some(list(wanted))}"
         )
     if strict:
-        check_names(source, wanted, matched, there, ignore)
+        check_names(source, wanted, matched, there, ignore, ties)
     for name, stored in matched.items():
         shape = tuple(opened.record(stored).shape)
         if shape != tuple(wanted[name].shape):

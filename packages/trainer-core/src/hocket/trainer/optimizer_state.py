@@ -33,6 +33,18 @@ def plain_name(name: str) -> str:
     return name
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """The later plain names of tied parameters, each with the first one."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), plain_name(name))
+    return {
+        plain_name(name): first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if first[id(parameter)] != plain_name(name)
+    }
+
+
 def model_state(model: nn.Module) -> dict[str, Any]:
     """The model's parameters and buffers by plain name; the tensors are the model's own."""
     return {plain_name(name): value for name, value in model.state_dict().items()}

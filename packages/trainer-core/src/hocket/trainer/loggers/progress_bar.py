@@ -199,6 +199,6 @@ def _make_bar(stream: TextIO) -> Progress:
         BarColumn(bar_width=30),
         TaskProgressColumn(),
         TextColumn("{task.fields[told]}", markup=False),
-        console=Console(file=stream),
+        console=Console(file=stream, emoji=False),
         auto_refresh=False,  # drawn on the logger's thread; rich would start one of its own
     )

@@ -1,0 +1,156 @@
+"""A model on the meta device is filled from any kind of checkpoint without a whole copy on any rank."""
+
+import ctypes
+import gc
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.dist import provide
+from hocket.trainer import Trainer
+from hocket.trainer.models import HuggingFaceModel
+from support.standing_ranks import StandingRanks
+
+ROWS, WIDTH, LAYERS, FILES = 40_000, 512, 16, 3
+WHOLE = ROWS * WIDTH * 4  # 82 MB in float32
+
+
+class Wide(nn.Module):
+    """Has no forward pass: it is only loaded."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, rows // LAYERS, bias=False) for _ in range(LAYERS))
+
+
+def _trainer(model: nn.Module, **arguments: object) -> Trainer:
+    return Trainer(
+        model=model, loss_fn=nn.functional.mse_loss, device="cpu", progress_bar=False, seed=0, **arguments
+    )
+
+
+def _save_files(model: nn.Module, folder: Path, stem: str, suffix: str, save: Callable[..., object]) -> Path:
+    """Write the model as several files with an index, as a Hugging Face folder has them."""
+    folder.mkdir()
+    state = dict(model.state_dict())
+    weight_map = {}
+    for index in range(FILES):
+        part = dict(list(state.items())[index::FILES])
+        name = f"{stem}-{index + 1:05}-of-{FILES:05}{suffix}"
+        save(part, folder / name)
+        weight_map.update(dict.fromkeys(part, name))
+    (folder / f"{stem}{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def _save(rows: int, folder: Path) -> dict[str, str]:
+    """Save one model in each format; return where each is."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder.mkdir()
+    torch.manual_seed(rows)
+    model = Wide(rows)
+    with _trainer(model) as trainer:
+        trainer.save_checkpoint(str(folder / "hocket"), weights_only=True)
+    torch.save(model.state_dict(), folder / "whole.pt")
+    _save_files(model, folder / "safetensors", "model", ".safetensors", safetensors.save_file)
+    _save_files(model, folder / "bin", "pytorch_model", ".bin", torch.save)
+    return {
+        "initial_weights": str(folder / "safetensors"),
+        "load_path, Hocket": str(folder / "hocket"),
+        "load_path, safetensors": str(folder / "safetensors"),
+        "load_path, bin": str(folder / "bin"),
+        "load_path, one file": str(folder / "whole.pt"),
+    }
+
+
+def _load_folder_of_transformers(folder: str) -> list[bool]:
+    """Load a folder in both ways; return whether all values are those of `from_pretrained`."""
+    transformers = pytest.importorskip("transformers")
+    expected = dict(transformers.AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    config = transformers.AutoConfig.from_pretrained(folder)
+    same = []
+    for arguments in (
+        {"fsdp_config": {"initial_weights": folder}},
+        {"fsdp_config": {}, "load_path": folder},
+    ):
+        with torch.device("meta"):
+            model = HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config))
+        with Trainer(model=model, device="cpu", progress_bar=False, **arguments) as trainer:
+            whole = {name: value.full_tensor() for name, value in model.model.named_parameters()}
+            tokens = torch.arange(6).reshape(2, 3)
+            loss = trainer.state.module({"input_ids": tokens, "labels": tokens})["loss"]
+            same.append(bool(loss.isfinite()) and all(map(torch.equal, whole.values(), expected.values())))
+        assert whole.keys() == expected.keys()
+    return same
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_folder_of_transformers_is_read_into_its_model(one_rank: None, tmp_path: Path, kind: str) -> None:
+    """Under the trainer's wrapper its names begin with `model.`; GPT-2's head is tied and not stored."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(2)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=8)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            vocab_size=11,
+            max_position_embeddings=8,
+        )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert _load_folder_of_transformers(str(tmp_path)) == [True, True]
+
+
+def _load(kind: str, path: str, rows: int) -> Wide:
+    with torch.device("meta"):
+        model = Wide(rows)
+    if kind == "initial_weights":
+        with provide({"initial_weights": path}, device="cpu", timeout_s=60) as parallelism:
+            parallelism.lay_out(model)
+    else:
+        _trainer(model, fsdp_config={}, load_path=path, load_weights_only=True).close()
+    return model
+
+
+def _peaks(small: dict[str, str], large: dict[str, str]) -> dict[str, tuple[float, float]]:
+    """Return by how much each load raises the peak of resident memory, in sizes of the model, and a sum."""
+    found = {}
+    for kind in large:
+        _load(kind, small[kind], 10 * LAYERS)  # what is imported and cached at the first use does not count
+        model = None
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # else the load would be given what the one before has left
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = _status("VmRSS")
+        model = _load(kind, large[kind], ROWS)
+        grown = (_status("VmHWM") - before) / WHOLE
+        found[kind] = grown, sum(value.to_local().double().sum().item() for value in model.parameters())
+    return found
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs /proc/self/clear_refs")
+def test_no_rank_holds_a_whole_copy_while_loading(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    small, large = _save(10 * LAYERS, tmp_path / "small"), _save(ROWS, tmp_path / "large")
+    torch.manual_seed(ROWS)
+    expected = sum(value.double().sum().item() for value in Wide(ROWS).parameters())
+    results = four_ranks.run(_peaks, small, large, timeout_s=120)
+    print(json.dumps({kind: [round(found[kind][0], 3) for found in results] for kind in large}, indent=1))
+    for kind in large:
+        assert sum(found[kind][1] for found in results) == pytest.approx(expected, rel=1e-6), kind
+        for found in results:
+            # A quarter in shards, as much again in pages of files that are mapped, and buffers of fixed size.
+            assert found[kind][0] < 0.9, kind

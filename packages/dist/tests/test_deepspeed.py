@@ -133,6 +133,11 @@ def test_batch_sizes_are_derived(sizes: dict, expected: tuple) -> None:
     assert (settings.train_batch_size, settings.device_train_microbatch_size) == expected
 
 
+def test_accumulation_steps_divide_the_loaders_batch() -> None:
+    settings = translate_deepspeed({"gradient_accumulation_steps": 4}, world_size=2, train_batch_size=16)
+    assert settings.device_train_microbatch_size == 2
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
@@ -152,6 +157,12 @@ def test_batch_sizes_are_derived(sizes: dict, expected: tuple) -> None:
             {"train_batch_size": 8},
             "global batch` is 8, but `deepspeed_config` says 4",
         ),
+        (
+            {"gradient_clipping": 0.5},
+            {"gradient_clipping": 1.0},
+            "`gradient_clipping` is 1.0, but `deepspeed_config` says 0.5",
+        ),
+        ({"gradient_accumulation_steps": 3}, {"train_batch_size": 8}, "2 ranks × 3 accumulation steps"),
         (
             {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
             {},

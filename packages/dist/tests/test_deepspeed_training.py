@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hocket.dist import ConfigError
 from hocket.trainer.errors import TrainerConfigError
-from support.training import make
+from support.training import Net, make
 
 CONFIG = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "gradient_clipping": 0.5}
 
@@ -36,6 +37,25 @@ def test_contradictions_name_both_values():
         make(precision="fp32", deepspeed_config={"bf16": {"enabled": True}})
     with pytest.raises(TrainerConfigError, match="`deepspeed_config` and `fsdp_config` are both set"):
         make(deepspeed_config={}, fsdp_config={})
+    with pytest.raises(ConfigError, match=r"global batch` is 4, but .* 32 \(train_batch_size\)"):
+        make(deepspeed_config={"train_batch_size": 32})
+    with pytest.raises(ConfigError, match=r"`gradient_clipping` is 1\.0, but .* 0\.5"):
+        make(gradient_clipping=1.0, deepspeed_config={"gradient_clipping": 0.5})
+
+
+def test_batch_sizes_and_clipping_take_effect(one_rank):
+    """A step of SGD is as long as the clipped gradient times the learning rate."""
+    model = Net()
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    sizes = []
+    model.layers.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    config = {"gradient_clipping": 1e-3, "gradient_accumulation_steps": 2}
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    with make(model=model, optimizers=optimizer, deepspeed_config=config, max_duration="1ba") as trainer:
+        trainer.fit()
+        whole = [parameter.full_tensor() for parameter in model.parameters()]
+    assert sizes == [2, 2]
+    assert (nn.utils.parameters_to_vector(whole) - before).norm().item() == pytest.approx(2e-3, rel=1e-3)
 
 
 def test_the_loss_scale_is_that_of_the_configuration(one_rank):

@@ -55,6 +55,7 @@ def translate_deepspeed(
     precision: str | None = None,
     device_train_microbatch_size: int | str | None = None,
     train_batch_size: int | None = None,
+    gradient_clipping: Any = None,
 ) -> DeepSpeedSettings:
     """Translate a DeepSpeed configuration, and compare it with the arguments that say the same.
 
@@ -64,6 +65,7 @@ def translate_deepspeed(
         precision: The trainer's, if set.
         device_train_microbatch_size: The trainer's, if set.
         train_batch_size: The global batch of the data loader, if known.
+        gradient_clipping: The trainer's, if set.
 
     Raises:
         ConfigError: A key is unknown or cannot be honoured, the batch sizes do not multiply, or a key
@@ -89,6 +91,7 @@ def translate_deepspeed(
         "train_micro_batch_size_per_gpu",
         settings.device_train_microbatch_size,
     )
+    _compare("gradient_clipping", gradient_clipping, "gradient_clipping", settings.max_grad_norm)
     return settings
 
 

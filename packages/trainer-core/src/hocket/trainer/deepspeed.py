@@ -31,13 +31,15 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if arguments[name] is not None:
             raise TrainerConfigError(f"`deepspeed_config` and `{name}` are both set; state one of them")
     microbatch_size = arguments["device_train_microbatch_size"]
+    clipping = arguments["gradient_clipping"]
     settings = find_provider("deepspeed", asked_by="`deepspeed_config`")(
         config,
         world_size=world_size(),
         precision=arguments["precision"],
         device_train_microbatch_size=microbatch_size,
+        train_batch_size=_global_batch_size(arguments),
+        gradient_clipping=clipping,
     )
-    clipping = arguments["gradient_clipping"]
     return {
         **arguments,
         "fsdp_config": settings.fsdp,
@@ -46,3 +48,13 @@ def with_deepspeed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         "gradient_clipping": settings.max_grad_norm if clipping is None else clipping,
         "loss_scale": settings.loss_scale,
     }
+
+
+def _global_batch_size(arguments: Mapping[str, Any]) -> int | None:
+    """Return the samples of all ranks together in a step; None if only the batches will tell."""
+    given = arguments["global_train_batch_size"]
+    if isinstance(given, int):
+        return given
+    loader = arguments["train_dataloader"]
+    per_rank = getattr(getattr(loader, "dataloader", loader), "batch_size", None)
+    return per_rank * world_size() if isinstance(per_rank, int) else None

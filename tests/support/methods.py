@@ -225,7 +225,7 @@ class Transformer(Text):
 
     def __init__(self) -> None:
         super().__init__()
-        self.position_embedding = nn.Embedding(LENGTH, 16)
+        self.position_embedding = nn.Embedding(2 * LENGTH, 16)  # as long as packed sequences
         self.attention_norm, self.attention = nn.LayerNorm(16), Attention(16, 2)
         self.mlp_norm = RMSNorm(16)
         self.mlp = nn.Sequential(BertIntermediate(16, 32), nn.Linear(32, 16))

@@ -1,12 +1,20 @@
 """ALiBi against the paper's formula, on models of transformers and on a class of one's own."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from hocket.algos import AlgorithmConfigError, Alibi, IncompatibleError, SurgeryError, apply_alibi
+from hocket.algos import (
+    AlgorithmConfigError,
+    Alibi,
+    IncompatibleError,
+    MissingLibraryError,
+    SurgeryError,
+    apply_alibi,
+)
 from hocket.algos.alibi import alibi_bias, alibi_slopes
 from hocket.algos.alibi.alibi import shorten_sequences
 
@@ -123,6 +131,13 @@ def test_misuse_is_named() -> None:
     gpt2.extra = nn.Embedding(16, 16)
     gpt2.extra.weight = gpt2.transformer.wpe.weight
     with pytest.raises(IncompatibleError, match=r"shares its weight with `extra\.weight`"):
+        apply_alibi(gpt2, 8)
+
+
+def test_transformers_that_are_missing_or_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt2 = models()["gpt2"]()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingLibraryError, match="needs transformers 5 or newer"):
         apply_alibi(gpt2, 8)
 
 

@@ -18,11 +18,14 @@ pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 
 # Pairs that make no sense, and a part of the reason that the trainer gives.
 REFUSED = {
+    ("Alibi", "SequencePacking"): "no longer fit their attention masks",
     ("CutMix", "MixUp"): "each mixes every sample with another one",
     ("EMA", "SWA"): "each replaces the weights by its own average",
     ("EMA", "ScheduleFree"): "each replaces the weights by its own average",
     ("SWA", "ScheduleFree"): "each replaces the model's weights by its own average",
     ("Float8", "QAT"): "in its own way",
+    ("Float8", "QLoRA"): "the linear layers are in 4 bits",
+    ("QAT", "QLoRA"): "the linear layers are in 4 bits",
     ("LoRA", "QLoRA"): "each freezes the model and adds its own adapters",
     ("SeqLengthWarmup", "SequencePacking"): "no longer fit their attention masks",
 }

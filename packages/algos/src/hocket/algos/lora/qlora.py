@@ -75,6 +75,12 @@ class QLoRA(LoRA):
             options=self.options,
         )
 
+    def conflict_with(self, other: Any) -> str | None:
+        """Refuse methods that would replace the layers that are in 4 bits."""
+        if type(other).__name__ in ("Float8", "QAT"):
+            return "the linear layers are in 4 bits and have no weights left to round; use `LoRA` with it"
+        return super().conflict_with(other)
+
 
 def apply_qlora(
     model: nn.Module,

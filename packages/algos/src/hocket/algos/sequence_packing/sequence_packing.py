@@ -70,7 +70,8 @@ class SequencePacking(Algorithm):
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a method that cuts packed rows without regard to their sequences."""
-        if type(other).__name__ == "SeqLengthWarmup":
+        is_cutting = getattr(other, "train_sequence_length_scaling", 1) < 1  # ALiBi on shorter sequences
+        if type(other).__name__ == "SeqLengthWarmup" or is_cutting:
             return "rows cut to another length no longer fit their attention masks; use one of them"
         return None
 

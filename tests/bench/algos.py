@@ -1,7 +1,8 @@
 """The own cost of each training method in a step, Hocket's beside Composer's.
 
 Both trainers train the same convolutional network on the same images on one CPU core; the time in the
-methods' `match` and `apply` is added up by step. Rounds of both systems alternate. Run it with
+methods' `match` and `apply` is added up by step. Methods that replace modules or the step have the time of a
+whole step in place of that, beside a plain one. Rounds of both systems alternate. Run it with
 `uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out.
 """
 
@@ -35,7 +36,7 @@ def main() -> None:
     for row, figures in found.items():
         cells = [_cell(figures[system]) for system in systems]
         ratio = "–"
-        if figures["hocket"] and figures["composer"]:
+        if figures["hocket"] and figures["composer"] and statistics.median(figures["composer"]):
             ratio = f"{statistics.median(figures['hocket']) / statistics.median(figures['composer']):.2f}"
         print(f"| {row} | " + " | ".join(cells) + f" | {ratio} |")
 

@@ -1,4 +1,8 @@
-"""The own cost of training methods in a step: the time that a trainer spends in their `match` and `apply`.
+"""The cost of training methods in a step.
+
+For methods that act at events, the time that a trainer spends in their `match` and `apply`. For methods that
+replace modules or the step itself, the time of a whole step, beside that of a plain one; and what their
+`match` and `apply` still take in a step, where they have nothing to do any more.
 
 Runs in Hocket's environment or in Composer's, whose classes have the same names: `cells/algos.py SYSTEM`.
 Prints microseconds a step, by method and setting, as JSON.
@@ -56,6 +60,23 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ZLoss": {"working": {}},
 }
 
+# Methods whose work is in the modules, or in the step: their arguments.
+WHOLE_STEPS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "BlurPool": {"min_channels": 16},
+    "ChannelsLast": {},
+    "Factorize": {"min_channels": 64, "latent_channels": 0.25, "min_features": 256, "latent_features": 128},
+    "Float8": {"emulate": True},
+    "GhostBatchNorm": {"ghost_batch_size": 16},
+    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
+    "LoRA": {"r": 8},
+    "QAT": {"scheme": "int8-int4", "group_size": 32},
+    "QLoRA": {"r": 8},
+    "SAM": {"rho": 0.05},
+    "SqueezeExcite": {"latent_channels": 64, "min_channels": 64},
+    "WeightStandardization": {},
+}
+
 
 class Net(ComposerModel):
     """A convolutional classifier of 1.2 million parameters in 20 tensors."""
@@ -100,25 +121,51 @@ class Timed:
 
 
 def measure(name: str, arguments: dict[str, Any]) -> float:
-    """Return the median microseconds a step of one method."""
+    """Return the median microseconds a step in `match` and `apply` of one method."""
     algorithm = getattr(methods, name.split(" ")[0])(**arguments)
     timed = Timed(algorithm)
+    train([algorithm])
+    return 1e6 * statistics.median(timed.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
+
+
+def measure_steps(name: str, arguments: dict[str, Any]) -> dict[str, float]:
+    """Return the median microseconds of a step with one method, and of that in its `match` and `apply`."""
+    chosen = [] if name == "plain" else [getattr(methods, name)(**arguments)]
+    timed = [Timed(algorithm) for algorithm in chosen]
+    starts = train(chosen)
+    found = {f"{name}, whole step": 1e6 * statistics.median(starts[WARMUP:-2])}
+    for one in timed:
+        own = statistics.median(one.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
+        found[f"{name}, events of a step"] = 1e6 * own
+    return found
+
+
+def train(algorithms: list[Any]) -> list[float]:
+    """Train for some steps; return the seconds from the start of each step to that of the next."""
     images, labels = torch.randn(STEPS * BATCH, 3, 32, 32), torch.randint(0, 10, (STEPS * BATCH,))
     data = DataLoader(TensorDataset(images, labels), batch_size=BATCH)
     model = Net()
+    seen: dict[Any, float] = {}
+    trainer: Any = None
+
+    def note(module: Any, args: Any) -> None:
+        # The first forward pass of a step; SAM makes two.
+        seen.setdefault(int(trainer.state.timestamp.batch), time.perf_counter())
+
+    model.register_forward_pre_hook(note)
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         trainer = Trainer(
             model=model,
             train_dataloader=data,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
-            algorithms=[algorithm],
+            algorithms=algorithms,
             max_duration=f"{STEPS}ba",
             device="cpu",
             progress_bar=False,
         )
         trainer.fit()
         trainer.close()
-    return 1e6 * statistics.median(list(timed.seconds.values())[WARMUP:-2])
+    return [after - before for before, after in itertools.pairwise(seen.values())]
 
 
 torch.set_num_threads(1)
@@ -128,4 +175,7 @@ figures = {
     for setting, arguments in settings.items()
     if hasattr(methods, name.split(" ")[0])
 }
+for name, arguments in WHOLE_STEPS.items():
+    if name == "plain" or hasattr(methods, name):
+        figures |= measure_steps(name, arguments)
 print(json.dumps(figures))

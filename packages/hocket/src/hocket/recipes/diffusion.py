@@ -118,7 +118,7 @@ def diffusers_unet() -> nn.Module:
     """Return a small `UNet2DModel` of diffusers, for `(B, 1, 8, 8)`."""
     from diffusers import UNet2DModel
 
-    unet: nn.Module = UNet2DModel(
+    unet: nn.Module = UNet2DModel(  # type: ignore[no-untyped-call, assignment]
         sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(16, 32),
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         norm_num_groups=4, attention_head_dim=8,

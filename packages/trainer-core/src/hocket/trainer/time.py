@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from types import GenericAlias
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from hocket.trainer.errors import TimeUnitError, TimeValueError
 
@@ -69,7 +69,7 @@ class Time:
         object.__setattr__(self, "unit", unit)
 
     # For annotations such as `Time[int]`, as Composer's are written; every `Time` is the same class.
-    __class_getitem__ = classmethod(GenericAlias)
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     @classmethod
     def from_iteration(cls, iteration: int) -> Time:

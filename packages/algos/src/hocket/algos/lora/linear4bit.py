@@ -81,7 +81,7 @@ class Linear4Bit(nn.Linear):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         # A cast of the whole model, such as `model.bfloat16()`, must not round the scales.
         scales = {name: value for name, value in self._buffers.items() if value is not None}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, value in scales.items():
             moved = self._buffers[name]
             if moved is not None and moved.dtype != value.dtype:

@@ -190,9 +190,9 @@ def merge_lora(model: nn.Module) -> int:
     for name, layer in adapted.items():
         if isinstance(base := layer.base_layer, Linear4Bit):
             layer.base_layer = base.dequantized()
-        layer.merge(safe_merge=True)  # type: ignore[operator]
+        layer.merge(safe_merge=True)
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer.get_base_layer())  # type: ignore[operator]
+        setattr(model.get_submodule(parent), last, layer.get_base_layer())
     if hasattr(model, "peft_config"):
         del model.peft_config
     return len(adapted)

@@ -152,9 +152,10 @@ def _base(scheme: Any, group_size: int) -> Any:
     granularity = quantization.PerGroup(group_size)
     if scheme == "int8-int4":
         return quantization.Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4, weight_granularity=granularity
+            weight_dtype=torch.int4,  # type: ignore[attr-defined]
+            weight_granularity=granularity,
         )
-    dtype = torch.int4 if scheme == "int4" else torch.int8
+    dtype = torch.int4 if scheme == "int4" else torch.int8  # type: ignore[attr-defined]
     return quantization.IntxWeightOnlyConfig(weight_dtype=dtype, granularity=granularity)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from hocket.trainer import DataSpec as _DataSpec
 from hocket.trainer.data_spec import as_data_spec
 
@@ -45,7 +47,7 @@ class DataSpec(_DataSpec):
         get_num_tokens_in_batch: Callable[[Any], int | Mapping[str, int]] | None = None,
         *,
         device_transforms: Callable[[Any], Any] | None = None,
-        get_loss_weights: Callable[[Any], Sequence[float] | None] | None = None,
+        get_loss_weights: Callable[[Any], Sequence[float] | torch.Tensor | None] | None = None,
         is_sharded: bool = False,
     ) -> None:
         stated = _DataSpec(

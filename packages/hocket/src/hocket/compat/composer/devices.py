@@ -13,6 +13,8 @@ from hocket.compat.composer.absent import absent_from
 
 
 class _DeviceMeta(type):
+    name: str
+
     def __instancecheck__(cls, instance: Any) -> bool:
         """Count torch's devices as instances: what `trainer.state.device` is."""
         if isinstance(instance, torch.device):

@@ -57,13 +57,13 @@ class InMemoryLogger(_InMemoryLogger):
         super().init(state, logger)
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Any:  # type: ignore[override]
         """By metric name, the pairs (timestamp, number) in the order in which they were logged."""
         self._wait()
         return self._points
 
     @property
-    def most_recent_values(self) -> Any:
+    def most_recent_values(self) -> Any:  # type: ignore[override]
         """By metric name, the last number."""
         return {name: points[-1][1] for name, points in self.data.items()}
 
@@ -73,13 +73,13 @@ class InMemoryLogger(_InMemoryLogger):
         return {name: points[-1][0] for name, points in self.data.items()}
 
     @property
-    def hyperparameters(self) -> Any:
+    def hyperparameters(self) -> Any:  # type: ignore[override]
         """The settings that were logged."""
         self._wait()
         return self._settings
 
     @property
-    def tables(self) -> Any:
+    def tables(self) -> Any:  # type: ignore[override]
         """By name, the last table, as JSON with `columns` and `data`."""
         self._wait()
         return self._tables

@@ -11,6 +11,7 @@ from hocket.compat.composer.in_memory_logger import InMemoryLogger
 from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
 from hocket.trainer import LoggerDestination, State
+from hocket.trainer.logger import Logger as _Logger
 from hocket.trainer.logger import global_rank
 from hocket.trainer.loggers import (
     CometMLLogger,
@@ -49,7 +50,7 @@ class FileLogger(_FileLogger):
             name, remote_file_name=remote_file_name, **captured | translate("FileLogger", arguments)
         )
 
-    def init(self, state: State, logger: Logger) -> None:
+    def init(self, state: State, logger: _Logger) -> None:
         """Open the file; where it continues one of a run before, write a line that names this run."""
         path = Path(self.filename.format(run_name=state.run_name, rank=global_rank()))
         is_continued = not self.overwrite and path.is_file() and path.stat().st_size > 0

@@ -97,7 +97,7 @@ class State(_State):
             device=where,
             precision=str(precision),
             device_train_microbatch_size=device_train_microbatch_size,
-            max_duration=max_duration,
+            max_duration=None if max_duration is None else ensure_time(max_duration, TimeUnit.EPOCH),
             run_name=run_name,
             seed=rank_zero_seed if seed is None else seed,
         )
@@ -157,7 +157,7 @@ class State(_State):
             raise TrainerConfigError("`dataloader` is given without `dataloader_label`; name it, as `train`")
         self.dataloader = dataloader
         self.dataloader_label = None if dataloader is None else dataloader_label
-        known = len(dataloader) if isinstance(dataloader, Sized) else None
+        known: int | None = len(dataloader) if isinstance(dataloader, Sized) else None
         asked = int(dataloader_len)
         if known is not None and asked > known:
             warnings.warn(

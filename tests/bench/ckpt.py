@@ -1,7 +1,8 @@
 """Checkpoints against the peers in one run: durable saves, warm and cold loads, the same with S3, and more.
 
-The parts: `disk` and `s3` with one process, `ranks` with two, `async` beside training,
-`offline` rewriting and verifying what two ranks saved.
+The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
+`async` beside training, `offline` rewriting and verifying what two ranks saved. `disk` begins nothing after
+`--minutes`, of which each shape has an equal part in the first round.
 
 Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
 rounds outside and systems inside, so that a change of the machine's speed meets all. Limits of the same run:
@@ -18,12 +19,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import ckpt_async
 import ckpt_offline
 import ckpt_ranks
+import ckpt_small
 from harness import TIMEOUT_S, Table, measure_parts, run_cell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -33,8 +36,8 @@ CELL = Path(__file__).parent / "cells" / "checkpoint.py"
 #: What each system's environment holds; None is this one.
 SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
-    "torch": None,
     "safetensors": None,
+    "torch": None,
     "dcp": None,
     "dcp_hf": None,
     "torchsnapshot": ["torchsnapshot==0.1.0", "torch", "setuptools<80"],
@@ -44,7 +47,7 @@ SYSTEMS: dict[str, list[str] | None] = {
 #: It only reads: what another system saved.
 READERS = {"runai": "safetensors"}
 LIMITS = ["fio", "memcpy"]
-PARTS = ["disk", "s3", "ranks", "async", "offline"]
+PARTS = ["disk", "s3", "small", "ranks", "async", "offline"]
 #: The same for an S3 server; `obstore` puts and gets the bytes as plain objects, and is a limit.
 S3_SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
@@ -80,32 +83,49 @@ def fio(folder: Path, kind: str) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0][kind]["bw_bytes"]) / 1e9
 
 
-def measure(folder: Path, shapes: list[str], systems: list[str], rounds: int) -> list[Table]:
-    """Measure all cells, rounds outside."""
+def measure(
+    folder: Path, shapes: list[str], systems: list[str], rounds: int, *, minutes: float
+) -> list[Table]:
+    """Measure all cells, rounds outside, for as long as there is time."""
     save = Table("Save until durable", "GB/s", LIMITS)
     warm = Table("Load, files in the page cache, into tensors that stand ready", "GB/s", LIMITS)
     cold = Table("Load, page cache dropped", "GB/s", LIMITS)
     again = Table("Load a second time, after a load with the page cache dropped", "GB/s", LIMITS)
     memory = Table("Load, warm", "MiB beyond the tensors, mapped files included", LIMITS, is_less_better=True)
-    for _ in range(rounds):
-        for shape in shapes:
+    start = time.monotonic()
+    for number in range(rounds):
+        for place, shape in enumerate(shapes, 1):
+            part = place / len(shapes) if number == 0 else 1.0
+            end = start + minutes * 60 * part
+            if number and time.monotonic() > end:
+                return [save, warm, cold, again, memory]
             if (rate := fio(folder, "write")) is not None:
                 save.add("fio", shape, rate)
-            for system in [system for system in systems if system not in READERS]:
-                save.add(system, shape, cell("save", system, shape, folder)["gb_s"])
-            readers = [*systems, "memcpy", *(["hocket_unchecked"] if "hocket" in systems else [])]
-            for system in readers:
-                figures = cell("load", system, shape, folder)
-                warm.add(system, shape, figures["gb_s"])
-                memory.add(system, shape, figures["extra_mib"])
             if (rate := fio(folder, "read")) is not None:
                 cold.add("fio", shape, rate)
-            for system in systems:
+            for system in _until(end, systems):
+                if system not in READERS:
+                    save.add(system, shape, cell("save", system, shape, folder)["gb_s"])
+                for reader in [system, *(["hocket_unchecked"] if system == "hocket" else [])]:
+                    figures = cell("load", reader, shape, folder)
+                    warm.add(reader, shape, figures["gb_s"])
+                    memory.add(reader, shape, figures["extra_mib"])
                 figures = cell("load", system, shape, folder, "--cold")
                 cold.add(system, shape, figures["gb_s"])
                 again.add(system, shape, figures["again_gb_s"])
-            again.add("memcpy", shape, cell("load", "memcpy", shape, folder)["gb_s"])
+            rate = cell("load", "memcpy", shape, folder)["gb_s"]
+            warm.add("memcpy", shape, rate)
+            again.add("memcpy", shape, rate)
     return [save, warm, cold, again, memory]
+
+
+def _until(end: float, systems: Iterable[str]) -> Iterator[str]:
+    """Yield the first two systems, and the others until a time of the monotonic clock."""
+    for number, system in enumerate(systems):
+        if number > 1 and time.monotonic() > end:
+            print(f"no time for {system} and what follows", file=sys.stderr, flush=True)
+            return
+        yield system
 
 
 def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
@@ -133,13 +153,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/bench-ckpt"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=6.0, help="time of the part `disk`")
     parser.add_argument("--shapes", nargs="+", default=["model", "optimizer", "small"])
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], list[Table]]] = {
-        "disk": lambda: measure(options.out, options.shapes, options.systems, options.rounds),
+        "disk": lambda: measure(
+            options.out, options.shapes, options.systems, options.rounds, minutes=options.minutes
+        ),
+        "small": lambda: ckpt_small.measure(options.out, options.rounds),
         "s3": lambda: measure_s3(options.out, options.shapes, options.rounds),
         "ranks": lambda: ckpt_ranks.measure(options.out, options.shapes, options.rounds),
         "async": lambda: ckpt_async.measure(options.out, options.shapes, options.rounds),

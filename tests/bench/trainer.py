@@ -200,12 +200,13 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
     parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
     parser.add_argument("--steps", action="store_true", help="quantiles of single steps, in one process")
+    parser.add_argument("--small", action="store_true", help="with --steps, a model of one layer")
     options = parser.parse_args()
     if options.profile:
         trainer_profile.main(options.rounds)
         return
     if options.steps:
-        trainer_steps.main(options.cells.split(","), options.rounds)
+        trainer_steps.main(options.cells.split(","), options.rounds, is_small=options.small)
         return
     figures = measure(start_cells(options.cells.split(",")), options.rounds)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hocket.trainer import Callback, LossSum, loop
+from hocket.trainer.errors import NonFiniteLossError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import LinearScheduler
 from hocket.trainer.train_loader import TrainLoader
@@ -169,3 +170,16 @@ def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tm
     assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
     assert torch.equal(rng, expected_rng)
     assert (logged, saved) == (expected_logged, expected_saved)
+
+
+def test_a_bad_loss_raises_before_the_update_of_a_plain_step():
+    with make(model=Explodes(), seed=5, max_duration="2ba") as short:
+        short.fit()
+        expected = parameters(short)
+    with (
+        make(model=Explodes(), seed=5, max_duration="2ep") as trainer,
+        pytest.raises(NonFiniteLossError, match="batch 3 on rank 0 is nan"),
+    ):
+        trainer.fit()
+    assert trainer.state.counts.batch == 2
+    assert all(torch.equal(value, expected[name]) for name, value in parameters(trainer).items())

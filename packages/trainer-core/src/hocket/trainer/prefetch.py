@@ -19,6 +19,7 @@ from hocket.trainer.errors import DataError
 from hocket.trainer.worker_deadline import explain, iterate
 
 _END = object()
+_SEQUENCES = (list, tuple)
 _EMPTY = "the data loader yielded a batch without samples; expected at least 1 in each batch"
 
 
@@ -163,12 +164,12 @@ class BatchPrefetcher:
         if batch is _END:
             return None
         self._num_fetched += 1
-        if self._only_counts_rows and (type(batch) is list or type(batch) is tuple) and len(batch) == 2:
+        if self._only_counts_rows and type(batch) in _SEQUENCES and len(batch) == 2:
             # Nearly every batch is a pair of tensors: their rows are compared here, without a call.
             first, second = batch
-            if type(first) is Tensor and type(second) is Tensor and (shape := first.shape):
-                samples, other = shape[0], second.shape
-                if other and samples == other[0] and samples:
+            if type(first) is type(second) is Tensor and (shape := first.shape) and (other := second.shape):
+                samples = shape[0]
+                if samples == other[0] and samples:
                     return DeviceBatch(batch, samples, samples, 0, None, samples * 1.0)
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +36,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     if precision.is_scaled or context.train_metrics or context.spec.microbatch_transforms:
         return None
     on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
-    take_ahead, fetch_ahead, now = loader.take_ahead, loader.fetch_ahead, run.clock.now
+    take_ahead, fetch_ahead, clock = loader.take_ahead, loader.fetch_ahead, run.clock
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
     allows, reads_loss, log_metrics = guard.allows, guard.reads_at_once, run.logger.log_metrics
 
@@ -56,7 +57,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 apply_schedulers(state)
             if (loss := compute(facts)) is None:
                 loss = compute_gradients(facts.batch)
-            time_s = now()
+            time_s = perf_counter() - clock.excluded_s
             after = after_batch(counts, step.samples, step.tokens, time_s - run.clock_s)
             run.clock_s = time_s
             is_known = state.max_duration is duration and not stop.is_final

@@ -76,6 +76,7 @@ class TrainLoader:
         self._clock = clock or TrainingClock()
         self._fetch = prefetcher.fetch_now if prefetcher.is_immediate else prefetcher.next
         self._is_alone = sync.num_ranks == 1 and not keeps_resume_points
+        self._is_deep = prefetcher.depth > 1
         self._points: deque[ResumePoint] | None = deque() if keeps_resume_points else None
         self._next: DeviceBatch | None = None
         self._pending: GlobalStep | PendingStep | None = None
@@ -159,7 +160,7 @@ class TrainLoader:
             self._is_plainly_ahead = batch is not None and not wants_stop
         elif self._pending is None:
             self._begin()
-        if self.prefetcher.depth > 1:
+        if self._is_deep:
             self._fetch_further()
 
     def _fetch_further(self) -> None:

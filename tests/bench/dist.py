@@ -37,12 +37,15 @@ UNITS = {
     "wall_ms": "wall clock, ms",
     "peak_mib": "tensors alive at the peak, MiB",
     "resident_mib": "resident set at the peak beyond the start, MiB",
+    "anonymous_mib": "resident set in the end beyond the start, of the process alone, MiB",
+    "of_files_mib": "resident set in the end beyond the start, of files, MiB",
+    "imported": "modules imported after the start",
 }
 TIMEOUT_S = 400
 Figures = dict[str, list[float]]
 
 
-def run_ranks(system: str, mode: str) -> Figures:
+def run_ranks(system: str, mode: str, model: str = "small") -> Figures:
     """Run a cell on two ranks and return what rank 0 printed.
 
     Raises:
@@ -57,7 +60,7 @@ def run_ranks(system: str, mode: str) -> Figures:
         # Large blocks go back to the system when they are freed, so that the resident set is what is in use.
         env["MALLOC_MMAP_THRESHOLD_"] = "65536"
     done = subprocess.run(
-        [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode],
+        [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -94,6 +97,8 @@ def show(figures: dict[str, Figures]) -> None:
                 print(f"| {system} | {middle:.4g} | {spread} |")
     if "bare" in figures:
         for unit in ("peak_mib", "resident_mib"):
+            if unit not in figures["bare"]:
+                continue
             base = statistics.median(figures["bare"][unit])
             ratios = {
                 system: round(statistics.median(found[unit]) / base, 3) for system, found in figures.items()
@@ -114,17 +119,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--modes", nargs="+", choices=["step", "resident"], default=["step", "resident"])
+    parser.add_argument("--model", choices=["small", "medium", "large"], default="small")
     options = parser.parse_args()
     figures: dict[str, Figures] = {}
     refused: dict[str, str] = {}
     loads = [os.getloadavg()[0]]
     for _ in range(options.rounds):
         for system in options.systems:
-            for mode in ("step", "resident"):
+            for mode in options.modes:
                 if system in refused:
                     continue
                 try:
-                    for unit, values in run_ranks(system, mode).items():
+                    for unit, values in run_ranks(system, mode, options.model).items():
                         figures.setdefault(system, {}).setdefault(unit, []).extend(values)
                 except RuntimeError as error:
                     refused[system] = str(error)

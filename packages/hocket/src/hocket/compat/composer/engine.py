@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hocket.compat.composer.in_memory_logger import InMemoryLogger, TimedStep
 from hocket.compat.composer.utils.small import ensure_tuple
@@ -135,7 +135,7 @@ class Logger(_Logger):
         return self.has_file_destination()
 
     def _step(self, step: int | None) -> int:
-        timestamp = self._state.timestamp
+        timestamp = cast("State", self._state).timestamp
         return TimedStep.at(timestamp.counts.batch if step is None else int(step), timestamp)
 
 

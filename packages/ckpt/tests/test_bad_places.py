@@ -30,7 +30,7 @@ def test_a_link_to_nothing_in_the_path_is_a_missing_folder(tmp_path):
 
     os.symlink(tmp_path / "gone", tmp_path / "link")
     for place in ("link/run/ep0", "link"):
-        with pytest.raises(CheckpointNotFoundError, match=r"expected a folder.*link to nothing"):
+        with pytest.raises(CheckpointNotFoundError, match=r"expected a folder.*dangling link"):
             save({"w": torch.ones(2)}, tmp_path / place)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointNotFoundError, match="a file"):
@@ -48,8 +48,8 @@ def test_no_path_an_empty_folder_and_no_checkpoint_are_three_messages(tmp_path):
     for name, message in {
         "nowhere": "there is no such file or folder",
         "empty": "this folder is empty",
-        "other": "no checkpoint",
-        "above": "no checkpoint",
+        "other": "not a checkpoint",
+        "above": "not a checkpoint",
     }.items():
         with pytest.raises(CheckpointNotFoundError, match=message):
             hocket.ckpt.open(tmp_path / name)

@@ -289,7 +289,7 @@ def test_a_reader_whose_files_were_replaced_reads_the_manifest_once_more(store, 
     assert (opened["w"] == 2).all()
     assert opened.manifest.step == 2
     store.save({"w": torch.zeros(BLOCK, dtype=torch.int32)}, step=2, name="last", overwrite=True)
-    with pytest.raises(CheckpointIncompatibleError, match=r"was F32 of shape .*, is I32 of"):
+    with pytest.raises(CheckpointIncompatibleError, match=r"was F32 of shape .* and is now I32 of"):
         opened["w"]
     store.save({"other": torch.ones(BLOCK)}, step=3, name="last", overwrite=True)
     with pytest.raises(CheckpointNotFoundError, match="no tensor `w`"):

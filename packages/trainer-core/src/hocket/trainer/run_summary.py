@@ -47,7 +47,7 @@ def print_summary(
     table = Table.grid(padding=(0, 2))
     for name, told in rows.items():
         table.add_row(f"[bold]{name}[/]", told)
-    # Without emoji: a run may be called `:warning:`, and their table takes 1.3 MiB.
+    # Without emoji: a run may be called `:warning:`.
     console = Console(file=sys.stderr, highlight=False, emoji=False)
     console.print(f"[bold]hocket[/] run [bold]{state.run_name}[/]")
     console.print(table)

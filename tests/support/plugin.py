@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +22,8 @@ FAILED = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     """Fix the seed of this run, and hear Ctrl-C even where a shell started it in the background."""
     sampling.start(config)
+    # Without bytecode each of the hundreds of ranks compiles torch again, for 15 s of processor time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

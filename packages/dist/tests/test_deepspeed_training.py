@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.dist import ConfigError
 from hocket.trainer.errors import TrainerConfigError
@@ -25,6 +27,41 @@ def train_replicated():
         trainer.fit()
         # Stage 0 keeps a whole copy on every rank.
         return all(one.to_local().shape == one.shape for one in trainer.state.module.parameters())
+
+
+def count_collectives(zero):
+    """Count the gathers and reductions of two microbatches, and say whether parameters are offloaded."""
+    config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
+    with make(max_duration="1ba", deepspeed_config=config) as trainer:
+        with Collectives() as seen:
+            trainer.fit()
+        groups = [one for one in trainer.state.module.modules() if isinstance(one, FSDPModule)]
+        sharded = [group for each in groups if (group := each._get_fsdp_state()._fsdp_param_group)]
+        held = [one for group in sharded for one in group.fsdp_params]
+        return seen.gathers, seen.reductions, all(one.offload_to_cpu for one in held)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the gathers and reductions of sharded layers."""
+
+    gathers = reductions = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.gathers += "allgather" in str(func)
+        self.reductions += "reduce_scatter" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_each_stage_gathers_and_reduces_as_deepspeed_does(two_ranks):
+    """Stage 1 reduces once a step, stage 2 after each microbatch, and stage 3 gathers again in backward."""
+    by_stage = {stage: two_ranks.run(count_collectives, {"stage": stage})[0] for stage in (1, 2, 3)}
+    gathers, reductions, _ = by_stage[1]
+    assert reductions > 0
+    assert by_stage[2][1] == 2 * reductions
+    assert by_stage[3][0] > by_stage[2][0] >= gathers
+    assert not any(is_offloaded for _, _, is_offloaded in by_stage.values())
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    assert two_ranks.run(count_collectives, zero) == [(*by_stage[3][:2], True)] * 2
 
 
 def test_stages_train_on_two_ranks(two_ranks):

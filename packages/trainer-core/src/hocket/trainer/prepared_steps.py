@@ -68,7 +68,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
             if on.after_train_batch:
                 fire(Event.AFTER_TRAIN_BATCH)
             # A finite number minus itself is 0, and no other is. The guard says what is wrong with it.
-            if (reads_loss and (value := loss.item()) - value == 0.0) or allows(loss):
+            if (reads_loss and (value := loss.tolist()) - value == 0.0) or allows(loss):  # type: ignore[operator]
                 if step.weight:
                     for optimizer in state.optimizers:
                         optimizer.step()

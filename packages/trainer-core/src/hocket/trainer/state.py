@@ -150,7 +150,7 @@ class State:
 
     @property
     def callbacks(self) -> WatchedList[Any]:
-        """What listens to events; an assignment replaces the items of this one list."""
+        """The callbacks; an assignment replaces the items of this one list."""
         return self._callbacks
 
     @callbacks.setter

@@ -112,7 +112,7 @@ class State(_State):
 
     @property
     def callbacks(self) -> Any:
-        """What listens to events; an assignment, of one or several, replaces the items of this list."""
+        """The callbacks; an assignment, of one or several, replaces the items of this list."""
         return self._callbacks
 
     @callbacks.setter

@@ -4,7 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::aligned::Buffer;
+use hocket_store::durable::PageBuffer;
+
 use crate::data_reader::{Caching, DataReader};
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
@@ -155,7 +156,7 @@ impl Block<'_> {
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
     pub(crate) handle: &'a DataReader,
-    pub(crate) buffer: &'a mut Option<Buffer>,
+    pub(crate) buffer: &'a mut Option<PageBuffer>,
 }
 
 impl Source<'_> {

@@ -4,9 +4,10 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::durable::{create_folder, sync_folder, sync_parent};
+use hocket_store::durable::{open_regular, sync_folder, sync_parent};
+
 use crate::error::{CkptError, Result};
-use crate::local_file::open_file;
+use crate::local_file::create_folder;
 use crate::location::{Kind, Location};
 use crate::manifest::{MANIFEST_NAME, decode, decode_head};
 use crate::publish::{compare, publish};
@@ -109,7 +110,7 @@ fn commit_local(
     let _ = std::fs::remove_file(&temporary);
     outcome?;
     sync_folder(root)?;
-    sync_parent(root)
+    Ok(sync_parent(root)?)
 }
 
 fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
@@ -128,7 +129,7 @@ fn write_temporary(path: &Path, manifest: &[u8]) -> Result<()> {
 /// Resolves an existing name: it is either ours (a lost response or a second attempt) or another save's.
 fn settle(location: &Location, name: &Path, save_id: &str) -> Result<()> {
     let mut bytes = Vec::new();
-    open_file(name)
+    open_regular(name)
         .and_then(|mut file| io::Read::read_to_end(&mut file, &mut bytes))
         .map_err(|error| CkptError::io(name, "read back the manifest", &error))?;
     compare(location, &bytes, save_id)

@@ -11,16 +11,16 @@ use std::fs::OpenOptions;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
-#[cfg(target_os = "linux")]
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 #[cfg(target_os = "linux")]
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::aligned::{BUFFER_BYTES, Buffer};
-use crate::local_file::open_file;
+use hocket_store::durable::{BUFFER_BYTES, PageBuffer, open_regular};
+#[cfg(target_os = "linux")]
+use memmap2::MmapOptions;
+
 use crate::safetensors::ALIGNMENT;
 
 /// Smaller files go through the page cache; direct I/O has no advantage for them.
@@ -56,7 +56,7 @@ pub(crate) struct DataReader {
 impl DataReader {
     /// Opens `path`, of which about `wanted` bytes will be read.
     pub(crate) fn open(path: &Path, wanted: u64, caching: Caching) -> io::Result<Self> {
-        let cached = open_file(path)?;
+        let cached = open_regular(path)?;
         let size = cached.metadata()?.len();
         let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
         let is_cold = is_long && !is_cached(&cached, size as usize);
@@ -93,7 +93,7 @@ impl DataReader {
         &self,
         target: &mut [u8],
         at: u64,
-        buffer: &mut Option<Buffer>,
+        buffer: &mut Option<PageBuffer>,
     ) -> io::Result<()> {
         let direct = self.direct.as_ref();
         let Some(direct) = direct.filter(|_| !self.is_refused.load(Ordering::Relaxed)) else {
@@ -101,7 +101,7 @@ impl DataReader {
         };
         let buffer = match buffer {
             Some(buffer) => buffer,
-            none => none.insert(Buffer::new().map_err(io::Error::other)?),
+            none => none.insert(PageBuffer::new()?),
         };
         let mut at = at;
         for piece in target.chunks_mut(BUFFER_BYTES - 2 * ALIGNMENT as usize) {
@@ -120,7 +120,7 @@ impl DataReader {
 }
 
 /// Reads the whole pages around the requested bytes and copies those.
-fn read_direct(file: &File, buffer: &mut Buffer, target: &mut [u8], at: u64) -> io::Result<()> {
+fn read_direct(file: &File, buffer: &mut PageBuffer, target: &mut [u8], at: u64) -> io::Result<()> {
     let from = at - at % ALIGNMENT;
     let skip = (at - from) as usize;
     let wanted = skip + target.len();
@@ -185,20 +185,10 @@ fn is_cached(_file: &File, _size: usize) -> bool {
 /// the kernel does not report it, returns true.
 #[cfg(target_os = "linux")]
 fn is_cached(file: &File, size: usize) -> bool {
-    // SAFETY: a new mapping of an open file, which is never read through.
-    let map = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            libc::PROT_READ,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if map == libc::MAP_FAILED {
+    // Never read through: another process may change the file.
+    let Ok(map) = MmapOptions::new().len(size).map_raw_read_only(file) else {
         return true;
-    }
+    };
     let page = ALIGNMENT as usize;
     let mut resident = [0_u8; PLACE_BYTES / ALIGNMENT as usize];
     let (mut found, mut is_told) = (0, true);
@@ -206,12 +196,16 @@ fn is_cached(file: &File, size: usize) -> bool {
         let at = size.saturating_sub(PLACE_BYTES) / PLACES * place / page * page;
         // SAFETY: the place lies within the mapping; a page has at least `ALIGNMENT` bytes, so each page has
         // its byte.
-        let answer = unsafe { libc::mincore(map.add(at), PLACE_BYTES, resident.as_mut_ptr()) };
+        let answer = unsafe {
+            libc::mincore(
+                map.as_mut_ptr().add(at).cast(),
+                PLACE_BYTES,
+                resident.as_mut_ptr(),
+            )
+        };
         is_told &= answer == 0;
         found += resident.iter().filter(|&&page| page & 1 == 1).count();
     }
-    // SAFETY: the mapping created above, which has no other user.
-    unsafe { libc::munmap(map, size) };
     !is_told || 2 * found >= PLACES * resident.len()
 }
 

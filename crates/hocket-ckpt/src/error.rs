@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use hocket_store::durable::DurableError;
 use hocket_store::{StoreError, io_reason};
 
 /// The result type of this crate.
@@ -136,6 +137,12 @@ impl From<StoreError> for CkptError {
             StoreError::Config { message } => Self::Invalid(message),
             error => Self::Store(error),
         }
+    }
+}
+
+impl From<DurableError> for CkptError {
+    fn from(failed: DurableError) -> Self {
+        Self::io(&failed.path, failed.action, &failed.error)
     }
 }
 

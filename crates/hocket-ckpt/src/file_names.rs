@@ -1,6 +1,6 @@
 //! Names of data files: how a save's files are recognized, and which paths a manifest may contain.
 
-use crate::temp_file;
+use hocket_store::durable::name_of_hidden;
 
 /// Suffix of compressed data files.
 pub(crate) const BLOCKS_SUFFIX: &str = ".blocks";
@@ -26,7 +26,7 @@ pub(crate) fn save_of(name: &str) -> Option<&str> {
 /// unfinished one.
 pub(crate) fn is_ours(path: &str) -> bool {
     let name = path.strip_prefix("data/");
-    name.is_some_and(|name| save_of(temp_file::name_of(name).unwrap_or(name)).is_some())
+    name.is_some_and(|name| save_of(name_of_hidden(name).unwrap_or(name)).is_some())
 }
 
 /// Returns whether `path` is a plain relative path below `data/`, as data files must have.

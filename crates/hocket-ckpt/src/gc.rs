@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use hocket_store::Store;
+use hocket_store::durable::sync_folder;
 
-use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
 use crate::list::folders;
 use crate::location::{Kind, Location};

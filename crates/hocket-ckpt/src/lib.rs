@@ -7,15 +7,12 @@
 //! All operations are synchronous: they run on their own threads and call `interrupted` on the calling thread
 //! at least every 50 ms. No thread outlives its call, so a fork between calls is safe.
 
-mod aligned;
 mod block;
 mod commit;
 mod compress;
 mod data_files;
 mod data_reader;
 mod digest;
-mod direct_writer;
-mod durable;
 mod error;
 mod existing_file;
 mod file_names;
@@ -35,7 +32,6 @@ mod remove;
 mod replace;
 mod safetensors;
 mod stream_writer;
-mod temp_file;
 mod verify;
 mod workers;
 mod write;

@@ -1,24 +1,26 @@
 //! Local files and folders, where a missing one is no error.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use hocket_store::durable;
 
 use crate::error::{CkptError, Result};
 
-/// Opens a file for reading. Anything but a regular file counts as missing. Opening a named pipe does not
-/// block.
-pub(crate) fn open_file(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    if file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    let reason = "it is no regular file";
-    Err(io::Error::new(io::ErrorKind::NotFound, reason))
+/// Creates a folder and its parents.
+///
+/// # Errors
+/// `NotFound` if one of them exists as a file or a dangling link, and errors of the disk.
+pub(crate) fn create_folder(path: &Path) -> Result<()> {
+    durable::create_folder(path).map_err(|failed| match failed.error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => CkptError::NotFound {
+            uri: path.display().to_string(),
+            reason: "expected a folder, but a file or a dangling link is in its place, or in that of a folder \
+                     above it"
+                .to_owned(),
+        },
+        _ => failed.into(),
+    })
 }
 
 /// Maps a missing file to none.

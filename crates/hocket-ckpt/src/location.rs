@@ -3,11 +3,12 @@
 use std::io::{self, Read};
 use std::path::Path;
 
+use hocket_store::durable::open_regular;
 use hocket_store::{Store, StoreOptions};
 
 use crate::error::{CkptError, Result};
 use crate::file_names::is_ours;
-use crate::local_file::{found, open_file};
+use crate::local_file::found;
 use crate::remote;
 use crate::workers::Interrupted;
 
@@ -75,7 +76,7 @@ impl Location {
         };
         let path = root.join(key);
         let mut bytes = Vec::new();
-        let mut read = || open_file(&path)?.take(limit).read_to_end(&mut bytes);
+        let mut read = || open_regular(&path)?.take(limit).read_to_end(&mut bytes);
         found(read(), &path, "read the file").map(|read| read.map(|_| bytes))
     }
 

@@ -8,16 +8,15 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hocket_store::Store;
+use hocket_store::durable::{has_writer, name_of_hidden};
 
 use crate::error::{CkptError, Result};
 use crate::file_names::save_of;
-use crate::local_file::found;
-use crate::local_file::list_folder;
+use crate::local_file::{found, list_folder};
 use crate::location::{Kind, Location};
 use crate::manifest::MANIFEST_NAME;
 use crate::remote;
 use crate::replace::save_of_probe;
-use crate::temp_file;
 use crate::workers::Interrupted;
 
 /// The kind of a collected item.
@@ -70,7 +69,7 @@ impl Found {
 
     /// Recognizes a data file by its name, final or hidden; returns none if the name is not one of ours.
     fn data_file(name: &str, bytes: u64, changed: SystemTime) -> Option<Self> {
-        let save = save_of(temp_file::name_of(name).unwrap_or(name))?;
+        let save = save_of(name_of_hidden(name).unwrap_or(name))?;
         let path = format!("data/{name}");
         Some(Self::new(path, Waste::File, save, bytes, changed))
     }
@@ -94,8 +93,7 @@ fn data_files(root: &Path) -> Result<Vec<Found>> {
         let Some((bytes, changed)) = look_at(path, path.metadata())? else {
             return Ok(None);
         };
-        let is_held =
-            temp_file::name_of(name).is_some() && temp_file::has_writer(path) == Some(true);
+        let is_held = name_of_hidden(name).is_some() && has_writer(path) == Some(true);
         let file = Found::data_file(name, bytes, changed);
         Ok(file.map(|file| Found { is_held, ..file }))
     };
@@ -122,7 +120,7 @@ fn temporary_manifests(root: &Path) -> Result<Vec<Found>> {
 /// counts as a save of its own, because a run writes one after the other.
 pub(crate) fn hidden_files(root: &Path) -> Result<Vec<Found>> {
     let look = |path: &Path, name: &str| {
-        if temp_file::name_of(name).is_none() {
+        if name_of_hidden(name).is_none() {
             return Ok(None);
         }
         // A link, folder or pipe of that name was not created by Hocket.
@@ -134,7 +132,7 @@ pub(crate) fn hidden_files(root: &Path) -> Result<Vec<Found>> {
             return Ok(None);
         };
         Ok(Some(Found {
-            is_held: temp_file::has_writer(path) == Some(true),
+            is_held: has_writer(path) == Some(true),
             ..Found::new(name, Waste::Unfinished, name, bytes, changed)
         }))
     };

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 
 use hocket_store::Store;
+use hocket_store::durable::{has_writer, sync_folder};
 
-use crate::durable::sync_folder;
 use crate::error::{CkptError, Result};
 use crate::file_names::{is_data_path, is_ours, is_plain_name};
 use crate::local_file::list_folder;
@@ -14,7 +14,6 @@ use crate::location::{Kind, Location};
 use crate::manifest::{MANIFEST_NAME, data_paths, read_document};
 use crate::remote;
 use crate::replace::{Lock, save_of_probe};
-use crate::temp_file;
 use crate::workers::{self, Interrupted};
 
 /// Removes a checkpoint. The manifest goes first, so that the checkpoint never appears broken, followed by its
@@ -168,7 +167,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 pub fn discard_file(location: &Location, path: &str, interrupted: Interrupted<'_>) -> Result<()> {
     // An object appears only when complete, so an existing object has no writer.
     if let Kind::Local(root) = location.kind()
-        && temp_file::has_writer(&root.join(path)) == Some(true)
+        && has_writer(&root.join(path)) == Some(true)
     {
         return Err(CkptError::Exists {
             uri: format!("{}/{path}", location.uri().trim_end_matches('/')),

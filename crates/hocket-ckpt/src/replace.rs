@@ -1,17 +1,18 @@
 //! Conditional writes of the manifest: under a lock on a disk, by the store's conditions on an object store.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 
 use bytes::Bytes;
+use hocket_store::durable::{Locked, open_regular};
 use hocket_store::{PutMode, Store};
 
 use crate::error::{CkptError, Result};
-use crate::local_file::{found, open_file};
+use crate::local_file::found;
 use crate::location::Location;
 use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode_head};
 use crate::publish::{compare, publish};
@@ -21,7 +22,7 @@ use crate::workers::Interrupted;
 
 /// The lock for replacing or removing a folder's manifest. Creating one needs no lock, because a link is
 /// atomic.
-pub(crate) struct Lock(#[allow(dead_code, reason = "dropped, it unlocks")] File);
+pub(crate) struct Lock(#[expect(dead_code, reason = "dropped, it unlocks")] Locked);
 
 impl Lock {
     /// Waits for the lock; call it on a thread that may block.
@@ -34,9 +35,9 @@ impl Lock {
             .custom_flags(libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| CkptError::io(&path, "open the lock", &error))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| CkptError::io(&path, "lock the manifest", &error.into()))?;
-        Ok(Self(file))
+        Locked::wait(file)
+            .map(Self)
+            .map_err(|error| CkptError::io(&path, "lock the manifest", &error))
     }
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn replace(
 ) -> Result<bool> {
     let _lock = Lock::take(temporary.parent().unwrap_or(Path::new(".")))?;
     let mut start = Vec::new();
-    let mut read = || open_file(name)?.take(HEAD_BYTES).read_to_end(&mut start);
+    let mut read = || open_regular(name)?.take(HEAD_BYTES).read_to_end(&mut start);
     if found(read(), name, "read the manifest")?.is_none() {
         return publish(temporary, name, unfenced);
     }

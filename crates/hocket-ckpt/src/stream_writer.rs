@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use hocket_store::Upload;
-use hocket_store::direct::Direct;
+use hocket_store::durable::{
+    Direct, SequentialWriter, hidden_path, mark_alive, sweep, sync_parent,
+};
 
 use crate::compress::FrameWriter;
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
-use crate::direct_writer::DirectWriter;
-use crate::durable::{create_folder, sync_parent};
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::existing_file::ExistingFile;
 use crate::file_names::is_plain_name;
+use crate::local_file::create_folder;
 use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
 use crate::remote;
-use crate::temp_file;
 use crate::workers::{self, Interrupted};
 
 /// Options of a sequential write.
@@ -74,7 +74,7 @@ impl StreamWriter {
             )));
         }
         if let Kind::Local(root) = location.kind() {
-            temp_file::sweep(&root.join(path));
+            sweep(&root.join(path));
         }
         // The size of a compressed file is not known in advance.
         let expected = options.level.is_none().then_some(size);
@@ -285,7 +285,7 @@ struct Staged {
     hidden: PathBuf,
     target: PathBuf,
     file: File,
-    stream: Option<DirectWriter>,
+    stream: Option<SequentialWriter>,
     pid: u32,
 }
 
@@ -296,24 +296,20 @@ impl Staged {
         }
         let folder = target.parent().unwrap_or(Path::new("."));
         create_folder(folder)?;
-        let name = target
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned());
-        let name = name.unwrap_or_default();
-        let hidden = folder.join(temp_file::hidden_name(&name));
+        let hidden = hidden_path(target);
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&hidden)
             .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
-        temp_file::mark_alive(&file);
+        mark_alive(&file);
         let direct = Direct::open(&hidden, &file, size)
             .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
         let staged = Self {
             hidden,
             target: target.to_owned(),
             file,
-            stream: Some(DirectWriter::new(direct)),
+            stream: Some(SequentialWriter::new(direct)),
             pid: std::process::id(),
         };
         // Reserves the space, so that a full disk is reported before anything is written; some file systems do
@@ -340,7 +336,7 @@ impl Staged {
     }
 
     fn publish(mut self) -> Result<()> {
-        let written = self.stream.take().map_or(Ok(()), DirectWriter::finish);
+        let written = self.stream.take().map_or(Ok(()), SequentialWriter::finish);
         written.map_err(|error| CkptError::io(&self.hidden, "write", &error))?;
         self.file
             .sync_all()
@@ -351,7 +347,7 @@ impl Staged {
             _ => CkptError::io(&self.target, "link the file to its name", &error),
         })?;
         let _ = std::fs::remove_file(&self.hidden);
-        sync_parent(&self.target)
+        Ok(sync_parent(&self.target)?)
     }
 }
 

@@ -7,20 +7,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use hocket_store::direct::Direct;
+use hocket_store::durable::{
+    BUFFER_BYTES, Direct, PageBuffer, mark_alive, open_in_folder, sync_parent,
+};
 
-use crate::aligned::{BUFFER_BYTES, Buffer};
 use crate::compress::{self, Compressed};
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, num_blocks, to_base64, xxh3_128};
-use crate::durable::create_folder;
-use crate::durable::sync_parent;
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::file_names::{BLOCKS_SUFFIX, is_data_path};
+use crate::local_file::create_folder;
 use crate::location::{Kind, Location};
 use crate::manifest::DataFile;
 use crate::remote;
 use crate::safetensors::{Entry, Layout, lay_out};
-use crate::temp_file;
 use crate::workers::{self, Interrupted};
 
 /// Limit of worker threads, each with one buffer: 32 MiB in total.
@@ -180,24 +179,19 @@ fn write_local(
 ) -> Result<Content> {
     let folder = path.parent().unwrap_or(Path::new("."));
     create_folder(folder)?;
-    let create = || -> io::Result<File> {
-        std::fs::create_dir_all(folder)?;
-        OpenOptions::new().write(true).create_new(true).open(path)
-    };
-    let file = create()
-        .or_else(|error| match error.kind() {
-            // A failed save may just have removed its empty folder.
-            io::ErrorKind::NotFound => create(),
-            _ => Err(error),
-        })
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => CkptError::Exists {
-                uri: path.display().to_string(),
-                reason: NEVER_REPLACED.to_owned(),
-            },
-            _ => CkptError::io(path, "create the file", &error),
+    // A failed save may remove its empty folder at the same time.
+    let mut new = OpenOptions::new();
+    let file =
+        open_in_folder(path, new.write(true).create_new(true)).map_err(|failed| {
+            match failed.error.kind() {
+                io::ErrorKind::AlreadyExists => CkptError::Exists {
+                    uri: path.display().to_string(),
+                    reason: NEVER_REPLACED.to_owned(),
+                },
+                _ => failed.into(),
+            }
         })?;
-    temp_file::mark_alive(&file);
+    mark_alive(&file);
     let outcome = fill(path, &file, layout, options, interrupted).and_then(|content| {
         if options.sync {
             flush(path.to_owned(), file, interrupted)?;
@@ -258,7 +252,7 @@ fn fill_plain(
             }
             Ok(None)
         },
-        |copy: &mut Option<Buffer>, index| {
+        |copy: &mut Option<PageBuffer>, index| {
             let offset = (index * BUFFER_BYTES) as u64;
             let length = (layout.data_bytes - offset).min(BUFFER_BYTES as u64) as usize;
             let store = |bytes: &[u8]| {
@@ -285,7 +279,9 @@ fn fill_plain(
             }
             let buffer = match copy {
                 Some(buffer) => buffer,
-                none => none.insert(Buffer::new()?),
+                none => none.insert(
+                    PageBuffer::new().map_err(|error| CkptError::process(error.to_string()))?,
+                ),
             };
             layout.fill(offset, &mut buffer.bytes_mut()[..length]);
             store(&buffer.bytes()[..length])?;
@@ -306,7 +302,7 @@ fn flush(path: PathBuf, file: File, interrupted: Interrupted<'_>) -> Result<()> 
     workers::detached(interrupted, move || {
         file.sync_all()
             .map_err(|error| CkptError::io(&path, "flush the file", &error))?;
-        sync_parent(&path)
+        Ok(sync_parent(&path)?)
     })
 }
 

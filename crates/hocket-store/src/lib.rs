@@ -25,7 +25,7 @@ mod client;
 mod connect;
 mod counters;
 pub mod credentials;
-pub mod direct;
+pub mod durable;
 mod env;
 mod error;
 mod handle;

@@ -1,13 +1,13 @@
 //! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
 //! Readers see the whole file or none, also after a crash.
 
+use crate::durable::{DurableError, Folder, open_in_folder};
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
 use crate::meta::{ObjectMeta, PutMode};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// Name prefix of the hidden files of unfinished writes; listings skip them.
@@ -28,43 +28,24 @@ impl Staged {
     /// Creates the directories and the hidden file.
     pub(crate) fn create(handle: &Handle, key: &str) -> Result<Self> {
         let (target, uri) = handle.locate(key);
-        let dir = target.parent().unwrap_or(Path::new("/")).to_owned();
-        for _ in 0..8 {
-            fs::create_dir_all(&dir)
-                .map_err(|error| write_error(&uri, "make the directory of", &error))?;
-            let hidden = dir.join(format!(
-                "{HIDDEN}{}-{:016x}.tmp",
-                std::process::id(),
-                fastrand::u64(..)
-            ));
-            match OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&hidden)
-            {
-                Ok(file) => {
-                    return Ok(Self {
-                        key: key.to_owned(),
-                        uri,
-                        target,
-                        hidden,
-                        file,
-                        is_published: false,
-                    });
-                }
-                // A concurrent deletion removed the directory as empty, or the name exists.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists) => {}
-                Err(error) => return Err(write_error(&uri, "create", &error)),
-            }
-        }
-        Err(StoreError::io(
+        let name = format!(
+            "{HIDDEN}{}-{:016x}.tmp",
+            std::process::id(),
+            fastrand::u64(..)
+        );
+        let hidden = target.with_file_name(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        let file = open_in_folder(&hidden, &options)
+            .map_err(|failed| write_error(&uri, failed.action, &failed.error))?;
+        Ok(Self {
+            key: key.to_owned(),
             uri,
-            format!(
-                "the directory `{}` is removed as often as it is made",
-                dir.display()
-            ),
-        ))
+            target,
+            hidden,
+            file,
+            is_published: false,
+        })
     }
 
     /// Appends `data`.
@@ -81,8 +62,8 @@ impl Staged {
             move |error: io::Error| write_error(&uri, doing, &error)
         };
         self.file.sync_all().map_err(failed("sync"))?;
-        let dir = File::open(self.target.parent().unwrap_or(Path::new("/")))
-            .map_err(failed("open the directory of"))?;
+        let folder = Folder::open(self.target.parent().unwrap_or(Path::new("/")))
+            .map_err(|failed| self.failed(&failed))?;
         match mode {
             PutMode::Overwrite => {
                 fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
@@ -101,10 +82,10 @@ impl Staged {
                 })?;
                 let _ = fs::remove_file(&self.hidden);
             }
-            PutMode::Match(expected) => self.replace(&dir, expected)?,
+            PutMode::Match(expected) => self.replace(&folder, expected)?,
         }
         self.is_published = true;
-        dir.sync_all().map_err(failed("sync the directory of"))?;
+        folder.sync().map_err(|failed| self.failed(&failed))?;
         describe(
             &self.key,
             &self.uri,
@@ -112,16 +93,13 @@ impl Staged {
         )
     }
 
+    fn failed(&self, failed: &DurableError) -> StoreError {
+        write_error(&self.uri, failed.action, &failed.error)
+    }
+
     /// Compares and renames under the directory's lock, which every conditional write takes.
-    fn replace(&self, dir: &File, expected: &str) -> Result<()> {
-        // SAFETY: the descriptor is open as long as `dir` lives; closing it releases the lock.
-        if unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } != 0 {
-            return Err(write_error(
-                &self.uri,
-                "lock the directory of",
-                &io::Error::last_os_error(),
-            ));
-        }
+    fn replace(&self, folder: &Folder, expected: &str) -> Result<()> {
+        let _lock = folder.lock().map_err(|failed| self.failed(&failed))?;
         let actual = fs::metadata(&self.target)
             .map_or_else(|_| "(none)".to_owned(), |metadata| etag(&metadata));
         if actual != expected {

@@ -1,21 +1,18 @@
 //! Atomic writes of local files: a file appears under its final name complete or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hocket_store::direct::Direct;
-use rustix::fs::{FlockOperation, flock};
+use hocket_store::durable::{
+    Direct, DurableError, is_same_file, open_in_folder, sync_parent, try_lock, unlock,
+};
 
 use crate::error::{Result, StreamError};
 use crate::raw_file::Contents;
 
 const LOCK_POLL: Duration = Duration::from_millis(20);
-
-/// Number of attempts to create a part in a folder that another process keeps removing.
-const FOLDER_ATTEMPTS: u32 = 16;
 
 /// An unfinished file, `.<name>.part` beside its target, held by a kernel lock.
 ///
@@ -48,7 +45,9 @@ impl Part {
     pub fn lock_unless(target: &Path, gives_up: &dyn Fn() -> bool) -> Result<Self> {
         let path = part_path(target);
         loop {
-            let file = create(&path)?;
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            let file = open_in_folder(&path, &options).map_err(|failed| not_writable(&failed))?;
             // If the part was renamed or removed during the wait, the open file is no longer the part.
             if wait_for_lock(&file, &path, gives_up)? {
                 let part = Self {
@@ -113,11 +112,9 @@ impl Part {
             _ => StreamError::io(&self.target, "rename into place", &e),
         })?;
         self.committed = true;
-        if let Some(folder) = self.target.parent() {
-            // Makes the name durable. Some file systems cannot sync a folder; there the file may be missing
-            // after a crash.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
+        // Makes the name durable. Some file systems cannot sync a folder; there the file may be missing after a
+        // crash.
+        let _ = sync_parent(&self.target);
         Ok(())
     }
 }
@@ -128,7 +125,7 @@ impl Drop for Part {
             let _ = fs::remove_file(&self.path);
         }
         // A child forked in the meantime shares the lock; unlocking explicitly releases it for both.
-        let _ = flock(&self.file, FlockOperation::Unlock);
+        unlock(&self.file);
     }
 }
 
@@ -149,33 +146,6 @@ pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part>
     Ok(part)
 }
 
-/// Creates or opens an unfinished file, and its folder if necessary.
-fn create(path: &Path) -> Result<File> {
-    let mut attempt = 1;
-    loop {
-        let folder = path.parent().unwrap_or(path);
-        let created = fs::create_dir_all(folder);
-        let (at, doing) = match created {
-            Ok(()) => (path, "create a temporary file"),
-            Err(_) => (folder, "create the folder"),
-        };
-        let made = created.and_then(|()| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false);
-            options.open(path)
-        });
-        match made {
-            // Another process removed the folder after it was created.
-            Err(error)
-                if error.kind() == std::io::ErrorKind::NotFound && attempt < FOLDER_ATTEMPTS =>
-            {
-                attempt += 1;
-            }
-            made => return made.map_err(|e| not_writable(at, doing, &e)),
-        }
-    }
-}
-
 fn part_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.part"))
@@ -191,11 +161,7 @@ pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
 /// Waits for the lock; returns false if by then `path` is another file or none.
 fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Result<bool> {
     loop {
-        let is_locked = match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => true,
-            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => false,
-            Err(error) => return Err(StreamError::io(path, "lock it", &error.into())),
-        };
+        let is_locked = try_lock(file).map_err(|e| StreamError::io(path, "lock it", &e))?;
         if !is_same_file(file, path) {
             return Ok(false);
         }
@@ -209,19 +175,16 @@ fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Resul
     }
 }
 
-/// Returns whether `path` still refers to the open file.
-pub(crate) fn is_same_file(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(open), Ok(named)) => open.ino() == named.ino() && open.dev() == named.dev(),
-        _ => false,
-    }
-}
-
-fn not_writable(path: &Path, doing: &str, error: &std::io::Error) -> StreamError {
+fn not_writable(failed: &DurableError) -> StreamError {
+    let DurableError {
+        path,
+        action,
+        error,
+    } = failed;
     StreamError::Io {
         path: path.display().to_string(),
         reason: format!(
-            "could not {doing}: {error}; give a folder with room that this user can write to as `local`"
+            "could not {action}: {error}; give a folder with room that this user can write to as `local`"
         ),
     }
 }
@@ -231,7 +194,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use super::*;
     use crate::buffers::Buffer;
-    use hocket_store::direct::DIRECT_MIN_BYTES;
+    use hocket_store::durable::DIRECT_MIN_BYTES;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)

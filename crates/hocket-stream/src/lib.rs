@@ -15,6 +15,7 @@ pub mod error;
 pub mod files;
 pub mod hash;
 pub mod index;
+mod index_version;
 pub mod lookup;
 pub mod order;
 mod packed;

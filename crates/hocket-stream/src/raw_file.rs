@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use hocket_store::direct::PAGE_BYTES;
+use hocket_store::durable::PAGE_BYTES;
 
 use crate::buffers::Buffer;
 use crate::error::{Result, StreamError};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use hocket_store::{Counts, Object, Store, StoreError, StoreOptions, runtime};
 
-use crate::cache::IndexVersion;
 use crate::error::{Result, StreamError};
+use crate::index_version::IndexVersion;
 use crate::shard_info::INDEX_NAME;
 
 /// A handle on the remote of a data set. It may be kept across a fork.

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hocket_store::Store;
+use hocket_store::durable::open_regular;
 
 use crate::error::{CkptError, Result};
-use crate::local_file::{found, open_file};
+use crate::local_file::found;
 use crate::location::{Kind, Location};
 use crate::remote::{self, found_remote};
 use crate::workers::Interrupted;
@@ -52,7 +53,7 @@ impl Blob {
         match location.kind() {
             Kind::Local(root) => {
                 let path = root.join(name);
-                let Some(file) = found(open_file(&path), &path, "open the file")? else {
+                let Some(file) = found(open_regular(&path), &path, "open the file")? else {
                     return Ok(None);
                 };
                 let metadata = file

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, flock};
+use hocket_store::durable::{Locked, is_same_file};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
-use crate::files::{is_same_file, part_target};
+use crate::files::part_target;
 use crate::index::Index;
 use crate::shard_info::{FileInfo, INDEX_NAME, ShardInfo};
 
@@ -109,8 +109,8 @@ impl CacheLimit {
     pub(super) fn turn(&self, wait: Duration, stop: &AtomicBool) -> Result<Option<Turn>> {
         let until = self.deadline(wait);
         let folders = self.folders.iter();
-        let turn: Option<Vec<FolderLock>> = folders
-            .map(|folder| FolderLock::take(&folder.path, until, stop))
+        let turn: Option<Vec<Locked>> = folders
+            .map(|folder| lock_folder(&folder.path, until, stop))
             .collect::<Result<_>>()?;
         self.is_late.store(turn.is_none(), Ordering::Relaxed);
         Ok(turn.map(Turn))
@@ -150,7 +150,7 @@ impl CacheLimit {
                 if left <= self.bytes {
                     break;
                 }
-                if let Some(lock) = Unused::take(&candidate.path) {
+                if let Some(lock) = lock_unused(&candidate.path) {
                     left = left.saturating_sub(candidate.bytes);
                     taken.push((candidate, lock));
                 }
@@ -254,7 +254,7 @@ impl Folder {
         let Some(becomes) = part_target(name).and_then(|target| self.find(&target)) else {
             return bytes;
         };
-        if let Some(_lock) = Unused::take(&path)
+        if let Some(_lock) = lock_unused(&path)
             && fs::remove_file(&path).is_ok()
         {
             return 0;
@@ -282,43 +282,34 @@ fn on_disk(metadata: &Metadata) -> u64 {
 
 /// The lock for admitting, renaming and evicting files in the folders, held by one thread of the machine at a
 /// time.
-pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<FolderLock>);
+pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")] Vec<Locked>);
 
-/// The lock on one folder.
-struct FolderLock(File);
-
-impl FolderLock {
-    /// Takes the lock; returns none if another process still holds it at `until`. A folder that was removed is
-    /// created again.
-    fn take(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Result<Option<Self>> {
-        let open = || match File::open(folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                fs::create_dir_all(folder).and_then(|()| File::open(folder))
-            }
-            opened => opened,
-        };
-        loop {
-            let lock = match open() {
-                Ok(file) => match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                    Ok(()) => Some(Self(file)),
-                    Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => None,
-                    Err(error) => return Err(StreamError::io(folder, "lock", &error.into())),
-                },
-                // Another process removed it again in between.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                Err(error) => return Err(StreamError::io(folder, "open", &error)),
-            };
-            if let Some(lock) = lock.filter(|lock| is_same_file(&lock.0, folder)) {
-                return Ok(Some(lock));
-            }
-            if stop.load(Ordering::Relaxed) {
-                return Err(StreamError::Closed);
-            }
-            if is_past(until) {
-                return Ok(None);
-            }
-            std::thread::sleep(LOCK_POLL);
+/// Takes the lock on one folder; returns none if another process still holds it at `until`. A folder that was
+/// removed is created again.
+fn lock_folder(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Result<Option<Locked>> {
+    let open = || match File::open(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs::create_dir_all(folder).and_then(|()| File::open(folder))
         }
+        opened => opened,
+    };
+    loop {
+        let lock = match open() {
+            Ok(file) => Locked::take(file).map_err(|e| StreamError::io(folder, "lock", &e))?,
+            // Another process removed it again in between.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(StreamError::io(folder, "open", &error)),
+        };
+        if let Some(lock) = lock.filter(|lock| is_same_file(lock.file(), folder)) {
+            return Ok(Some(lock));
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(StreamError::Closed);
+        }
+        if is_past(until) {
+            return Ok(None);
+        }
+        std::thread::sleep(LOCK_POLL);
     }
 }
 
@@ -327,31 +318,13 @@ pub(super) fn is_past(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() > until)
 }
 
-impl Drop for FolderLock {
-    fn drop(&mut self) {
-        // A child forked in the meantime shares the lock; unlocking explicitly releases it for both.
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
-/// An exclusive lock on an unused file, which prevents new uses while it is held.
-struct Unused(File);
-
-impl Unused {
-    fn take(path: &Path) -> Option<Self> {
-        // NFS grants exclusive locks only for writable files; another user's file may be read-only.
-        let both = File::options().read(true).write(true).open(path);
-        let file = both.or_else(|_| File::open(path)).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-        let lock = Self(file);
-        is_same_file(&lock.0, path).then_some(lock)
-    }
-}
-
-impl Drop for Unused {
-    fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
+/// Locks an unused file exclusively, which prevents new uses while the lock is held.
+fn lock_unused(path: &Path) -> Option<Locked> {
+    // NFS grants exclusive locks only for writable files; another user's file may be read-only.
+    let both = File::options().read(true).write(true).open(path);
+    let file = both.or_else(|_| File::open(path)).ok()?;
+    let lock = Locked::take(file).ok()??;
+    is_same_file(lock.file(), path).then_some(lock)
 }
 
 #[cfg(test)]
@@ -366,11 +339,11 @@ mod tests {
         let path = folder.path().join("s.mds");
         fs::write(&path, b"x").unwrap();
         let before = fs::metadata(&path).unwrap().modified().unwrap();
-        let lock = Unused::take(&path).unwrap();
-        assert!(fcntl_getfl(&lock.0).unwrap().contains(OFlags::RDWR));
+        let lock = lock_unused(&path).unwrap();
+        assert!(fcntl_getfl(lock.file()).unwrap().contains(OFlags::RDWR));
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
-        assert!(Unused::take(&path).is_none(), "it is held");
-        assert!(Unused::take(&folder.path().join("none")).is_none());
+        assert!(lock_unused(&path).is_none(), "it is held");
+        assert!(lock_unused(&folder.path().join("none")).is_none());
         assert!(!folder.path().join("none").exists());
     }
 }

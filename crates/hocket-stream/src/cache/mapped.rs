@@ -7,13 +7,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
+use hocket_store::durable::{is_same_file, try_lock_shared, unlock};
 use memmap2::Mmap;
-use rustix::fs::{FlockOperation, flock};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::limit::{LOCK_POLL, is_past};
 use crate::error::{Result, StreamError};
-use crate::files::is_same_file;
 
 /// The bytes of a file, mapped or in memory.
 pub(super) struct Mapped {
@@ -89,7 +88,7 @@ impl Drop for InUse {
     fn drop(&mut self) {
         // A forked child shares the lock. Only the parent unlocks, which releases it for both.
         if self.process == std::process::id() {
-            let _ = flock(&self.file, FlockOperation::Unlock);
+            unlock(&self.file);
         }
     }
 }
@@ -114,23 +113,19 @@ pub(super) fn hold(
         let Some(file) = open(path)? else {
             return Ok(None);
         };
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => {}
+        if !try_lock_shared(&file).map_err(|e| StreamError::io(path, "lock", &e))? {
             // Another process is about to evict it, which takes only a moment.
-            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
-                let Some(stop) = stop else {
-                    return Ok(None);
-                };
-                if stop.load(Ordering::Relaxed) {
-                    return Err(StreamError::Closed);
-                }
-                if is_past(until) {
-                    return Ok(None);
-                }
-                std::thread::sleep(LOCK_POLL);
-                continue;
+            let Some(stop) = stop else {
+                return Ok(None);
+            };
+            if stop.load(Ordering::Relaxed) {
+                return Err(StreamError::Closed);
             }
-            Err(error) => return Err(StreamError::io(path, "lock", &error.into())),
+            if is_past(until) {
+                return Ok(None);
+            }
+            std::thread::sleep(LOCK_POLL);
+            continue;
         }
         let in_use = InUse {
             file,

@@ -23,13 +23,13 @@ pub use self::limit::CacheLimit;
 
 use self::counts::Counters;
 use self::mapped::{Mapped, Stamp, hold, map};
-pub(crate) use self::origin::IndexVersion;
 use self::origin::Mark;
 use self::versions::Versions;
 use crate::error::{Result, StreamError};
 use crate::files::Part;
 use crate::hash::Algorithm;
 use crate::index::Index;
+use crate::index_version::IndexVersion;
 use crate::remote::{self, Remote};
 use crate::shard::{Shard, ShardBytes};
 use crate::shard_info::{INDEX_NAME, ShardInfo, StoredFile};

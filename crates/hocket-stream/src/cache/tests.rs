@@ -5,7 +5,6 @@ use crate::raw_file::assemble;
 use crate::shard_info::FileInfo;
 use crate::writer::{WriterOptions, place};
 use hocket_store::StoreOptions;
-use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -289,7 +288,7 @@ fn a_stopped_process_that_has_a_lock_holds_nobody_up() {
             open(&cache).unwrap();
         }
         let held = fs::File::open(fixture.local.path().join(name)).unwrap();
-        flock(&held, FlockOperation::LockExclusive).unwrap();
+        held.lock().unwrap();
         for _ in 0..2 {
             assert_eq!(third(&open_in_time(&cache).unwrap()), [3, 0, 0, 0]);
         }

@@ -5,32 +5,33 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use hocket_store::direct::Direct;
-
-use crate::aligned::{BUFFER_BYTES, Buffer};
+use super::direct::Direct;
+use super::pages::{BUFFER_BYTES, PageBuffer};
 
 /// Number of buffers per file, and of threads that write them.
 const BUFFERS: usize = 4;
 const WRITERS: usize = 2;
 
-type Job = (Buffer, usize, u64);
+type Job = (PageBuffer, usize, u64);
 
 /// A sequential writer: threads write full buffers while the next one fills. Its threads end with it.
-pub(crate) struct DirectWriter {
+pub struct SequentialWriter {
     file: Arc<Direct>,
-    filling: Option<Buffer>,
+    filling: Option<PageBuffer>,
     filled: usize,
     /// File offset of the buffer that is being filled.
     offset: u64,
     num_buffers: usize,
     jobs: Option<Sender<Job>>,
-    done: Option<Receiver<io::Result<Buffer>>>,
+    done: Option<Receiver<io::Result<PageBuffer>>>,
     threads: Vec<JoinHandle<()>>,
     process: u32,
 }
 
-impl DirectWriter {
-    pub(crate) fn new(file: Direct) -> Self {
+impl SequentialWriter {
+    /// Returns a writer that begins at the start of `file`.
+    #[must_use]
+    pub fn new(file: Direct) -> Self {
         Self {
             file: Arc::new(file),
             filling: None,
@@ -48,7 +49,7 @@ impl DirectWriter {
     ///
     /// # Errors
     /// The I/O error of this write or of earlier ones.
-    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    pub fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let mut buffer = match self.filling.take() {
                 Some(buffer) => buffer,
@@ -73,7 +74,7 @@ impl DirectWriter {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(crate) fn finish(mut self) -> io::Result<()> {
+    pub fn finish(mut self) -> io::Result<()> {
         if let Some(mut buffer) = self.filling.take() {
             let padded = buffer.padded(self.filled);
             self.file.write(padded, self.filled, self.offset)?;
@@ -87,16 +88,16 @@ impl DirectWriter {
         self.file.set_len(self.offset + self.filled as u64)
     }
 
-    fn next_buffer(&mut self) -> io::Result<Buffer> {
+    fn next_buffer(&mut self) -> io::Result<PageBuffer> {
         if self.num_buffers < BUFFERS {
             self.num_buffers += 1;
-            return Buffer::new().map_err(io::Error::other);
+            return PageBuffer::new();
         }
         let done = self.done.as_ref().ok_or_else(given_up)?;
         done.recv().map_err(|_| given_up())?
     }
 
-    fn send(&mut self, buffer: Buffer) -> io::Result<()> {
+    fn send(&mut self, buffer: PageBuffer) -> io::Result<()> {
         if self.jobs.is_none() {
             self.start()?;
         }
@@ -121,7 +122,7 @@ impl DirectWriter {
                     }
                 }
             };
-            let name = format!("hocket-ckpt-{number}");
+            let name = format!("hocket-write-{number}");
             let thread = std::thread::Builder::new().name(name).spawn(body)?;
             self.threads.push(thread);
         }
@@ -130,7 +131,7 @@ impl DirectWriter {
     }
 }
 
-impl Drop for DirectWriter {
+impl Drop for SequentialWriter {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         // A forked child has the handles but not the threads, so there is nothing to join. Dropping a channel
@@ -175,7 +176,7 @@ mod tests {
             let path = folder.path().join(count.to_string());
             let file = File::create(&path).unwrap();
             let direct = Direct::open(&path, &file, count as u64).unwrap();
-            let mut stream = DirectWriter::new(direct);
+            let mut stream = SequentialWriter::new(direct);
             let all = bytes(count);
             for piece in all.chunks(step) {
                 stream.write(piece).unwrap();
@@ -191,7 +192,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, b"").unwrap();
         let read_only = File::open(&path).unwrap();
-        let mut stream = DirectWriter::new(Direct::open(&path, &read_only, 0).unwrap());
+        let mut stream = SequentialWriter::new(Direct::open(&path, &read_only, 0).unwrap());
         let all = bytes(BUFFER_BYTES);
         let failed = (0..100).any(|_| stream.write(&all).is_err());
         assert!(failed || stream.finish().is_err());

@@ -1,0 +1,166 @@
+//! Creation of folders, and flushes of their entries.
+
+use super::error::{DurableError, Result};
+use super::lock::Locked;
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Number of attempts to create a file in a folder that other processes keep removing because it is empty.
+const ATTEMPTS: u32 = 16;
+
+/// An open folder.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    file: File,
+}
+
+impl Folder {
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(DurableError::of(path, "open the folder"))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Flushes its entries, so that they survive a power failure.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn sync(&self) -> Result<()> {
+        match self.file.sync_all() {
+            // Some network file systems do not support a flush of a folder.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
+            outcome => outcome.map_err(DurableError::of(&self.path, "flush the folder")),
+        }
+    }
+
+    /// Waits for its lock.
+    ///
+    /// # Errors
+    /// The error of the system call.
+    pub fn lock(&self) -> Result<Locked> {
+        let file = self.file.try_clone().and_then(Locked::wait);
+        file.map_err(DurableError::of(&self.path, "lock the folder"))
+    }
+}
+
+/// Flushes a folder, so that its entries survive a power failure.
+///
+/// # Errors
+/// The error of the system call.
+pub fn sync_folder(path: &Path) -> Result<()> {
+    Folder::open(path)?.sync()
+}
+
+/// Flushes the folder of `path`.
+///
+/// # Errors
+/// The error of the system call.
+pub fn sync_parent(path: &Path) -> Result<()> {
+    sync_folder(folder_of(path))
+}
+
+/// Creates a folder and its parents.
+///
+/// # Errors
+/// The error of the system call.
+pub fn create_folder(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(DurableError::of(path, "create the folder"))
+}
+
+/// Opens a file that `options` create, and creates its folder if necessary.
+///
+/// # Errors
+/// The error of the system call.
+pub fn open_in_folder(path: &Path, options: &OpenOptions) -> Result<File> {
+    let mut attempt = 1;
+    loop {
+        let opened = create_folder(folder_of(path)).and_then(|()| {
+            let opened = options.open(path);
+            opened.map_err(DurableError::of(path, "create the file"))
+        });
+        match opened {
+            // Another process removed the folder after it was created.
+            Err(failed) if failed.error.kind() == ErrorKind::NotFound && attempt < ATTEMPTS => {
+                attempt += 1;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Returns the folder that holds the entry `path`.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) => Path::new("."),
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_file_is_created_while_its_folder_is_removed_as_empty() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("a/b");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = fs::remove_dir(&folder);
+                }
+            });
+            for number in 0..200 {
+                let path = folder.join(number.to_string());
+                let mut options = OpenOptions::new();
+                let made = open_in_folder(&path, options.write(true).create_new(true));
+                fs::remove_file(&path).unwrap();
+                made.unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn an_error_names_the_folder_or_the_file() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, b"x").unwrap();
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        let below = open_in_folder(&file.join("x"), &options).unwrap_err();
+        assert_eq!(
+            (below.path.as_path(), below.action),
+            (&*file, "create the folder")
+        );
+        let taken = open_in_folder(&file, &options).unwrap_err();
+        assert_eq!(
+            (taken.path.as_path(), taken.error.kind()),
+            (&*file, ErrorKind::AlreadyExists)
+        );
+    }
+
+    #[test]
+    fn a_folder_is_locked_until_the_lock_is_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = Folder::open(root.path()).unwrap();
+        let held = folder.lock().unwrap();
+        let other = || Locked::take(File::open(root.path()).unwrap()).unwrap();
+        assert!(other().is_none());
+        drop(held);
+        assert!(other().is_some());
+        sync_parent(&root.path().join("x")).unwrap();
+    }
+}

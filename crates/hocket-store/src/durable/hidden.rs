@@ -1,0 +1,92 @@
+//! Hidden files of unfinished writes, and removal of those whose writer was killed.
+//!
+//! A writer holds a lock on its file, which the system releases whenever the process ends.
+
+use super::folder::folder_of;
+use super::lock::{has_writer, try_lock};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
+const SUFFIX: &str = ".hocket-unfinished";
+
+/// Returns this process's hidden path beside `target`, for a file that is not yet complete.
+#[must_use]
+pub fn hidden_path(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.{}{SUFFIX}", std::process::id()))
+}
+
+/// Returns the final name of a hidden file; none if the name is not a hidden name.
+#[must_use]
+pub fn name_of_hidden(hidden: &str) -> Option<&str> {
+    let (name, writer) = hidden
+        .strip_prefix('.')?
+        .strip_suffix(SUFFIX)?
+        .rsplit_once('.')?;
+    let is_ours = !writer.is_empty() && writer.bytes().all(|byte| byte.is_ascii_digit());
+    is_ours.then_some(name)
+}
+
+/// Marks a file as having a writer, by a lock. Has no effect if the file system does not support locks.
+pub fn mark_alive(file: &File) {
+    let _ = try_lock(file);
+}
+
+/// Removes hidden files that killed writers of `target` left beside it. Failures are ignored, because the files
+/// only waste space.
+pub fn sweep(target: &Path) {
+    let Some(name) = target.file_name() else {
+        return;
+    };
+    let name = name.to_string_lossy();
+    for entry in folder_of(target).read_dir().into_iter().flatten().flatten() {
+        let is_ours = name_of_hidden(&entry.file_name().to_string_lossy()) == Some(&*name);
+        if is_ours && has_writer(&entry.path()) == Some(false) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_sweep_takes_what_killed_writers_of_the_same_target_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.bin");
+        let dead = target.with_file_name(".a.bin.1.hocket-unfinished");
+        let alive = hidden_path(&target);
+        let other = target.with_file_name(".b.bin.1.hocket-unfinished");
+        for path in [&dead, &other, &target] {
+            fs::write(path, b"x").unwrap();
+        }
+        let writer = File::create(&alive).unwrap();
+        mark_alive(&writer);
+        sweep(&target);
+        assert!(!dead.exists());
+        assert!(alive.exists() && other.exists() && target.exists());
+        drop(writer);
+        sweep(&target);
+        assert!(!alive.exists());
+    }
+
+    #[test]
+    fn only_our_own_names_are_hidden_names() {
+        let target = Path::new("run/a.bin");
+        let hidden = hidden_path(target);
+        assert_eq!(hidden.parent(), target.parent());
+        let name = hidden.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name_of_hidden(name), Some("a.bin"));
+        for other in [
+            "a.bin.7.hocket-unfinished",
+            ".a.bin.x7.hocket-unfinished",
+            ".a.bin.hocket-unfinished",
+            ".a.bin.7.unfinished",
+        ] {
+            assert_eq!(name_of_hidden(other), None, "{other}");
+        }
+    }
+}

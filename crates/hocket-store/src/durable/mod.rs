@@ -1,0 +1,20 @@
+//! Durable files on local disks: folders, locks, hidden files of unfinished writes, and direct I/O. All functions block.
+//!
+//! This module knows neither stores nor formats: an error names the path and the system call that failed, and
+//! each crate maps it to an error of its own.
+
+mod direct;
+mod error;
+mod folder;
+mod hidden;
+mod lock;
+mod pages;
+mod sequential;
+
+pub use direct::{DIRECT_MIN_BYTES, Direct, PAGE_BYTES};
+pub use error::{DurableError, Result};
+pub use folder::{Folder, create_folder, open_in_folder, sync_folder, sync_parent};
+pub use hidden::{hidden_path, mark_alive, name_of_hidden, sweep};
+pub use lock::{Locked, has_writer, is_same_file, open_regular, try_lock, try_lock_shared, unlock};
+pub use pages::{BUFFER_BYTES, PageBuffer};
+pub use sequential::SequentialWriter;

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from hocket.stream import MDSWriter, StreamingDataLoader, StreamingDataset
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError, StreamError
-from hocket.stream.torch import _small_together, _WorkerBatches
+from hocket.stream.worker_messages import Inbox, Outbox, Received, small_together
 
 
 def collate_ids(samples: list[dict[str, Any]]) -> torch.Tensor:
@@ -114,11 +114,55 @@ def test_workers_batches_are_those_of_the_reader(tmp_path: Path, workers: int) -
 
 
 def test_small_batches_cross_together(write: Callable[..., str]) -> None:
-    loader = StreamingDataLoader(StreamingDataset(local=write(400), batch_size=4))
-    messages = list(_WorkerBatches(loader.dataset, loader._collate, epoch=0, first=0))
-    batches = [batch for message in messages for batch in loader._collate.unpack(message)]
-    assert [batch[0] for batch in batches] == list(range(100))
-    assert [len(message.marks) for message in messages] == [1, 2, 4, 8, *[16] * 5, 5]
+    dataset = StreamingDataset(local=write(400), batch_size=4)
+    groups = list(small_together(dataset.read_batches(epoch=0, first=0)))
+    assert [batch.number for group in groups for batch in group] == list(range(100))
+    assert [len(group) for group in groups] == [1, 2, 4, 8, *[16] * 5, 5]
+
+
+def test_a_workers_memory_is_used_again_when_its_tensors_are_gone() -> None:
+    inbox = Inbox()
+    outbox = Outbox(inbox.number, worker=3)
+
+    def send(number: int, size: int = 1000) -> tuple[int, bool, Received]:
+        message = outbox.pack([RankBatch(number, 1, 1, {"x": np.full((1, size), number, np.int16)})])
+        function, given = message.__reduce__()
+        return message.index, message.block is not None, function(*given)
+
+    def take(received: Received) -> torch.Tensor:
+        ((_, _, _, columns),) = received.unpack()
+        return columns["x"]
+
+    index, is_new, first = send(0)
+    assert (index, is_new) == (0, True)
+    kept = take(first)[0, 5:]
+    del first
+    index, is_new, second = send(1)
+    assert (index, is_new) == (1, True)  # `kept` is a part of the first
+    numbers = take(second).numpy()
+    del second
+    assert send(2)[:2] == (2, True)
+    assert send(3)[:2] == (2, False)
+    assert (kept.tolist(), numbers.tolist()) == ([0] * 995, [[1] * 1000])
+    del kept
+    assert send(4, size=1200)[:2] == (0, False)
+    assert send(5, size=5000)[:2] == (2, True)  # in place of one that is too small
+    assert take(send(6, size=5000)[2]).unique().tolist() == [6]
+    assert numbers.tolist() == [[1] * 1000]
+
+
+def test_batches_that_are_kept_stay_as_they_are(write: Callable[..., str]) -> None:
+    folder = write(400)
+    expected = [batch["tokens"].tolist() for batch in StreamingDataset(local=folder, batch_size=2).batches()]
+    kept = {}
+    for number, batch in enumerate(
+        StreamingDataLoader(StreamingDataset(local=folder, batch_size=2), num_workers=2)
+    ):
+        if number % 7 == 0:
+            kept[number] = batch["tokens"]
+    assert {number: tokens.tolist() for number, tokens in kept.items()} == {
+        number: expected[number] for number in range(0, 200, 7)
+    }
 
 
 def test_large_batches_cross_alone_and_those_before_an_error_before_it() -> None:
@@ -128,7 +172,7 @@ def test_large_batches_cross_alone_and_those_before_an_error_before_it() -> None
         raise ValueError("the end")
 
     def take(num_bytes: int, sizes: list[int]) -> None:
-        for group in _small_together(batches(num_bytes)):
+        for group in small_together(batches(num_bytes)):
             sizes.append(len(group))
 
     def groups(num_bytes: int) -> list[int]:

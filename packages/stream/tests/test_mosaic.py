@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.stream import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from hocket.stream import MDSWriter, MosaicOrder, Stream, StreamingDataLoader, StreamingDataset
 from hocket.stream.errors import ConfigError, StateMismatchError
 from hocket.stream.mosaic.partitions import partition
 from hocket.stream.mosaic.sampling import draw
@@ -179,7 +179,7 @@ def test_global_batches_are_the_same_sets_on_any_topology_and_after_a_resume(
 
 def test_the_state_is_theirs_and_a_batch_of_another_size_goes_on_from_it(write: Callable[..., str]) -> None:
     folder = write(103)
-    options: Any = {"local": folder, "shuffle": True, "shuffle_algo": "py1s"}
+    options: Any = {"local": folder, "shuffle": True, "order": MosaicOrder(shuffle_algo="py1s")}
     dataset = StreamingDataset(batch_size=8, **options)
     batches = dataset.batches()
     done = flat(next(batches)["id"].tolist() for _ in range(3))
@@ -377,6 +377,8 @@ def test_streams_too_small_for_batches_of_their_own_are_named(
     [
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b': expected one of"),
         ({"order": "native", "partition_algo": "orig"}, "beside `order='native'`"),
+        ({"order": MosaicOrder(), "partition_algo": "orig"}, "beside `order=MosaicOrder("),
+        ({"order": "random"}, "`order` is 'random': expected 'native', 'mosaic' or a `MosaicOrder`"),
         ({"order": "mosaic", "tail": "pad"}, "`tail` is 'pad' beside `order='mosaic'`"),
         ({"batching_method": "device_per_stream"}, "whose batches depend on the number of ranks"),
         ({"order": "mosaic", "rank": 0, "world_size": 3, "global_batch_size": 16}, "expected a multiple"),
@@ -389,6 +391,11 @@ def test_incompatible_arguments_raise(
     size = {} if "global_batch_size" in options else {"batch_size": 4}
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         StreamingDataset(local=write(20), **size, **options)
+
+
+def test_an_unknown_argument_raises_as_pythons_own(write: Callable[..., str]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shuffle_algorithm'"):
+        StreamingDataset(local=write(20), batch_size=4, shuffle_algorithm="py1s")
 
 
 def test_a_state_of_another_order_is_refused_by_name(write: Callable[..., str]) -> None:

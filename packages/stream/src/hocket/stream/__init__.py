@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hocket.stream import errors
 from hocket.stream.dataset import StreamingDataset
 from hocket.stream.merge import merge_index
+from hocket.stream.mosaic import MosaicOrder
 from hocket.stream.streams import Stream
 from hocket.stream.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from hocket.stream.writer import MDSWriter
@@ -16,6 +17,7 @@ __all__ = [
     "CSVWriter",
     "JSONWriter",
     "MDSWriter",
+    "MosaicOrder",
     "Stream",
     "StreamingDataLoader",
     "StreamingDataset",

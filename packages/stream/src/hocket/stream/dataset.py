@@ -22,6 +22,7 @@ from hocket.stream.defaults import (
 from hocket.stream.engine import Engine, RankBatch, ReadSettings, SourceSettings
 from hocket.stream.errors import ConfigError
 from hocket.stream.lookup import Numbers, find_samples, split_batch
+from hocket.stream.mosaic import MosaicOrder, choose_order
 from hocket.stream.options import OrderOptions
 from hocket.stream.plan import Pass, Plan
 from hocket.stream.resharding import check_divided_once
@@ -74,12 +75,10 @@ class StreamingDataset:
             default gcd(global batch size, 64), and 1 (storage order) without shuffling.
         tail: Policy for the last batch of an epoch: keep it `short`, `drop` it, or `pad` it with the epoch's
             first samples.
-        order: `native` or `mosaic`. `mosaic` gives the samples, batches and states of mosaicml-streaming, so
-            that its runs can be resumed, and its defaults for `shuffle_block_size` and `num_canonical_nodes`.
-            It depends on the number of nodes (`LOCAL_WORLD_SIZE`), and planning takes time and memory
-            proportional to the number of samples.
-        shuffle_algo: `naive`, `py1s`, `py2s`, `py1br` or `py1e` (the default); implies `order="mosaic"`.
-        partition_algo: `orig` or `relaxed` (the default); implies `order="mosaic"`.
+        order: `native`, or `mosaic` or a `MosaicOrder`, which gives the samples, batches and states of
+            mosaicml-streaming, so that its runs can be resumed, and its defaults for `shuffle_block_size` and
+            `num_canonical_nodes`. It depends on the number of nodes (`LOCAL_WORLD_SIZE`), and planning takes
+            time and memory proportional to the number of samples.
         validate_hash: Name of the digest to check; by default the fastest one in the index. Shards are
             checked after download, and when a process first opens a cached one.
         keep_zip: Keep downloaded compressed shards beside the raw ones.
@@ -105,6 +104,8 @@ class StreamingDataset:
             within `prefetch_bytes`. Has no effect with `order="mosaic"`, or if shards do not fit in the
             cache.
         fetch_threads: Number of shards fetched concurrently.
+        algorithms: `shuffle_algo` and `partition_algo`, as in `MosaicOrder`; one of them implies
+            `order="mosaic"`.
 
     Raises:
         ConfigError: An argument is not valid, or there are more ranks than samples.
@@ -139,9 +140,7 @@ class StreamingDataset:
         shuffle_block_size: int | None = None,
         num_canonical_nodes: int | None = None,
         tail: str = "short",
-        order: str | None = None,
-        shuffle_algo: str | None = None,
-        partition_algo: str | None = None,
+        order: str | MosaicOrder | None = None,
         validate_hash: str | None = None,
         keep_zip: bool = False,
         keep_shards: bool = True,
@@ -157,14 +156,13 @@ class StreamingDataset:
         prefetch_batches: int = PREFETCH_BATCHES,
         prefetch_next_epoch: bool = True,
         fetch_threads: int = FETCH_THREADS,
+        **algorithms: str | None,
     ) -> None:
         self._options = OrderOptions(
-            order=order,
+            mosaic=choose_order(order, algorithms),
             shuffle=shuffle,
             shuffle_seed=shuffle_seed,
             shuffle_block_size=shuffle_block_size,
-            shuffle_algo=shuffle_algo,
-            partition_algo=partition_algo,
             num_canonical_nodes=num_canonical_nodes,
             tail=tail,
             batching_method=batching_method,

@@ -11,23 +11,18 @@ from hocket.stream.cursor import OrderSettings
 from hocket.stream.defaults import SHUFFLE_BLOCK_SIZE, SHUFFLE_SEED, num_lanes
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError
-from hocket.stream.mosaic import MosaicPlan, MosaicSettings
+from hocket.stream.mosaic import MosaicOrder, MosaicPlan, MosaicSettings
 from hocket.stream.mosaic import batching as mosaic_batching
-from hocket.stream.mosaic import partitions as mosaic_partitions
 from hocket.stream.mosaic import sampling as mosaic_sampling
-from hocket.stream.mosaic import shuffles as mosaic_shuffles
 from hocket.stream.plan import NativePlan, Plan, describe_mixture
 from hocket.stream.streams import Stream
 from hocket.stream.validation import switch, whole
 from hocket.stream.weights import parse_count, resolve_counts
 
 _CHOICES = {
-    "order": ("native", "mosaic"),
     "tail": ("short", "drop", "pad"),
     "batching_method": mosaic_batching.METHODS,
     "sampling_method": ("balanced", "fixed"),
-    "shuffle_algo": tuple(mosaic_shuffles.ALGORITHMS),
-    "partition_algo": mosaic_partitions.ALGORITHMS,
 }
 
 
@@ -39,12 +34,12 @@ class OrderOptions:
         ConfigError: An argument is not valid, or cannot be combined with another.
     """
 
-    order: str | None = None
+    mosaic: MosaicOrder | None = None
+    """The order of mosaicml-streaming; None for the native one."""
+
     shuffle: bool = False
     shuffle_seed: int = SHUFFLE_SEED
     shuffle_block_size: int | None = None
-    shuffle_algo: str | None = None
-    partition_algo: str | None = None
     num_canonical_nodes: int | None = None
     tail: str = "short"
     batching_method: str = "random"
@@ -55,7 +50,7 @@ class OrderOptions:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value is not None and value not in choices:
+            if value not in choices:
                 raise ConfigError(f"`{name}` is {value!r}: expected one of {choices}")
         settled: dict[str, object] = {
             "shuffle": switch("shuffle", self.shuffle),
@@ -67,13 +62,8 @@ class OrderOptions:
                 settled[name] = whole(name, value, least=1)
         for name, value in settled.items():
             object.__setattr__(self, name, value)
-        if self.is_mosaic:
+        if self.mosaic:
             self._check_mosaic()
-        elif self.order == "native" and (self.shuffle_algo or self.partition_algo):
-            raise ConfigError(
-                f"`shuffle_algo` is {self.shuffle_algo!r} and `partition_algo` {self.partition_algo!r} "
-                "beside `order='native'`, which has its own: expected neither; leave them out, or `order`"
-            )
         elif self.batching_method == "device_per_stream":
             raise ConfigError(
                 "`batching_method` is 'device_per_stream', whose batches depend on the number of ranks: "
@@ -89,12 +79,6 @@ class OrderOptions:
         if self.shuffle_block_size == 1:
             raise ConfigError("`shuffle_block_size` is 1: expected at least 2 with `order='mosaic'`")
 
-    @property
-    def is_mosaic(self) -> bool:
-        """Whether the order is that of mosaicml-streaming, by `order` or by one of its algorithms."""
-        has_algo = self.shuffle_algo is not None or self.partition_algo is not None
-        return self.order == "mosaic" or (self.order is None and has_algo)
-
     def counts(self, streams: Sequence[Stream], sizes: Sequence[int]) -> list[int]:
         """Return the number of samples of each stream in an epoch.
 
@@ -102,7 +86,7 @@ class OrderOptions:
             ConfigError: The weights of the streams cannot be combined.
         """
         epoch_size = None if self.epoch_size is None else parse_count("epoch_size", self.epoch_size)
-        if self.is_mosaic:
+        if self.mosaic:
             return mosaic_sampling.resolve_counts(
                 streams, sizes, epoch_size=epoch_size, seed=self.shuffle_seed
             )
@@ -130,8 +114,10 @@ class OrderOptions:
         Raises:
             ConfigError: Batch size, ranks or nodes do not fit the order.
         """
-        if self.is_mosaic:
-            return self._mosaic_plan(engine, streams, data_parallel, global_batch_size, num_nodes)
+        if self.mosaic:
+            return self._mosaic_plan(
+                self.mosaic, engine, streams, data_parallel, global_batch_size, num_nodes
+            )
         lanes = num_lanes(self.num_canonical_nodes, global_batch_size=global_batch_size, shuffle=self.shuffle)
         settings = OrderSettings(
             fingerprint=engine.fingerprint,
@@ -151,6 +137,7 @@ class OrderOptions:
 
     def _mosaic_plan(
         self,
+        order: MosaicOrder,
         engine: Engine,
         streams: Sequence[Stream],
         data_parallel: tuple[int, int],
@@ -165,10 +152,9 @@ class OrderOptions:
             )
         settings = MosaicSettings(
             shuffle=self.shuffle,
-            shuffle_algo=self.shuffle_algo or "py1e",
+            order=order,
             shuffle_seed=self.shuffle_seed,
             shuffle_block_size=self.shuffle_block_size,
-            partition_algo=self.partition_algo or "relaxed",
             num_canonical_nodes=self.num_canonical_nodes,
             batching_method=self.batching_method,
             shares=self._shares(streams, engine),

@@ -1,10 +1,8 @@
-"""`StreamingDataLoader`: batches as torch tensors. The only module of this package that imports torch."""
+"""`StreamingDataLoader`: batches as torch tensors. This module and `worker_messages` alone import torch."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -21,13 +19,10 @@ from hocket.stream.encodings import Column
 from hocket.stream.engine import RankBatch
 from hocket.stream.errors import ConfigError
 from hocket.stream.validation import switch, whole
+from hocket.stream.worker_messages import Inbox, Outbox, Received, small_together, to_list
 
 #: A function that makes a batch from a list of samples.
 CollateFn = Callable[[list[dict[str, Any]]], Any]
-
-
-#: The most that a worker sends together.
-_GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 16
 
 #: Arguments of torch's DataLoader that are not supported, and what to use instead.
 _INSTEAD = {
@@ -160,7 +155,8 @@ class StreamingDataLoader:
             for batch in map(self._collate, self.dataset.read_batches(epoch=epoch, first=first)):
                 yield _pin(batch) if self._is_pinning else batch
             return
-        source = _WorkerBatches(self.dataset, self._collate, epoch=epoch, first=first)
+        inbox = Inbox()
+        source = _WorkerBatches(self.dataset, self._collate, inbox.number, epoch=epoch, first=first)
         batches = DataLoader(
             source,
             batch_size=None,
@@ -180,9 +176,12 @@ class StreamingDataLoader:
 class _WorkerBatches(IterableDataset[Any]):
     """Messages with the batches `first + w`, `first + w + n`, … in worker `w` of `n`."""
 
-    def __init__(self, dataset: StreamingDataset, collate: _Collate, *, epoch: int, first: int) -> None:
+    def __init__(
+        self, dataset: StreamingDataset, collate: _Collate, inbox: int, *, epoch: int, first: int
+    ) -> None:
         self._dataset = dataset
         self._collate = collate
+        self._inbox = inbox
         self._epoch = epoch
         self._first = first
 
@@ -192,153 +191,7 @@ class _WorkerBatches(IterableDataset[Any]):
         batches = self._dataset.read_batches(
             epoch=self._epoch, start=self._first, first=self._first + worker, stride=count
         )
-        return self._collate.pack(batches)
-
-
-@dataclass(slots=True)
-class _Block:
-    """A column of values of different sizes, as one tensor that crosses to the parent in shared memory.
-
-    Otherwise a list of `bytes` would be pickled through a pipe, and each tensor of a list would be a shared
-    file.
-    """
-
-    kind: str
-    """`bytes`, `str` or `array`."""
-
-    data: torch.Tensor
-    """The values one after the other: `uint8`, or the dtype of the arrays."""
-
-    ends: list[int]
-    """End of each value in `data`. A list, because each tensor costs a connection between the processes."""
-
-    shapes: list[tuple[int, ...]]
-    """Shapes of arrays."""
-
-    @classmethod
-    def pack(cls, column: list[Any]) -> _Block | list[Any]:
-        """Return a column as a block, or as a list if its values are of other or different types."""
-        first = column[0] if column else None
-        if not isinstance(first, (bytes, str, np.ndarray)) or any(type(v) is not type(first) for v in column):
-            return _to_list(column)
-        if isinstance(first, np.ndarray):
-            if any(value.dtype != first.dtype for value in column):
-                return _to_list(column)
-            data = torch.from_numpy(np.concatenate([value.reshape(-1) for value in column]))
-            sizes = [value.size for value in column]
-            return cls("array", data, list(itertools.accumulate(sizes)), [value.shape for value in column])
-        values = [value.encode() if isinstance(value, str) else value for value in column]
-        joined = np.frombuffer(bytearray().join(values), np.uint8)
-        ends = list(itertools.accumulate(map(len, values)))
-        return cls(type(first).__name__, torch.from_numpy(joined), ends, [])
-
-    def unpack(self) -> list[Any]:
-        """Return the column's values; tensors are views of the block."""
-        pairs = list(itertools.pairwise([0, *self.ends]))
-        if self.kind == "array":
-            return [self.data[a:b].view(shape) for (a, b), shape in zip(pairs, self.shapes, strict=True)]
-        data = memoryview(self.data.numpy())  # type: ignore[arg-type]  # NumPy 2.x has the buffer protocol
-        if self.kind == "str":
-            return [str(data[a:b], "utf-8") for a, b in pairs]
-        return [bytes(data[a:b]) for a, b in pairs]
-
-    def pin_memory(self) -> _Block:
-        """Copy arrays to page-locked memory; called by torch."""
-        data = self.data.pin_memory() if self.kind == "array" else self.data
-        return _Block(self.kind, data, self.ends, self.shapes)
-
-
-@dataclass(slots=True)
-class _Group:
-    """Several batches of a worker in one message.
-
-    Each tensor that crosses to the parent costs a connection between the processes, which takes longer than
-    a small batch takes to read: so the batches' parts of a column are one tensor.
-    """
-
-    marks: list[tuple[int, int, int]]
-    """Number and shares of each batch."""
-
-    ends: list[int]
-    """End of each batch in the columns."""
-
-    columns: dict[str, torch.Tensor | _Block | list[Any]]
-    """Values of all batches."""
-
-    @classmethod
-    def pack(cls, batches: list[RankBatch]) -> _Group:
-        """Join batches whose columns have the same form."""
-        columns: dict[str, torch.Tensor | _Block | list[Any]] = {}
-        for name, first in batches[0].columns.items():
-            parts: list[Any] = [batch.columns[name] for batch in batches]
-            if isinstance(first, np.ndarray):
-                columns[name] = torch.from_numpy(np.concatenate(parts) if len(parts) > 1 else first)
-            else:
-                columns[name] = _Block.pack(list(itertools.chain.from_iterable(parts)))
-        rows = [len(next(iter(batch.columns.values()), ())) for batch in batches]
-        marks = [(batch.number, batch.local, batch.total) for batch in batches]
-        return cls(marks, list(itertools.accumulate(rows)), columns)
-
-    def unpack(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
-        """Yield the batches; tensors are views of the group's."""
-        columns = {
-            name: column.unpack() if isinstance(column, _Block) else column
-            for name, column in self.columns.items()
-        }
-        for mark, (start, end) in zip(self.marks, itertools.pairwise([0, *self.ends]), strict=True):
-            yield *mark, {name: column[start:end] for name, column in columns.items()}
-
-    def pin_memory(self) -> _Group:
-        """Copy tensors to page-locked memory; called by torch."""
-        return _Group(self.marks, self.ends, _pin(self.columns))
-
-
-def _small_together(batches: Iterator[RankBatch]) -> Iterator[list[RankBatch]]:
-    """Yield batches in groups of one form, and of at most `_GROUP_BYTES` and `_GROUP_BATCHES`.
-
-    The first groups are small, so that the loop can start early. Batches before an error come before it.
-    """
-    group: list[RankBatch] = []
-    form: list[object] | None = None
-    num_bytes, most = 0, 1
-    try:
-        for batch in batches:
-            size, own = _size(batch), _form(batch)
-            if group and (own != form or len(group) >= most or num_bytes + size > _GROUP_BYTES):
-                most = min(2 * most, _GROUP_BATCHES)
-                yield group
-                group, num_bytes = [], 0
-            group.append(batch)
-            num_bytes, form = num_bytes + size, own
-    except Exception:
-        if group:
-            yield group
-        raise
-    if group:
-        yield group
-
-
-def _form(batch: RankBatch) -> list[object]:
-    """Return what two batches must have in common to be joined."""
-    return [
-        (column.dtype, column.shape[1:]) if isinstance(column, np.ndarray) else None
-        for column in batch.columns.values()
-    ]
-
-
-def _size(batch: RankBatch) -> int:
-    """Return the bytes of a batch's arrays, bytes and strings, roughly."""
-    found = 0
-    for column in batch.columns.values():
-        if isinstance(column, np.ndarray):
-            found += column.nbytes
-        else:
-            found += sum(v.nbytes if isinstance(v, np.ndarray) else _length(v) for v in column)
-    return found
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, (bytes, str)) else 0
+        return self._collate.pack(batches, Outbox(self._inbox, worker))
 
 
 class _Collate:
@@ -348,15 +201,15 @@ class _Collate:
         self._items = dataset.samples
         self._collate_fn = collate_fn
 
-    def pack(self, batches: Iterator[RankBatch]) -> Iterator[Any]:
+    def pack(self, batches: Iterator[RankBatch], outbox: Outbox) -> Iterator[Any]:
         """Make a worker's messages to the parent, in a form that is cheap to send."""
         if self._collate_fn is not None:
             return map(self, batches)
-        return map(_Group.pack, _small_together(batches))
+        return map(outbox.pack, small_together(batches))
 
     def unpack(self, message: Any) -> Iterable[tuple[int, int, int, Any]]:
         """Return the batches of a message as the loop gets them."""
-        return message.unpack() if isinstance(message, _Group) else [message]
+        return message.unpack() if isinstance(message, Received) else [message]
 
     def __call__(self, batch: RankBatch) -> tuple[int, int, int, Any]:
         if self._collate_fn is None:
@@ -367,15 +220,7 @@ class _Collate:
 
 
 def _to_tensor(column: Column) -> torch.Tensor | list[Any]:
-    return torch.from_numpy(column) if isinstance(column, np.ndarray) else _to_list(column)
-
-
-def _to_list(column: list[Any]) -> list[Any]:
-    # A value of a ragged column may start at any byte, and tensors need aligned memory.
-    return [
-        torch.from_numpy(np.require(v, requirements=["A", "W"])) if isinstance(v, np.ndarray) else v
-        for v in column
-    ]
+    return torch.from_numpy(column) if isinstance(column, np.ndarray) else to_list(column)
 
 
 def _pin(made: Any) -> Any:

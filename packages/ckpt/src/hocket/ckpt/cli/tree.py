@@ -22,6 +22,8 @@ class Row(NamedTuple):
 
 
 class _Node:
+    __slots__ = ("below", "children", "name")
+
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.name: str | None = None

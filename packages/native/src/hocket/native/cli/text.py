@@ -45,7 +45,7 @@ class Line:
     @property
     def plain(self) -> str:
         """The text without styles."""
-        return "".join(text for text, _ in self.parts)
+        return "".join([text for text, _ in self.parts])
 
     def __rich__(self) -> Text:
         """Return the line with its styles, for a terminal."""
@@ -106,21 +106,21 @@ def columns(rows: Sequence[Sequence[Cell]], *, right: frozenset[int] = frozenset
     """Return rows as aligned lines with two spaces between columns; `right` lists right-aligned columns."""
     if not rows:
         return []
-    cells = [[(_parts(cell), _num_cells(_shown(cell))) for cell in row] for row in rows]
-    widths = [max(row[i][1] for row in cells) for i in range(len(rows[0]))]
+    cells = [[_measured(cell) for cell in row] for row in rows]
+    widths = [max([row[i][1] for row in cells]) for i in range(len(rows[0]))]
     lines = []
     for row in cells:
-        parts: list[tuple[str, str] | str] = []
+        line = Line()
         gap = ""
         for i, (own, width) in enumerate(row):
             space = " " * (widths[i] - width)
             if i in right:
                 gap += space
             if width:
-                parts += [gap, *own]
+                line.parts += [(gap, ""), *own]
                 gap = ""
             gap += "  " if i in right else space + "  "
-        lines.append(Line(*parts))
+        lines.append(line)
     return lines
 
 
@@ -139,17 +139,21 @@ def _shown(cell: Cell) -> str:
     return shown(cell if isinstance(cell, str) else cell.plain)
 
 
-def _parts(cell: Cell) -> list[tuple[str, str]]:
-    """Return a cell's text as parts with one style each."""
-    if isinstance(cell, Line):
-        return cell.parts
+def _measured(cell: Cell) -> tuple[list[tuple[str, str]], int]:
+    """Return a cell's text as parts with one style each, and the columns of a terminal that it takes."""
     if isinstance(cell, str):
-        return [(cell, "")]
-    ends = sorted({0, len(cell), *(end for span in cell.spans for end in (span.start, span.end))})
+        return [(cell, "")], _num_cells(cell)
+    parts = cell.parts if isinstance(cell, Line) else _parts(cell)
+    # By part: rich remembers the widths of short texts, and rows share the guides and marks in them.
+    return parts, sum([_num_cells(text) for text, _ in parts])
+
+
+def _parts(text: Text) -> list[tuple[str, str]]:
+    ends = sorted({0, len(text), *(end for span in text.spans for end in (span.start, span.end))})
     return [
         (
-            cell.plain[start:end],
-            next((str(s.style) for s in cell.spans if s.start <= start < s.end), str(cell.style)),
+            text.plain[start:end],
+            next((str(s.style) for s in text.spans if s.start <= start < s.end), str(text.style)),
         )
         for start, end in itertools.pairwise(ends)
     ]
@@ -160,6 +164,7 @@ def _escaped(text: Text) -> Text:
 
 
 def _num_cells(text: str) -> int:
+    text = shown(text)
     return len(text) if text.isascii() else cell_len(text)
 
 

@@ -1,5 +1,6 @@
 """The order of mosaicml-streaming, so that runs started with it can be resumed."""
 
+from hocket.stream.mosaic.mosaic_order import MosaicOrder, choose_order
 from hocket.stream.mosaic.plan import MosaicPlan, MosaicSettings
 
-__all__ = ["MosaicPlan", "MosaicSettings"]
+__all__ = ["MosaicOrder", "MosaicPlan", "MosaicSettings", "choose_order"]

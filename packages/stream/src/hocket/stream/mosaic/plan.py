@@ -14,6 +14,7 @@ from hocket.stream.cursor import Cursor
 from hocket.stream.engine import Engine
 from hocket.stream.errors import ConfigError, StateMismatchError, StreamError
 from hocket.stream.mosaic.batching import Batches, portions, stratify, take_device_turns, take_turns
+from hocket.stream.mosaic.mosaic_order import MosaicOrder
 from hocket.stream.mosaic.partitions import Places, partition
 from hocket.stream.mosaic.sampling import Ids, draw
 from hocket.stream.mosaic.shuffles import BLOCK_ALGORITHMS, Shuffle
@@ -33,17 +34,14 @@ class MosaicSettings:
     shuffle: bool
     """Whether samples are shuffled."""
 
-    shuffle_algo: str
-    """`naive`, `py1s`, `py2s`, `py1br` or `py1e`."""
+    order: MosaicOrder
+    """The algorithms."""
 
     shuffle_seed: int
     """Seed of shuffling and sampling."""
 
     shuffle_block_size: int | None
     """Number of samples in a block, at least 2; None is max(262,144, 4,000,000 / canonical nodes)."""
-
-    partition_algo: str
-    """`orig` or `relaxed`."""
 
     num_canonical_nodes: int | None
     """Number of parts shuffled separately; None is 64 per node for `py1s` and `py2s`, else 1 per node."""
@@ -91,7 +89,7 @@ class MosaicPlan:
         self._cached: tuple[int, Ids] | None = None
         nodes = settings.num_canonical_nodes
         if nodes is None:
-            nodes = num_nodes * (_MANY_NODES if settings.shuffle_algo in ("py1s", "py2s") else 1)
+            nodes = num_nodes * (_MANY_NODES if settings.order.shuffle_algo in ("py1s", "py2s") else 1)
         self._begin(_Origin(num_canonical_nodes=nodes, initial_nodes=num_nodes))
 
     def _begin(self, origin: _Origin) -> None:
@@ -274,7 +272,7 @@ class MosaicPlan:
     def _partition(self, num_samples: int, *, drop_first: int = 0, nodes: int | None = None) -> Places:
         """Return each rank's batches as positions; sample by sample if a number of nodes is given."""
         return partition(
-            self.settings.partition_algo,
+            self.settings.order.partition_algo,
             num_samples,
             num_canonical_nodes=self._origin.num_canonical_nodes,
             num_nodes=nodes or self._num_nodes,
@@ -321,7 +319,7 @@ class MosaicPlan:
         if settings.batching_method == "random":
             return [block]
         blocks = [int(block * share) for share in settings.shares]
-        if settings.shuffle and settings.shuffle_algo in BLOCK_ALGORITHMS and min(blocks) < 2:
+        if settings.shuffle and settings.order.shuffle_algo in BLOCK_ALGORITHMS and min(blocks) < 2:
             raise ConfigError(
                 f"`shuffle_block_size` is {block}, of which stream {blocks.index(min(blocks))} has "
                 f"{min(blocks)} samples by its share: expected at least 2 with "
@@ -349,7 +347,7 @@ class MosaicPlan:
             epoch=epoch,
             block_size=block,
         )
-        return ids[given.run(settings.shuffle_algo)]
+        return ids[given.run(settings.order.shuffle_algo)]
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers compute the plan, which is cheaper than pickling it.

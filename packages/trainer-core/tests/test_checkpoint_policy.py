@@ -43,7 +43,7 @@ def test_a_folder_with_later_checkpoints_is_refused_and_one_with_earlier_ones_is
     trained(tmp_path)
     with (
         make(save_folder=str(tmp_path), max_duration="6ba") as trainer,
-        pytest.raises(TrainerConfigError, match=r"up to batch 4.*starts at batch 0.*save_overwrite=True"),
+        pytest.raises(FileExistsError, match=r"up to batch 4.*starts at batch 0.*save_overwrite=True"),
     ):
         trainer.fit()
     with make(save_folder=str(tmp_path), max_duration="6ba", load_path=str(tmp_path / "ep0-ba4")) as trainer:
@@ -113,6 +113,18 @@ def test_metrics_are_listed_in_the_checkpoint(tmp_path):
     assert user_of(tmp_path, "ep0-ba1")["metrics/eval/Loss"] > 0
     trained(tmp_path / "without", "1ba", eval_dataloader=loader(4), eval_interval="1ba")
     assert "metrics/eval/Loss" not in user_of(tmp_path / "without", "ep0-ba1")
+
+
+def test_a_run_that_goes_on_has_what_the_metrics_measured_before(tmp_path):
+    saved = {"eval_dataloader": loader(4), "eval_interval": "1ba", "save_metrics": True}
+    trained(tmp_path, "2ba", **saved)
+    measured = user_of(tmp_path, "ep0-ba2")["metrics/eval/Loss"]
+    with make(load_path=str(tmp_path / "ep0-ba2"), eval_dataloader=loader(4)) as trainer:
+        found = trainer.state.eval_metrics["eval"]["Loss"].compute()
+    assert float(found) == pytest.approx(measured)
+    trained(tmp_path / "without", "2ba", **saved | {"save_metrics": False})
+    with make(load_path=str(tmp_path / "without" / "ep0-ba2"), eval_dataloader=loader(4)) as trainer:
+        assert not trainer.state.eval_metrics["eval"]["Loss"].update_called
 
 
 def test_several_savers_and_each_goes_on(tmp_path):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hocket.trainer.deferred_value import capture, read
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.log_queue import LogQueue
+from hocket.trainer.log_queue import LogQueue, Receiver
 
 
 class Sink:
@@ -51,7 +51,7 @@ class Arrives:
 
 def test_points_come_in_order_with_their_steps_on_another_thread():
     sink = Sink()
-    queue = LogQueue(sink, "Sink")
+    queue = LogQueue(Receiver(sink, "Sink"))
     loss = torch.zeros(())
     for step in range(500):
         loss.fill_(step)  # the same tensor each time: what was logged must not change with it
@@ -69,7 +69,7 @@ def test_points_come_in_order_with_their_steps_on_another_thread():
 
 def test_no_thread_before_the_first_point():
     before = threading.active_count()
-    queue = LogQueue(Sink(), "Sink")
+    queue = LogQueue(Receiver(Sink(), "Sink"))
     queue.close()
     assert threading.active_count() == before
 
@@ -80,7 +80,7 @@ def test_no_thread_before_the_first_point():
 )
 def test_a_full_queue_drops_only_points_that_may_go(history, capacity):
     sink = Sink(is_open=False)
-    queue = LogQueue(sink, "Sink", capacity=capacity)
+    queue = LogQueue(Receiver(sink, "Sink"), capacity=capacity)
     logger = logging.getLogger("hocket.trainer.log_queue")
     logger.disabled = True
     put, kept = [], []
@@ -105,7 +105,7 @@ def test_a_full_queue_drops_only_points_that_may_go(history, capacity):
 
 def test_putting_never_waits_for_a_stuck_destination_and_close_says_what_was_lost(caplog):
     sink = Sink(is_open=False)
-    queue = LogQueue(sink, "Stuck", capacity=10)
+    queue = LogQueue(Receiver(sink, "Stuck"), capacity=10)
     start = time.monotonic()
     for step in range(1000):
         queue.put({"loss": step}, step)
@@ -137,7 +137,7 @@ class LateInbox(deque):
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_point_put_while_the_queue_closes_is_refused_where_it_came_too_late(is_started):
     sink = Sink()
-    queue = LogQueue(sink, "Sink")
+    queue = LogQueue(Receiver(sink, "Sink"))
     if is_started:
         queue.put({"loss": 1}, 1)
         assert queue.flush(20)
@@ -150,7 +150,7 @@ def test_a_point_put_while_the_queue_closes_is_refused_where_it_came_too_late(is
 def test_each_point_put_while_the_queue_closes_arrives_or_is_refused():
     for _ in range(40):
         sink = Sink()
-        queue = LogQueue(sink, "Sink")
+        queue = LogQueue(Receiver(sink, "Sink"))
         accepted = []
 
         def put_until_refused(queue=queue, accepted=accepted):
@@ -178,7 +178,7 @@ def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):
             raise OSError(f"disk full at {step}")
         got.append(step)
 
-    queue = LogQueue(deliver, "Disk")
+    queue = LogQueue(Receiver(deliver, "Disk"))
     with caplog.at_level(logging.WARNING):
         for step in range(10):
             queue.put({"loss": step}, step)
@@ -194,9 +194,56 @@ def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):
     queue.close()
 
 
+def test_receivers_of_one_queue_get_the_same_points_whatever_the_others_raise():
+    first, second, calls, written = Sink(), Sink(), [], []
+
+    def fail(numbers, step):
+        raise OSError(f"disk full at {step}")
+
+    def call():
+        calls.append(len(second.points))
+        raise ValueError("no terminal")
+
+    receivers = [Receiver(first, "First", lambda: written.append(len(first.points)))]
+    receivers += [Receiver(fail, "Disk"), Receiver(second, "Second")]
+    queue = LogQueue(*receivers)
+    queue.put({"loss": 1}, 1)
+    queue.put({"only": 2}, 2, to=receivers[:1])
+    queue.call(call, receivers[2])
+    queue.put({"loss": 3}, 3)
+    assert queue.flush(20)
+    assert first.points == [(1, "loss", 1), (2, "only", 2), (3, "loss", 3)]
+    assert second.points == [(1, "loss", 1), (3, "loss", 3)]
+    assert calls == [1], "in its turn"
+    assert written[-1] == 3
+    assert first.threads == second.threads == {"hocket-metrics-First, Disk, Second"}
+    with pytest.raises(LoggerError, match="`Disk` raised `OSError`: disk full at 1") as raised:
+        queue.close()
+    assert raised.value.__notes__ == ["`Second` raised `ValueError`: no terminal"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), min_size=1, max_size=40))
+def test_a_full_queue_keeps_the_last_point_of_each_receiver(history):
+    sinks = [Sink(is_open=False), Sink()]
+    receivers = [Receiver(sinks[0], "A"), Receiver(sinks[1], "B")]
+    queue = LogQueue(*receivers, capacity=2)
+    logger = logging.getLogger("hocket.trainer.log_queue")
+    logger.disabled = True
+    last = [{}, {}]
+    for step, (name, which) in enumerate(history):
+        queue.put({name: step}, step, to=None if which == 2 else receivers[which : which + 1])
+        for index in (0, 1) if which == 2 else (which,):
+            last[index][name] = step
+    sinks[0].gate.set()
+    queue.close(20)
+    logger.disabled = False
+    for sink, expected in zip(sinks, last, strict=True):
+        assert {(step, name, step) for name, step in expected.items()} <= set(sink.points)
+
+
 def test_a_value_that_cannot_be_read_leaves_the_others(caplog):
     sink = Sink()
-    queue = LogQueue(sink, "Sink")
+    queue = LogQueue(Receiver(sink, "Sink"))
     queue.put(capture({"lost": Arrives(ConnectionError("rank 1 is gone")), "loss": 1.5}), 3)
     queue.flush(20)
     assert sink.points == [(3, "loss", 1.5)]
@@ -206,7 +253,7 @@ def test_a_value_that_cannot_be_read_leaves_the_others(caplog):
 
 def test_calls_are_made_in_their_turn():
     seen = []
-    queue = LogQueue(lambda numbers, step: seen.append(step), "Sink")
+    queue = LogQueue(Receiver(lambda numbers, step: seen.append(step), "Sink"))
     queue.put({"a": 1}, 1)
     queue.call(lambda: seen.append("call"))
     queue.put({"a": 1}, 2)
@@ -215,7 +262,7 @@ def test_calls_are_made_in_their_turn():
 
 
 def test_a_slow_destination_does_not_slow_the_loop():
-    queue = LogQueue(lambda numbers, step: time.sleep(0.05), "Slow", capacity=20)
+    queue = LogQueue(Receiver(lambda numbers, step: time.sleep(0.05), "Slow"), capacity=20)
     start = time.monotonic()
     for step in range(200):
         queue.put({"loss": step}, step)
@@ -228,9 +275,9 @@ def test_a_slow_destination_does_not_slow_the_loop():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_starts_afresh():
     sink = Sink(is_open=False)
-    queue = LogQueue(sink, "Sink")
+    queue = LogQueue(Receiver(sink, "Sink"))
     queue.put({"loss": 1}, 1)
-    time.sleep(0.1)  # let the thread take it: the child inherits a queue in the middle of its work
+    time.sleep(0.3)  # let the thread take it: the child inherits a queue in the middle of its work
     queue._changed.acquire()  # and at the worst moment
     child = os.fork()
     if child == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -108,6 +109,29 @@ def test_ranks_other_than_0_log_only_what_asks_for_it(monkeypatch, tmp_path):
     logger.close()
     train([console, each, one], batches=2)
     assert [path.name for path in tmp_path.iterdir()] == ["3.txt"]
+
+
+def test_quick_destinations_share_a_thread_and_their_subclasses_do_not():
+    class Slow(InMemoryLogger):
+        gate = threading.Event()
+
+        def log_metrics(self, metrics, step):
+            self.gate.wait(20)
+            super().log_metrics(metrics, step)
+
+    memory, other, slow = InMemoryLogger(), InMemoryLogger(), Slow()
+    logger = Logger(_State(), [memory, slow, other])
+    logger.log_metrics({"loss": 1.0}, 1)
+    logger.log_metrics({"only": 2.0}, 2, to=[other])
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("hocket-metrics-")}
+    assert {"hocket-metrics-InMemoryLogger, InMemoryLogger", "hocket-metrics-Slow"} <= names
+    assert logger.flush(20, to=memory)
+    assert not logger.flush(0.05, to=slow)
+    assert memory.data == {"loss": [(1, 1.0)]}
+    assert other.data == {"loss": [(1, 1.0)], "only": [(2, 2.0)]}
+    slow.gate.set()
+    logger.close()
+    assert slow.data == memory.data
 
 
 def test_a_slow_and_a_broken_destination_do_not_touch_the_others():

@@ -74,20 +74,12 @@ def use_wandb(folder):
 
 
 def read_wandb(path):
-    """Return the records of a run file, whose container is LevelDB's log format behind 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole, records = path.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            records.append(wandb_internal_pb2.Record.FromString(whole))
-            whole = b""
+    """Return what a run file says, once W&B's own process has written all of it."""
+    deadline = time.monotonic() + 60
+    while "exit" not in [record.WhichOneof("record_type") for record in wandb_records(path)]:
+        assert time.monotonic() < deadline, f"`{path}` has no record of the run's end"
+        time.sleep(0.1)
+    records = wandb_records(path)
     found = {"history": [], "artifacts": [], "config": {}, "names": []}
     for record in records:
         kind = record.WhichOneof("record_type")
@@ -101,6 +93,26 @@ def read_wandb(path):
         elif kind == "artifact":
             found["artifacts"].append(record.artifact.name)
     return found
+
+
+def wandb_records(path):
+    """Return the whole records of a run file, whose container is LevelDB's log format behind 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole, records = path.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):
+            break  # not all of it is written yet
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            records.append(wandb_internal_pb2.Record.FromString(whole))
+            whole = b""
+    return records
 
 
 @pytest.mark.slow

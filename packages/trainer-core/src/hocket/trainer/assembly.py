@@ -119,7 +119,7 @@ def assemble(
         auto_shard=config.data.auto_shard,
         most_batches=config.trial.most_eval_batches,
     )
-    _add_train_metrics(context, logger, run_state)
+    _add_metrics(context, logger, run_state, evaluation, are_kept=config.save.save_metrics)
     parts = Parts(
         config=config,
         sync=sync,
@@ -169,11 +169,16 @@ def _set_train_step(
     return auto_step
 
 
-def _add_train_metrics(context: StepContext, logger: Logger, run_state: RunState) -> None:
-    context.train_metrics = metrics = TrainMetrics.of(context.state, logger, context.precision)
+def _add_metrics(
+    context: StepContext, logger: Logger, run_state: RunState, evaluation: EvaluationLoop, *, are_kept: bool
+) -> None:
+    state, add = context.state, run_state.registry.add
+    context.train_metrics = metrics = TrainMetrics.of(state, logger, context.precision, is_kept=are_kept)
     if metrics is not None:
         save, load = metrics.state_dict, metrics.load_state_dict
-        run_state.registry.add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
+        add(Part(name="train_metrics", save=save, load=load, placement="per_rank"))
+    found: Callable[[], Any] = evaluation.state_dict if are_kept else dict
+    add(Part(name="eval_metrics", save=found, load=evaluation.load_state_dict, placement="per_rank"))
 
 
 def attach_loader(parts: Parts, data: DataConfig, made: ExitStack) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.trainer.errors import ResumeError, TimeUnitError, TrainerConfigError
+from hocket.trainer.errors import FolderInUseError, ResumeError, TimeUnitError, TrainerConfigError
 from hocket.trainer.event import Event
 from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.interval import IsTime, every
@@ -170,7 +170,7 @@ class Checkpointer:
         Collective.
 
         Raises:
-            TrainerConfigError: If it has some.
+            FolderInUseError: If it has some.
         """
         for other in self._others:
             other.check_folder(sync)
@@ -181,7 +181,7 @@ class Checkpointer:
         (last,) = sync.from_rank_0(max((one.step or 0 for one in later), default=0))
         if last:
             where = getattr(self.store, "uri", "the checkpoint store")
-            raise TrainerConfigError(
+            raise FolderInUseError(
                 f"`{where}` has checkpoints up to batch {last}, and this training starts at batch {batch}; "
                 "use `autoresume=True` to go on from the last one, another `save_folder`, or "
                 "`save_overwrite=True` to replace them"

@@ -13,10 +13,13 @@ from hocket.trainer.logged_images import ImageBatch
 class Destination:
     """Receives what a `Logger` hands over; `LoggerDestination` adds the events of a callback.
 
-    The methods run on a thread of the destination's own, in the order of the calls. Every method has an empty
-    default.
+    The methods run on a thread of the destination's own, or on one that quick destinations share, in the
+    order of the calls. Every method has an empty default.
 
     Attributes:
+        shares_thread: Whether its methods return within microseconds, wait for no network, and leave what
+            they are given as it is. Such destinations share one queue and one thread. A subclass does not
+            inherit it, because it may be slow where its base is not.
         rank_zero_only: Whether only rank 0 has this destination. Set it to False where every rank writes to
             a place of its own.
         queue_capacity: Calls of `log_metrics` that may wait for this destination.
@@ -24,6 +27,7 @@ class Destination:
             dropped and counted.
     """
 
+    shares_thread: bool = False
     rank_zero_only: bool = True
     queue_capacity: int = 4096
     media_capacity: int = 64

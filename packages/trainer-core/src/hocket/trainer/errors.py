@@ -15,8 +15,11 @@ class TimeValueError(TrainerError, ValueError, TypeError):
     """
 
 
-class TimeUnitError(TrainerError, RuntimeError):
-    """Two times of different units met, or a unit means nothing here; state the time in another unit."""
+class TimeUnitError(TrainerError, RuntimeError, ValueError):
+    """Two times of different units met, or a unit means nothing here; state the time in another unit.
+
+    In Composer, arithmetic raises a `RuntimeError` for this, and a schedule a `ValueError`; this is both.
+    """
 
 
 class LoggerError(TrainerError):
@@ -33,6 +36,10 @@ class MissingExtraError(TrainerError, ImportError):
 
 class TrainerConfigError(TrainerError, ValueError):
     """An argument, or a combination of arguments, cannot be what was meant; correct it."""
+
+
+class FolderInUseError(TrainerConfigError, FileExistsError):
+    """The folder for checkpoints has some that this run would replace; choose another, or allow it."""
 
 
 class MissingProviderError(TrainerError, ImportError):

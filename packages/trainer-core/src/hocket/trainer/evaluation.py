@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from hocket.trainer.forward_only import forward_only
 from hocket.trainer.interval import IsTime
 from hocket.trainer.logger import Logger
 from hocket.trainer.losses import ModuleWithLoss, total_of
+from hocket.trainer.metric_state import load_metric_states, metric_states
 from hocket.trainer.metric_sync import compute_metrics, copy_metric
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.precision import Precision
@@ -109,6 +110,20 @@ class EvaluationLoop:
         interval = None if evaluator.eval_interval is None else as_interval(evaluator.eval_interval)
         self._prepared[id(evaluator)] = _Prepared(evaluator, spec, metrics, interval)
         state.eval_metrics[evaluator.label] = metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the last evaluations measured on this rank, by label; nothing before the first."""
+        return {
+            label: metric_states(metrics)
+            for label, metrics in self._state.eval_metrics.items()
+            if any(metric.update_called for metric in metrics.values())
+        }
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Give the metrics of `state.eval_metrics` what `state_dict` returned."""
+        for label, metrics in self._state.eval_metrics.items():
+            if label in states:
+                load_metric_states(metrics, states[label])
 
     def run_if_due(self, event: Event) -> float:
         """Run the evaluators whose interval has come; return how long that took, in seconds.

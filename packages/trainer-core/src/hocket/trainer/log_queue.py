@@ -1,21 +1,20 @@
-"""The queue between the training loop and one logger destination.
+"""The queue between the training loop and one or several logger destinations.
 
 The loop puts captured values in and goes on; a thread reads them, which may mean to wait for a device, and
-hands the numbers to the destination with the step they belong to, in the order in which they were put.
+hands the numbers to each destination with the step they belong to, in the order in which they were put.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hocket.trainer.deferred_value import Captured, Number, read
 from hocket.trainer.errors import LoggerError
@@ -23,7 +22,26 @@ from hocket.trainer.errors import LoggerError
 _log = logging.getLogger(__name__)
 
 # How long the thread lets points gather before it takes them: each wake-up makes the loop's thread give way.
-_GATHER_S = 0.02
+_GATHER_S = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Receiver:
+    """A destination at the end of a queue.
+
+    Attributes:
+        deliver: Called on the queue's thread with the numbers by name and their step. Where a queue has
+            several receivers, they get the same dict and leave it as it is.
+        name: The destination's name, for messages.
+        after_delivery: Called on the thread when it has handed over all that it took, such as to write out
+            what the destination buffers.
+        error: The first error of the destination that `LogQueue.close` has not raised yet.
+    """
+
+    deliver: Callable[[dict[str, Number], int], None]
+    name: str
+    after_delivery: Callable[[], None] | None = None
+    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +50,7 @@ class _Entry:
 
     step: int
     values: Mapping[str, Captured]
+    to: Sequence[Receiver]
     call: Callable[[], None] | None = None
     keep: bool = False
     is_taken: bool = False
@@ -56,24 +75,14 @@ class LogQueue:
     is looked through for points to drop.
 
     Args:
-        deliver: Called on the thread with the numbers by name and their step.
-        name: The destination's name, for messages.
+        *receivers: The destinations, each of which gets every point unless `put` names some of them. They
+            share the thread, so a slow one delays the others.
         capacity: Steps' worth of points to hold; a call of `put` counts as one.
-        after_delivery: Called on the thread when it has handed over all that it took, such as to write out
-            what the destination buffers.
     """
 
-    def __init__(
-        self,
-        deliver: Callable[[dict[str, Number], int], None],
-        name: str,
-        *,
-        capacity: int = 4096,
-        after_delivery: Callable[[], None] | None = None,
-    ) -> None:
-        self._deliver = deliver
-        self._after_delivery = after_delivery
-        self.name = name
+    def __init__(self, *receivers: Receiver, capacity: int = 4096) -> None:
+        self.receivers = receivers
+        self.name = "`, `".join(receiver.name for receiver in receivers)
         self.capacity = capacity
         self._inherited: object = None
         self._reset()
@@ -85,18 +94,20 @@ class LogQueue:
         self._inbox: deque[_Entry] = deque()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._droppable: OrderedDict[int, None] = OrderedDict()
-        self._newest: dict[str, int] = {}  # name → its last entry
+        self._newest: dict[tuple[Any, ...], int] = {}  # receivers and name → its last entry
         # Entries that stay although they may be dropped, because they hold the last point of a name.
         self._pinned: set[int] = set()
         self._next_entry = 0
         self._taken: deque[_Entry] = deque()
+        self._in_delivery: _Entry | None = None
         self._is_busy = False
         self._is_idle = True
         self._is_urgent = False
         self._is_closing = False
         self._is_closed = False
-        self._error: Exception | None = None
         self._num_dropped = 0
+        for receiver in self.receivers:
+            receiver.error = None
 
     @property
     def num_dropped(self) -> int:
@@ -106,27 +117,40 @@ class LogQueue:
                 self._settle()
             return self._num_dropped
 
-    def put(self, values: Mapping[str, Captured], step: int, *, keep: bool = False) -> None:
+    def put(
+        self,
+        values: Mapping[str, Captured],
+        step: int,
+        *,
+        keep: bool = False,
+        to: Sequence[Receiver] | None = None,
+    ) -> None:
         """Queue points of `step`, captured by `hocket.trainer.deferred_value.capture`. Does not wait.
 
         Args:
             values: The points by name; not changed afterwards.
             step: The step they belong to.
             keep: Never drop them; for points of an epoch or an evaluation, not of every step.
+            to: The receivers that get them; None for all of the queue.
         """
         if self._is_closing:
             self._refuse()
-        entry = _Entry(step, values, None, keep)
+        entry = _Entry(step, values, to or self.receivers, None, keep)
         self._inbox.append(entry)
         # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Queue a call that the thread makes in its turn. Does not wait, and is never dropped."""
+    def call(self, function: Callable[[], None], to: Receiver | None = None) -> None:
+        """Queue a call that the thread makes in its turn. Does not wait, and is never dropped.
+
+        Args:
+            function: To call.
+            to: The receiver whose error it is if the call raises; the first one by default.
+        """
         if self._is_closing:
             self._refuse()
-        entry = _Entry(0, {}, function, True)
+        entry = _Entry(0, {}, (to or self.receivers[0],), function, True)
         self._inbox.append(entry)
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
@@ -140,7 +164,7 @@ class LogQueue:
                 return  # the thread took it at its last look
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name=f"hocket-metrics-{self.name}", daemon=True
+                    target=self._run, name=f"hocket-metrics-{self.name.replace('`', '')}", daemon=True
                 )
                 self._thread.start()
             if 2 * (len(self._inbox) + len(self._entries)) >= self.capacity:
@@ -160,8 +184,9 @@ class LogQueue:
             number = self._next_entry
             self._next_entry += 1
             for name in entry.values:
-                self._unpin(self._newest.get(name))
-                self._newest[name] = number
+                point = (*entry.to, name)
+                self._unpin(self._newest.get(point))
+                self._newest[point] = number
             if len(self._entries) >= self.capacity:
                 self._make_room()
             self._entries[number] = entry
@@ -179,7 +204,9 @@ class LogQueue:
         while len(self._entries) >= self.capacity and self._droppable:
             number, _ = self._droppable.popitem(last=False)
             entry = self._entries[number]
-            last = {name: value for name, value in entry.values.items() if self._newest[name] == number}
+            last = {
+                name: value for name, value in entry.values.items() if self._newest[*entry.to, name] == number
+            }
             self._num_dropped += len(entry.values) - len(last)
             if last:
                 entry.values = last
@@ -232,17 +259,28 @@ class LogQueue:
 
     def _deliver_taken(self) -> None:
         taken = self._taken
-        while taken:
-            self._handle(taken[0])
-            with contextlib.suppress(IndexError):  # `close` gave up on the destination meanwhile
-                taken.popleft()
-        if self._after_delivery is not None:
-            try:
-                self._after_delivery()
-            except Exception as error:  # noqa: BLE001 - it is said, and raised by `close`
-                self._note(error, f"`{self.name}` failed to write out what it was given")
+        try:
+            while True:
+                self._in_delivery = entry = taken.popleft()
+                self._handle(entry)
+        except IndexError:  # all are delivered, or `close` gave up on them
+            self._in_delivery = None
+        for receiver in self.receivers:
+            if receiver.after_delivery is not None:
+                try:
+                    receiver.after_delivery()
+                except Exception as error:  # noqa: BLE001 - it is said, and raised by `close`
+                    _note(receiver, error, f"`{receiver.name}` failed to write out what it was given")
 
     def _handle(self, entry: _Entry) -> None:
+        """Make an entry's call, or read its points and hand them to its receivers. Raises nothing."""
+        if entry.call is not None:
+            (receiver,) = entry.to
+            try:
+                entry.call()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and raised by `close`
+                _note(receiver, error, f"`{receiver.name}` failed at step {entry.step}")
+            return
         numbers: dict[str, Number] = {}
         for name, captured in entry.values.items():
             if not callable(captured):
@@ -250,21 +288,15 @@ class LogQueue:
                 continue
             try:
                 numbers[name] = read(captured)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and raised by `close`
-                self._note(error, f"reading `{name}` of step {entry.step} for `{self.name}` failed")
-        try:
-            if entry.call is not None:
-                entry.call()
-            elif numbers:
-                self._deliver(numbers, entry.step)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note(error, f"`{self.name}` failed at step {entry.step}")
-
-    def _note(self, error: Exception, what: str) -> None:
-        if self._error is None:
-            error.add_note(what)
-            self._error = error
-            _log.warning("%s, and training goes on: %s: %s", what, type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001 - as above
+                _note(entry.to[0], error, f"reading `{name}` of step {entry.step} failed")
+        if not numbers:
+            return
+        for receiver in entry.to:
+            try:
+                receiver.deliver(numbers, entry.step)
+            except Exception as error:  # noqa: BLE001 - as above
+                _note(receiver, error, f"`{receiver.name}` failed at step {entry.step}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything put so far has been handed over; false when `timeout_s` was not enough."""
@@ -282,7 +314,8 @@ class LogQueue:
             timeout_s: For all of it; a destination that takes longer is left behind, with its points.
 
         Raises:
-            LoggerError: If the destination raised at any time; its first error is the cause.
+            LoggerError: If a destination raised at any time; its first error is the cause. With several, the
+                first destination's, and notes on the others.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -303,15 +336,14 @@ class LogQueue:
                 num_dropped,
             )
             self._num_dropped = 0
-        error, self._error = self._error, None
-        if error is not None:
-            raise LoggerError(f"`{self.name}` raised `{type(error).__name__}`: {error}") from error
+        raise_first([error for receiver in self.receivers if (error := _take_error(receiver)) is not None])
 
     def _abandon(self, timeout_s: float) -> None:
         with self._changed:
             self._is_closed = True
             self._settle()
-            left = sum(len(entry.values) for entry in (*self._taken, *self._entries.values()))
+            current = () if self._in_delivery is None else (self._in_delivery,)
+            left = sum(len(entry.values) for entry in (*current, *self._taken, *self._entries.values()))
             self._taken.clear()
             self._entries.clear()
             self._droppable.clear()
@@ -319,6 +351,32 @@ class LogQueue:
         _log.warning(
             "`%s` did not take its last %d points within %g s; they are lost", self.name, left, timeout_s
         )
+
+
+def _note(receiver: Receiver, error: Exception, what: str) -> None:
+    """Report a receiver's first error as a warning, and keep it for `close`."""
+    if receiver.error is None:
+        error.add_note(what)
+        receiver.error = error
+        _log.warning("%s, and training goes on: %s: %s", what, type(error).__name__, error)
+
+
+def _take_error(receiver: Receiver) -> LoggerError | None:
+    error, receiver.error = receiver.error, None
+    if error is None:
+        return None
+    told = LoggerError(f"`{receiver.name}` raised `{type(error).__name__}`: {error}")
+    told.__cause__ = error
+    return told
+
+
+def raise_first(errors: Sequence[LoggerError]) -> None:
+    """Raise the first of some errors, with notes on the others; nothing if there are none."""
+    if not errors:
+        return
+    for other in errors[1:]:
+        errors[0].add_note(str(other))
+    raise errors[0]
 
 
 # In a forked child these queues begin anew; asking for the process at each put would cost the step more.

@@ -16,7 +16,7 @@ import torch
 from hocket.trainer.deferred_value import capture
 from hocket.trainer.destination import Destination
 from hocket.trainer.errors import LoggerError
-from hocket.trainer.log_queue import LogQueue
+from hocket.trainer.log_queue import LogQueue, Receiver, raise_first
 from hocket.trainer.logged_images import capture_images
 from hocket.trainer.timestamp import Counts
 
@@ -57,15 +57,9 @@ class Logger:
             destination for destination in destinations if rank == 0 or not destination.rank_zero_only
         )
         """The destinations that get something on this rank."""
-        self._queues = [
-            LogQueue(
-                destination.log_metrics,
-                type(destination).__name__,
-                capacity=destination.queue_capacity,
-                after_delivery=destination.after_delivery,
-            )
-            for destination in self.destinations
-        ]
+        self._outlets = _make_outlets(self.destinations)
+        """For each destination, its queue, and its place at the end of it."""
+        self._queues = list(dict.fromkeys(queue for queue, _ in self._outlets))
         self._media_room = [
             threading.BoundedSemaphore(destination.media_capacity) for destination in self.destinations
         ]
@@ -93,18 +87,19 @@ class Logger:
         if not self._queues or not metrics:
             return
         values, at = capture(metrics), self._step(step)
-        for queue in self._queues if to is None else self._queues_of(to):
-            queue.put(values, at, keep=keep)
-
-    def _queues_of(self, destinations: Sequence[Destination]) -> list[LogQueue]:
-        both = zip(self._queues, self.destinations, strict=True)
-        return [queue for queue, destination in both if destination in destinations]
+        if to is None:
+            for queue in self._queues:
+                queue.put(values, at, keep=keep)
+            return
+        for (queue, receiver), destination in zip(self._outlets, self.destinations, strict=True):
+            if destination in to:
+                queue.put(values, at, keep=keep, to=(receiver,))
 
     def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
         """Log the settings of the run; never dropped."""
         settings = dict(parameters)
-        for queue, destination in zip(self._queues, self.destinations, strict=True):
-            queue.call(partial(destination.log_hyperparameters, dict(settings)))
+        for (queue, receiver), destination in zip(self._outlets, self.destinations, strict=True):
+            queue.call(partial(destination.log_hyperparameters, dict(settings)), receiver)
 
     def log_table(
         self,
@@ -193,9 +188,10 @@ class Logger:
         path = Path(file_path)
         if not path.exists():
             raise FileNotFoundError(f"`{path}` does not exist, so it cannot be uploaded")
-        for queue, destination in zip(self._queues, self.destinations, strict=True):
+        for (queue, receiver), destination in zip(self._outlets, self.destinations, strict=True):
             if destination.can_upload_files():
-                queue.call(partial(destination.upload_file, remote_file_name, path, overwrite=overwrite))
+                upload = partial(destination.upload_file, remote_file_name, path, overwrite=overwrite)
+                queue.call(upload, receiver)
 
     def has_file_destination(self) -> bool:
         """Return whether a destination on this rank stores files."""
@@ -206,12 +202,13 @@ class Logger:
 
     def _call_media(self, call: Callable[[Destination], None]) -> None:
         """Queue `call` for every destination that has room for more images and tables."""
-        for index, (queue, destination) in enumerate(zip(self._queues, self.destinations, strict=True)):
+        for index, destination in enumerate(self.destinations):
+            queue, receiver = self._outlets[index]
             room = self._media_room[index]
             if not room.acquire(blocking=False):
                 self._num_media_dropped[index] += 1
                 continue
-            queue.call(partial(_call_and_release, call, destination, room))
+            queue.call(partial(_call_and_release, call, destination, room), receiver)
 
     def call(self, destination: Destination, function: Callable[[], None]) -> None:
         """Have `function` called on the thread of `destination`, after what was logged to it so far.
@@ -219,9 +216,9 @@ class Logger:
         For destinations: what they do at an event of the training then sees every number logged before it.
         Nothing happens where the destination gets nothing, such as on other ranks than 0.
         """
-        for queue, other in zip(self._queues, self.destinations, strict=True):
+        for (queue, receiver), other in zip(self._outlets, self.destinations, strict=True):
             if other is destination:
-                queue.call(function)
+                queue.call(function, receiver)
 
     def flush(self, timeout_s: float = 30.0, *, to: Destination | None = None) -> bool:
         """Wait until the destinations have received what was logged so far.
@@ -234,11 +231,14 @@ class Logger:
             False when `timeout_s` was not enough.
         """
         deadline = time.monotonic() + timeout_s
-        done = [
-            queue.flush(max(0.0, deadline - time.monotonic()))
-            for queue, destination in zip(self._queues, self.destinations, strict=True)
-            if to is None or destination is to
-        ]
+        queues = self._queues
+        if to is not None:
+            queues = [
+                queue
+                for (queue, _), destination in zip(self._outlets, self.destinations, strict=True)
+                if destination is to
+            ]
+        done = [queue.flush(max(0.0, deadline - time.monotonic())) for queue in queues]
         return all(done)
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -268,10 +268,26 @@ class Logger:
                     dropped,
                 )
         self._num_media_dropped = [0] * len(self.destinations)
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(str(other))
-            raise errors[0]
+        raise_first(errors)
+
+
+def _make_outlets(destinations: Sequence[Destination]) -> list[tuple[LogQueue, Receiver]]:
+    """Make the queues: one for all destinations that share a thread, and one for each of the others."""
+    receivers = [
+        Receiver(destination.log_metrics, type(destination).__name__, destination.after_delivery)
+        for destination in destinations
+    ]
+    # Asked of the class itself: a subclass may be slow where its base is not.
+    shares = [bool(type(destination).__dict__.get("shares_thread")) for destination in destinations]
+    sharing = [receiver for receiver, is_shared in zip(receivers, shares, strict=True) if is_shared]
+    capacities = [
+        one.queue_capacity for one, is_shared in zip(destinations, shares, strict=True) if is_shared
+    ]
+    shared = LogQueue(*sharing, capacity=min(capacities)) if sharing else None
+    return [
+        (shared if is_shared and shared else LogQueue(receiver, capacity=one.queue_capacity), receiver)
+        for receiver, one, is_shared in zip(receivers, destinations, shares, strict=True)
+    ]
 
 
 def _call_and_release(

@@ -30,6 +30,8 @@ def load_metric_states(metrics: Mapping[str, Metric], states: Mapping[str, Any])
         for part, one in zip(parts, saved, strict=True):
             for key, packed in one.items():
                 setattr(part, key, _unpacked(packed, part.device))
+            # torchmetrics warns of a value that nothing was measured for.
+            part._update_count = max(1, part._update_count)
 
 
 def _parts(metric: Metric) -> list[Any]:

@@ -26,13 +26,15 @@ class TrainMetrics:
         state: Of the run.
         logger: Gets `metrics/train/<Name>`.
         precision: Of a forward pass, for models whose `eval_forward` makes one.
+        is_kept: Whether checkpoints between two epochs have what the last one measured.
     """
 
-    def __init__(self, state: State, logger: Logger, precision: Precision) -> None:
+    def __init__(self, state: State, logger: Logger, precision: Precision, *, is_kept: bool = False) -> None:
         self._state = state
         self._logger = logger
         self._precision = precision
         self._is_finished = True
+        self._is_kept = is_kept
         get_metrics = getattr(state.model, "get_metrics", None)
         given: Mapping[str, Metric] = {} if get_metrics is None else get_metrics(is_train=True)
         state.train_metrics = {
@@ -40,9 +42,9 @@ class TrainMetrics:
         }
 
     @classmethod
-    def of(cls, state: State, logger: Logger, precision: Precision) -> Self | None:
+    def of(cls, state: State, logger: Logger, precision: Precision, *, is_kept: bool = False) -> Self | None:
         """Return the metrics of a run; None if the model states none for training."""
-        metrics = cls(state, logger, precision)
+        metrics = cls(state, logger, precision, is_kept=is_kept)
         return metrics if state.train_metrics else None
 
     def update(self, batch: Any, outputs: Any) -> None:
@@ -81,9 +83,9 @@ class TrainMetrics:
         self._log(keep=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured on this rank in the present epoch; nothing between two epochs."""
+        """Return what was measured on this rank in the present epoch; between two, in the last if kept."""
         is_between = not self._state.timestamp.counts.batch_in_epoch
-        return {} if is_between else metric_states(self._state.train_metrics)
+        return {} if is_between and not self._is_kept else metric_states(self._state.train_metrics)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""

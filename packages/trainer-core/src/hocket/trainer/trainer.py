@@ -142,7 +142,8 @@ class Trainer:
         save_weights_only: Save the model and the time alone.
         save_ignore_keys: Parts to leave out: globs such as `model/head.*`, or a function that edits the tree.
         save_metrics: Whether checkpoints list the last values of the metrics, in their `user`, each under its
-            name in the log, such as `metrics/eval/MulticlassAccuracy`.
+            name in the log, such as `metrics/eval/MulticlassAccuracy`. A run on as many ranks that goes on
+            from one has what they measured in `state.train_metrics` and `state.eval_metrics`.
         save_num_checkpoints_to_keep: How many of the newest checkpoints in `save_folder` stay; older ones go
             once a new one is committed. -1 keeps all.
         save_retention: Policies of `hocket.ckpt.torch` that say which others stay: `KeepBest`, `KeepEvery`,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from glob import escape
 from typing import Any, TypeAlias
 
@@ -11,6 +11,26 @@ from hocket.trainer.errors import TrainerConfigError
 
 IgnoreKeys: TypeAlias = "list[str] | Callable[[dict[str, Any]], object] | None"
 """Globs over names joined with `/`, such as `model/head.*`, or a function that changes the tree in place."""
+
+
+class LenientGlobs:
+    """Globs over names joined with `/`, some of which may match nothing in the run, or nothing at all.
+
+    Args:
+        globs: As `without` takes them.
+        unmatched: Called once with each glob that matches nothing in the first tree that it is used on.
+    """
+
+    def __init__(self, globs: Iterable[str], unmatched: Callable[[str], object]) -> None:
+        self.globs = list(globs)
+        self._unmatched: Callable[[str], object] | None = unmatched
+
+    def __call__(self, tree: dict[str, Any]) -> None:
+        """Delete what the globs match, in place."""
+        tell, self._unmatched = self._unmatched, None
+        for glob in self.globs:
+            if not _drop(tree, glob.removeprefix("state/"), "") and tell is not None:
+                tell(glob)
 
 
 def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
@@ -54,17 +74,26 @@ def ignored_names(tree: dict[str, Any], ignore_keys: Any) -> list[str]:
     """
     if ignore_keys is None:
         return []
+    if isinstance(ignore_keys, LenientGlobs):
+        ignore_keys = ignore_keys.globs  # a checkpoint may have names that the run does not
     if not callable(ignore_keys):
-        return [one.removeprefix("state/").replace("/", ".") for one in ignore_keys]
+        return [".".join(map(_stored_key, one.removeprefix("state/").split("/"))) for one in ignore_keys]
     return [escape(name) for name in _removed(tree, without(tree, ignore_keys), "")]
 
 
 def _removed(tree: dict[str, Any], kept: dict[str, Any], path: str) -> Iterator[str]:
     for name, value in tree.items():
         if name not in kept:
-            yield f"{path}{name}"
+            yield f"{path}{_stored_key(name)}"
         elif type(value) is dict and type(kept[name]) is dict:
-            yield from _removed(value, kept[name], f"{path}{name}.")
+            yield from _removed(value, kept[name], f"{path}{_stored_key(name)}.")
+
+
+def _stored_key(key: str) -> str:
+    """Return a key as checkpoints store it: without the `module.` that wrappers put before all names."""
+    while key.startswith("module."):
+        key = key.removeprefix("module.")
+    return key
 
 
 def _copy_dicts(node: Any) -> Any:

@@ -27,7 +27,8 @@ class ImageVisualizer(Callback):
     logged as masks.
 
     Args:
-        interval: Batches between two training batches that are shown, such as `"100ba"`; 0 for none.
+        interval: Batches or epochs between two training batches that are shown, such as `"100ba"`; 0 for
+            none.
         mode: `"input"` or `"segmentation"`.
         num_images: How many images of a batch.
         channels_last: Whether the channels are the last dim.
@@ -50,9 +51,11 @@ class ImageVisualizer(Callback):
         if mode not in ("input", "segmentation"):
             raise TrainerConfigError(f"`mode` is `{mode}`; expected `input` or `segmentation`")
         given = ensure_time(interval, TimeUnit.BATCH)
-        if given.unit is not TimeUnit.BATCH:
-            raise TrainerConfigError(f"`interval` is `{given}`; expected batches, such as `100ba`")
-        self.interval = int(given.value)
+        if given.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+            raise TrainerConfigError(
+                f"`interval` is `{given}`; expected batches or epochs, such as `100ba` or `1ep`"
+            )
+        self.interval = given
         self.mode = mode
         self.num_images = num_images
         self.channels_last = channels_last
@@ -75,7 +78,12 @@ class ImageVisualizer(Callback):
             self._log(state, logger, f"Images/{state.dataloader_label or 'eval'}")
 
     def _is_due(self, state: State) -> bool:
-        return self.interval > 0 and state.timestamp.counts.batch % self.interval == 0
+        counts, interval = state.timestamp.counts, int(self.interval.value)
+        if interval == 0:
+            return False
+        if self.interval.unit is TimeUnit.BATCH:
+            return counts.batch % interval == 0
+        return counts.batch_in_epoch == 0 and counts.epoch % interval == 0
 
     def _log(self, state: State, logger: Logger, name: str) -> None:
         if not logger.destinations:

@@ -28,6 +28,7 @@ class ConsoleLogger(LoggerDestination):
     """
 
     reads_outputs = False
+    shares_thread = True
 
     def __init__(
         self,

@@ -28,9 +28,9 @@ class FileLogger(LoggerDestination):
     """Writes one JSON object a line: `{"step": 12, "loss/train/total": 2.31}`.
 
     Settings are a line `{"hyperparameters": {…}}`, tables `{"step": 12, "table": …}`. A number that is not
-    finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the system at once, so
-    what was written survives a killed process. A file that exists is continued: a resumed run adds to the log
-    of the run before. Steps after the checkpoint then appear twice, and the later line counts.
+    finite is written as Python's `json` does: `NaN`, `Infinity`. Lines are handed to the system within a
+    tenth of a second, so those survive a killed process. A file that exists is continued: a resumed run adds
+    to the log of the run before. Steps after the checkpoint then appear twice, and the later line counts.
 
     Args:
         filename: The file; `{run_name}` and `{rank}` are replaced. Without `{rank}`, only rank 0 writes.
@@ -46,6 +46,7 @@ class FileLogger(LoggerDestination):
     """
 
     reads_outputs = False
+    shares_thread = True
 
     def __init__(
         self,

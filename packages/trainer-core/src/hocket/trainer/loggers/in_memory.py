@@ -28,6 +28,7 @@ class InMemoryLogger(LoggerDestination):
     reads_outputs = False
 
     rank_zero_only = False
+    shares_thread = True
 
     def __init__(self) -> None:
         self.data: dict[str, list[tuple[int, Number]]] = {}

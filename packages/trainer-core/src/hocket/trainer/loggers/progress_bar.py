@@ -48,6 +48,7 @@ class ProgressBarLogger(LoggerDestination):
     """
 
     reads_outputs = False
+    shares_thread = True
 
     def __init__(self, stream: TextIO | None = None, *, line_interval_s: float = 10.0) -> None:
         self._stream = stream

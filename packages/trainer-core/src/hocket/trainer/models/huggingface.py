@@ -202,12 +202,17 @@ class HuggingFaceModel(ComposerModel):
         labels = batch["labels"]
         is_known = type(metric).__module__.startswith(("torchmetrics", "hocket.trainer"))
         logits = outputs.get("logits") if isinstance(outputs, Mapping) and is_known else outputs
-        if self.shift_labels and isinstance(labels, Tensor):
-            # One place later, with nothing to compare the last place with: the logits keep their shape.
-            labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)), dim=1)
+        labels = self._compared(labels)
         if isinstance(logits, Tensor) and logits.shape[-1:] == (1,) and labels.dim() == logits.dim() - 1:
             logits = logits.squeeze(-1)
         metric.update(logits, labels)
+
+    def _compared(self, labels: Any) -> Any:
+        """Return the labels that a place's logits are compared with."""
+        if not self.shift_labels or not isinstance(labels, Tensor):
+            return labels
+        # One place later, with nothing to compare the last place with: the logits keep their shape.
+        return torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)), dim=1)
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Generate tokens by the model's own `generate`.
@@ -332,5 +337,10 @@ def _with_adapters(model: Any, peft_config: Any) -> nn.Module:
         )
     if hasattr(model, "peft_config"):
         raise TrainerConfigError("the model has adapters already; leave `peft_config` out")
+    known = sorted(kind.value for kind in peft.PeftType)
+    if peft_config.peft_type not in known:
+        raise TrainerConfigError(
+            f"`peft_config` has the type {peft_config.peft_type!r}; expected one of {_listed(known)}"
+        )
     adapted: nn.Module = peft.get_peft_model(model, peft_config)
     return adapted

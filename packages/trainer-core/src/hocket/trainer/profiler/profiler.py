@@ -84,9 +84,10 @@ class Profiler(Callback):
         for handler in handlers:
             if not isinstance(handler, TraceHandler):
                 self._torch_handlers.append(check_torch_handler(handler))
-        self._config, turned_on = TorchProfilerConfig.from_arguments(torch_prof).with_memory_needs()
+        self.torch_config, turned_on = TorchProfilerConfig.from_arguments(torch_prof).with_memory_needs()
         if turned_on:
             log.info("the memory timeline needs %s, which are on now", ", ".join(turned_on))
+        """Settings of torch's profiler, read when training starts."""
         self.recorder = Recorder()
         self.first_batch = 0
         """The batch count at which this process started to train; schedules count from it."""
@@ -219,9 +220,9 @@ class Profiler(Callback):
         self.first_batch = state.timestamp.counts.batch
         self._clock_offset_ns = clock_offset_ns()
         self.recorder.action = self.schedule(state)
-        if self._config.is_on:
+        if self.torch_config.is_on:
             self._torch = TorchProfiler(
-                self._config,
+                self.torch_config,
                 action=lambda: self.recorder.action,
                 names=lambda: self._names(state),
                 handlers=self._torch_handlers,

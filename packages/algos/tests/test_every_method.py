@@ -88,7 +88,7 @@ def test_a_restart_gives_the_same_training(name: str) -> None:
 
 def _compiled(kind: Any) -> torch.nn.Module:
     model = make_model(kind)
-    model.compile(backend="aot_eager")
+    model.compile(backend="aot_eager", fullgraph=True)  # a break of the graph is an error
     return model
 
 

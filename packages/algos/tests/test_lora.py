@@ -150,6 +150,22 @@ def test_transformers_models_keep_their_output_layer() -> None:
     assert all((value.grad is not None) == ("lora_" in name) for name, value in model.named_parameters())
 
 
+def test_the_conv1d_of_gpt2_is_kept_in_4_bits() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers (group models)")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=40, n_embd=64, n_layer=1, n_head=2, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    ids = torch.arange(8)[None]
+    expected, weight = model(input_ids=ids).logits, model.transformer.h[0].mlp.c_fc.weight.T
+    assert len(apply_qlora(model, r=4)) == 4
+    layer = model.transformer.h[0].mlp.c_fc.base_layer
+    assert layer.weight.dtype == torch.uint8
+    error = (layer.dequantized().weight - weight).norm() / weight.norm()
+    assert 0.01 < error < 0.15
+    torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=0.05, rtol=0.05)
+    assert merge_lora(model) == 4
+
+
 def test_misuse_is_named() -> None:
     with pytest.raises(AlgorithmConfigError, match="`r` is 0"):
         LoRA(0)

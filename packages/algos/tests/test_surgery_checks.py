@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,6 +76,49 @@ def test_tensors_without_values_are_named_beside_ones_that_have_them() -> None:
     half = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
     with pytest.raises(SurgeryError, match="returned a Sequential on the meta device"):
         replace_module_classes(small(), {nn.ReLU: lambda module, index: half})
+
+
+def spread() -> nn.Sequential:
+    """A model on two accelerators and the CPU; inside `FakeTensorMode`, which has devices and no values."""
+    inner = nn.Sequential(nn.Linear(4, 4, device="cuda:1"), nn.ReLU())
+    return nn.Sequential(nn.Linear(4, 4, device="cuda:0"), inner, nn.Linear(4, 4), nn.ReLU())
+
+
+def test_replacements_go_to_the_devices_of_what_they_replace() -> None:
+    linear = iter([swap(nn.Linear(4, 4), 0) for _ in range(3)])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = spread()
+        replace_module_classes(model, {nn.Linear: lambda module, index: next(linear)})
+        devices = {name: str(value.device) for name, value in model.named_parameters()}
+    assert devices == {
+        "0.weight": "cuda:0", "0.bias": "cuda:0", "1.0.weight": "cuda:1", "1.0.bias": "cuda:1",
+        "2.weight": "cpu", "2.bias": "cpu",
+    }  # fmt: skip
+
+
+def test_a_module_without_tensors_takes_the_one_device_around_it() -> None:
+    rectifiers = [nn.PReLU(), nn.PReLU()]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = spread()
+        replace_module_classes(model, {nn.ReLU: lambda module, index: rectifiers[index]})
+        # The outer one has three devices around it: the CPU, where its policy made it, is one of them.
+        assert [str(one.weight.device) for one in rectifiers] == ["cuda:1", "cpu"]
+
+
+def test_a_replacement_whose_device_cannot_be_told_is_named() -> None:
+    made = nn.PReLU()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = spread()
+        model[2].to_empty(device="cuda:0")
+        with pytest.raises(
+            SurgeryError, match=r"`3` .* on cpu, where nothing .* on cuda:0, cuda:1, and the old"
+        ):
+            replace_module_classes(
+                model, {nn.ReLU: lambda module, index: made if module is model[3] else None}
+            )
+        both = nn.Sequential(nn.Linear(4, 4, device="cuda:0"), nn.Linear(4, 4, device="cuda:1"))
+        with pytest.raises(SurgeryError, match=r"`3` .* whose parameters are on several devices"):
+            replace_module_classes(spread(), {nn.ReLU: lambda module, index: both if index else None})
 
 
 def test_what_would_not_fit_is_refused() -> None:

@@ -23,6 +23,10 @@ class Order(IntEnum):
     LABEL_SMOOTHING = -40
     Z_LOSS = -30
     SAM = -20
+    SQUEEZE_EXCITE = 10  # sees the convolutions of the model; those that follow see what it adds
+    BLUR_POOL = 11  # keeps the convolution that it finds, whose parts the next two may change
+    FACTORIZE = 12
+    WEIGHT_STANDARDIZATION = 13  # parametrizes the convolutions that the others leave
     QLORA = 20  # surgery on linear layers comes after surgery that replaces or adds them
     LORA = 21
     QAT = 22
@@ -34,3 +38,4 @@ class Order(IntEnum):
     EMA = 80
     FUSED_LAYERNORM = 90  # after surgery that puts norms in
     LOW_PRECISION_NORM = 100  # treats the norms that other surgery leaves
+    CHANNELS_LAST = 110  # converts the weights that surgery adds, too

@@ -158,18 +158,23 @@ def _compiled_flex(device_type: str) -> Any:
 def _bias(slopes: torch.Tensor, query: torch.Tensor, key_length: int, *, is_causal: bool) -> torch.Tensor:
     """Return the bias in the queries' dtype, `(H, Q, K)`; the layers of a model share one tensor."""
     global _last_bias
+    if torch.compiler.is_compiling():
+        # The compiler shares what the layers compute alike, and breaks the graph at the question of the mode.
+        return _make_bias(slopes, query, key_length, is_causal=is_causal)
     wanted = (
         len(slopes), query.shape[2], key_length, query.device, query.dtype, is_causal,
         torch.is_inference_mode_enabled(),
     )  # fmt: skip
-    compiling = torch.compiler.is_compiling()
-    if not compiling and _last_bias is not None and _last_bias[0] == wanted:
-        return _last_bias[1]
+    if _last_bias is None or _last_bias[0] != wanted:
+        _last_bias = (wanted, _make_bias(slopes, query, key_length, is_causal=is_causal))
+    return _last_bias[1]
+
+
+def _make_bias(
+    slopes: torch.Tensor, query: torch.Tensor, key_length: int, *, is_causal: bool
+) -> torch.Tensor:
     bias = alibi_bias(slopes, query.shape[2], key_length)
     if is_causal:
         later = torch.ones(bias.shape[1:], dtype=torch.bool, device=bias.device)
         bias = bias.masked_fill(later.triu(key_length - query.shape[2] + 1), float("-inf"))
-    bias = bias.to(query.dtype)
-    if not compiling:
-        _last_bias = (wanted, bias)
-    return bias
+    return bias.to(query.dtype)

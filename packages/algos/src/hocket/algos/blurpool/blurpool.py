@@ -6,6 +6,7 @@ from torch import nn
 
 from hocket.algos.blurpool.layers import BlurConv2d, BlurMaxPool2d
 from hocket.algos.errors import AlgorithmConfigError
+from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import Policy
@@ -31,6 +32,8 @@ class BlurPool(SurgeryAlgorithm):
         >>> BlurPool(blur_first=False)
         BlurPool(replace_convs=True, replace_maxpools=True, blur_first=False, min_channels=16)
     """
+
+    order = Order.BLUR_POOL
 
     def __init__(
         self,

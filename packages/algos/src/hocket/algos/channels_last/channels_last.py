@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hocket.algos.errors import NoEffectWarning
+from hocket.algos.order import Order
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 
@@ -27,6 +28,7 @@ class ChannelsLast(Algorithm):
         ChannelsLast()
     """
 
+    order = Order.CHANNELS_LAST
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT})
 
     def match(self, event: Event, state: "State") -> bool:

@@ -13,6 +13,7 @@ from hocket.algos.factorize.layers import (
     max_rank_with_speedup,
 )
 from hocket.algos.factorize.low_rank import latent_size_of
+from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, is_plain, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import Policy
@@ -42,6 +43,8 @@ class Factorize(SurgeryAlgorithm):
         >>> Factorize(factorize_convs=False).latent_features
         128
     """
+
+    order = Order.FACTORIZE
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import nn
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from hocket.trainer.state import State
 
 Names = str | Sequence[str] | None
+
+
+class LoRAArguments(TypedDict, total=False):
+    """The arguments that `QLoRA` shares with `LoRA`, which gives their meaning and defaults."""
+
+    lora_alpha: float
+    lora_dropout: float
+    target_modules: Names
+    also_train: Sequence[str]
+    options: Mapping[str, Any] | None
 
 
 class LoRA(SurgeryAlgorithm):
@@ -74,16 +84,17 @@ class LoRA(SurgeryAlgorithm):
 
     def operate(self, state: "State") -> SurgeryReport:
         """Put adapters into `state.model`."""
-        return apply_lora(
-            state.model,
-            self.r,
-            self.lora_alpha,
-            self.lora_dropout,
-            self.target_modules,
-            state.optimizers,
-            also_train=self.also_train,
-            options=self.options,
-        )
+        return apply_lora(state.model, self.r, optimizers=state.optimizers, **self._arguments)
+
+    @property
+    def _arguments(self) -> LoRAArguments:
+        return {
+            "lora_alpha": self.lora_alpha,
+            "lora_dropout": self.lora_dropout,
+            "target_modules": self.target_modules,
+            "also_train": self.also_train,
+            "options": self.options,
+        }
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second LoRA or QLoRA."""

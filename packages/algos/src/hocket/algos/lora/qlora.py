@@ -1,34 +1,33 @@
 """QLoRA: LoRA beside linear layers whose frozen weights are kept in 4 bits."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
 from hocket.algos.checks import check_choice
 from hocket.algos.libraries import import_library
 from hocket.algos.lora.linear4bit import Linear4Bit
-from hocket.algos.lora.lora import LoRA, Names, apply_lora, linear_names
+from hocket.algos.lora.lora import LoRA, LoRAArguments, apply_lora, linear_names
 from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryReport, drop_frozen, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
+from hocket.algos.surgery.replace import Policy
 
 if TYPE_CHECKING:
     from hocket.trainer.state import State
+
+QUANT_TYPES = ("nf4", "fp4")
 
 
 class QLoRA(LoRA):
     """Keeps the linear layers in 4 bits, frozen, and trains low-rank adapters beside them; from INIT on.
 
     Args:
-        r: As for `LoRA`.
-        lora_alpha: As there.
-        lora_dropout: As there.
-        target_modules: As there; every linear layer is quantized, also those without adapters.
+        r: The rank of the adapters.
         quant_type: `"nf4"`, for weights that are normally distributed, or `"fp4"`.
         double_quant: Whether the scales of the blocks are quantized, too.
-        also_train: As there; what it names is not quantized.
-        options: As there.
+        **lora: Further arguments of `LoRA`. Every linear layer is quantized, also one that `target_modules`
+            gives no adapters, but none that `also_train` names.
 
     Raises:
         AlgorithmConfigError: An argument is out of range.
@@ -46,17 +45,13 @@ class QLoRA(LoRA):
     def __init__(
         self,
         r: int = 8,
-        lora_alpha: float = 16,
-        lora_dropout: float = 0.0,
-        target_modules: Names = None,
         *,
         quant_type: str = "nf4",
         double_quant: bool = True,
-        also_train: Sequence[str] = (),
-        options: Mapping[str, Any] | None = None,
+        **lora: Unpack[LoRAArguments],
     ) -> None:
-        super().__init__(r, lora_alpha, lora_dropout, target_modules, also_train=also_train, options=options)
-        check_choice("quant_type", quant_type, ("nf4", "fp4"))
+        super().__init__(r, **lora)
+        check_choice("quant_type", quant_type, QUANT_TYPES)
         self.quant_type = quant_type
         self.double_quant = double_quant
 
@@ -65,14 +60,10 @@ class QLoRA(LoRA):
         return apply_qlora(
             state.model,
             self.r,
-            self.lora_alpha,
-            self.lora_dropout,
-            self.target_modules,
             state.optimizers,
             quant_type=self.quant_type,
             double_quant=self.double_quant,
-            also_train=self.also_train,
-            options=self.options,
+            **self._arguments,
         )
 
     def conflict_with(self, other: Any) -> str | None:
@@ -85,29 +76,21 @@ class QLoRA(LoRA):
 def apply_qlora(
     model: nn.Module,
     r: int = 8,
-    lora_alpha: float = 16,
-    lora_dropout: float = 0.0,
-    target_modules: Names = None,
     optimizers: Optimizers | None = None,
     *,
     quant_type: str = "nf4",
     double_quant: bool = True,
-    also_train: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    **lora: Unpack[LoRAArguments],
 ) -> SurgeryReport:
     """Quantize a model's linear layers to 4 bits, with LoRA adapters beside them; needs no trainer.
 
     Args:
         model: Changed in place.
         r: As for `QLoRA`, with the other settings.
-        lora_alpha: As there.
-        lora_dropout: As there.
-        target_modules: As there.
         optimizers: Get the adapters' parameters; lose those that are frozen.
         quant_type: As there.
         double_quant: As there.
-        also_train: As there.
-        options: As there.
+        **lora: As there.
 
     Returns:
         The report of the surgery; the modules in 4 bits are inside those that it names.
@@ -117,24 +100,35 @@ def apply_qlora(
         MissingLibraryError: `peft` or `bitsandbytes` is not installed or too old.
         SurgeryError: The model has no linear layer, or has adapters already.
     """
-    check_choice("quant_type", quant_type, ("nf4", "fp4"))
+    check_choice("quant_type", quant_type, QUANT_TYPES)
     import_library("bitsandbytes", needed_by="QLoRA")
     import_library("peft", needed_by="QLoRA")
-    chosen = {id(model.get_submodule(name)) for name in linear_names(model, also_train)}
+    chosen = {model.get_submodule(name) for name in linear_names(model, lora.get("also_train", ()))}
     parameters = named_parameters(model)
 
-    def quantize(module: nn.Linear, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
-        if id(module) not in chosen or type(module) is not nn.Linear:
+    def quantize(module: Any, index: int) -> nn.Module | None:  # noqa: ARG001 - the policy's form
+        if module not in chosen or isinstance(module, Linear4Bit):
             return None
+        if not isinstance(module, nn.Linear):
+            module = _from_conv1d(module)
         return Linear4Bit(module, quant_type=quant_type, double_quant=double_quant)
 
-    quantized = replace_module_classes(model, {nn.Linear: quantize}, if_none="error", title="QLoRA")
-    report = apply_lora(
-        model, r, lora_alpha, lora_dropout, target_modules, also_train=also_train, options=options
-    )
+    kinds: list[type[nn.Module]] = [nn.Linear, *(type(module) for module in chosen)]
+    policies: dict[type[nn.Module], Policy] = dict.fromkeys(kinds, quantize)
+    quantized = replace_module_classes(model, policies, if_none="error", title="QLoRA")
+    report = apply_lora(model, r, **lora)
     report.optimizer_changes = repair_optimizers(optimizers, parameters, named_parameters(model))
     # Weights that are in 4 bits now are gone; the rest of what was trained is frozen.
     frozen = {name: one for name, one in parameters.items() if not one.requires_grad}
     report.optimizer_changes += drop_frozen(optimizers, frozen)
     report.title, report.skipped = "QLoRA", quantized.skipped
     return report
+
+
+def _from_conv1d(module: Any) -> nn.Linear:
+    """Return transformers' `Conv1D`, whose weight is `(in, out)`, as a linear layer."""
+    num_inputs, num_outputs = module.weight.shape
+    linear = nn.Linear(num_inputs, num_outputs, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().T.contiguous(), requires_grad=False)
+    linear.bias = module.bias
+    return linear

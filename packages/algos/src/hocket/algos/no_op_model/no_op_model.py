@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.algos.surgery import update_params_in_optimizer
+from hocket.algos.channels_last import ChannelsLast
+from hocket.algos.input_mixing import InputMixing
+from hocket.algos.label_smoothing import LabelSmoothing
+from hocket.algos.selective_backprop import SelectiveBackprop
+from hocket.algos.surgery import SurgeryAlgorithm, update_params_in_optimizer
+from hocket.algos.z_loss import ZLoss
 from hocket.trainer.algorithm import Algorithm
 from hocket.trainer.event import Event
 from hocket.trainer.models import ComposerModel
@@ -57,6 +62,17 @@ class NoOpModel(Algorithm):
         for number, optimizer in enumerate(state.optimizers):
             update_params_in_optimizer(old.parameters(), new.parameters() if number == 0 else [], optimizer)
         state.model = state.module = new
+
+    def conflict_with(self, other: Any) -> str | None:
+        """Refuse methods that change the model that goes, or that need outputs, which it has none of."""
+        if isinstance(other, SurgeryAlgorithm | ChannelsLast):
+            return f"`{type(other).__name__}` changes the model that `NoOpModel` replaces; leave it out"
+        if isinstance(other, InputMixing | LabelSmoothing | SelectiveBackprop | ZLoss):
+            return (
+                f"`{type(other).__name__}` needs the outputs or losses of samples, and `NoOpModel` computes "
+                "none; leave it out"
+            )
+        return None
 
     def __repr__(self) -> str:
         return "NoOpModel()"

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hocket.algos.errors import AlgorithmConfigError
+from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 
@@ -76,6 +77,8 @@ class SqueezeExcite(SurgeryAlgorithm):
         >>> SqueezeExcite(latent_channels=0.125)
         SqueezeExcite(latent_channels=0.125, min_channels=128)
     """
+
+    order = Order.SQUEEZE_EXCITE
 
     def __init__(
         self, latent_channels: float = 64, min_channels: int = 128, *, reapply: bool = False

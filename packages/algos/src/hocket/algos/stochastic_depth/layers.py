@@ -49,7 +49,11 @@ class StochasticResidual(nn.Module):
 
     def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
         block: Any = self.block
-        out: torch.Tensor = block.relu(x if block.downsample is None else block.downsample(x))
+        if block.downsample is not None:
+            x = block.downsample(x)
+        elif getattr(block.relu, "inplace", False):
+            x = x.clone()  # the layer before needs its output in the backward pass
+        out: torch.Tensor = block.relu(x)
         return out
 
     def _mask(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:

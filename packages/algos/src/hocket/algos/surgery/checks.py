@@ -99,9 +99,14 @@ def signature_of(module: nn.Module) -> inspect.Signature | None:
         return None
 
 
+def devices_of(module: nn.Module) -> set[torch.device]:
+    """Return the devices of a module's parameters and buffers."""
+    return {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+
+
 def device_of(module: nn.Module) -> torch.device | None:
     """Return the one device of a module's parameters and buffers, or None where there are none or several."""
-    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    devices = devices_of(module)
     return next(iter(devices)) if len(devices) == 1 else None
 
 

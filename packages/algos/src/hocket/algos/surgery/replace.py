@@ -13,6 +13,7 @@ from hocket.algos.surgery.checks import (
     check_operable,
     describe,
     device_of,
+    devices_of,
     signature_of,
 )
 from hocket.algos.surgery.optimizers import Optimizers, named_parameters, repair_optimizers
@@ -54,9 +55,9 @@ def replace_module_classes(
         The report: what was replaced and how many, what was left, and what changed in the optimizers.
 
     Raises:
-        SurgeryError: A policy returned no module, one that cannot be called as the old one, or one on several
-            devices; the model is wrapped, sharded or without values; nothing was replaced and `if_none` is
-            `"error"`.
+        SurgeryError: A policy returned no module, one that cannot be called as the old one, or one whose
+            device cannot be told; the model is wrapped, sharded or without values; nothing was replaced and
+            `if_none` is `"error"`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -141,7 +142,7 @@ def _ask(
     check_forward(before, new, where)
     if new is not module:
         new.train(was_training)
-        _to_device(new, device, where)
+        _to_device(new, device, devices_of(model), where)
     return new
 
 
@@ -154,17 +155,24 @@ def _device_near(model: nn.Module, name: str) -> torch.device | None:
         name = name.rpartition(".")[0]
 
 
-def _to_device(new: nn.Module, device: torch.device | None, where: str) -> None:
+def _to_device(new: nn.Module, device: torch.device | None, around: set[torch.device], where: str) -> None:
     tensors = [*new.parameters(), *new.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} on the meta device, which has no values. Make it on a "
             "real device."
         )
-    if device is None and len({tensor.device for tensor in tensors}) > 1:
+    here = devices_of(new)
+    if device is None and len(here) > 1:
         raise SurgeryError(
             f"{where} returned a {type(new).__name__} whose parameters are on several devices, and the old "
             "module has no device to move them to. Make it on one device."
+        )
+    if device is None and around and not here <= around:
+        raise SurgeryError(
+            f"{where} returned a {type(new).__name__} on {', '.join(map(str, here))}, where nothing of the "
+            f"model is. The modules around it are on {', '.join(sorted(map(str, around)))}, and the old "
+            "module has no device of its own that would tell which one it belongs to. Make it on that device."
         )
     if device is not None and any(tensor.device != device for tensor in tensors):
         new.to(device)

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from hocket.algos.checks import check_count
 from hocket.algos.errors import SurgeryWarning
+from hocket.algos.order import Order
 from hocket.algos.surgery import SurgeryAlgorithm, SurgeryReport, replace_module_classes
 from hocket.algos.surgery.optimizers import Optimizers
 from hocket.algos.surgery.replace import IfNone, Policy
@@ -44,6 +45,8 @@ class WeightStandardization(SurgeryAlgorithm):
         >>> WeightStandardization(n_last_layers_ignore=1)
         WeightStandardization(n_last_layers_ignore=1)
     """
+
+    order = Order.WEIGHT_STANDARDIZATION
 
     def __init__(self, n_last_layers_ignore: int = 0, *, reapply: bool = False) -> None:
         super().__init__(reapply=reapply)

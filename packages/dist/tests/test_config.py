@@ -5,6 +5,8 @@ import logging
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hocket.dist import ConfigError, FSDPConfig, ParallelismConfig, World, WorldError, key_table, provide
 from hocket.dist.fsdp_keys import FSDP_KEYS
@@ -126,6 +128,14 @@ def test_a_key_that_cannot_be_honoured_is_refused_by_name(key: str) -> None:
         ({"mixed_precision": {"param_dtype": "bf17"}}, "`param_dtype` is 'bf17'"),
         ({"mixed_precision": {"reduce_dtype": torch.int8}}, "floating-point"),
         ({"mixed_precision": {"buffer_dtype": "bf16"}}, "buffer_dtype"),
+        ({"mixed_precision": {"param_dtype": "fp16"}, "amp_dtype": "bf16"}, "`param_dtype` float16"),
+        ({"initial_weights": 5}, "`initial_weights` is 5, expected the path of a folder"),
+        (
+            {"activation_checkpointing": True, "activation_checkpointing_save_ops": [torch.ops.aten.mm]},
+            "expected names such as 'matmul'",
+        ),
+        ({"activation_checkpointing_save_ops": ["mm"]}, "without `activation_checkpointing`"),
+        ({"activation_checkpointing_every": 2}, "is 2 without `activation_checkpointing`"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict, message: str) -> None:
@@ -213,10 +223,50 @@ def test_axes_that_are_not_implemented_are_refused_by_name() -> None:
     for axis, name in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
         with pytest.raises(ConfigError, match=rf"\['{axis}'\].*{name} parallelism is not implemented"):
             ParallelismConfig.from_mapping({"fsdp": {}, axis: {"degree": 2}})
+    with pytest.raises(ConfigError, match="has the axis `fsdp` twice"):
+        ParallelismConfig.from_mapping({"fsdp": {}, "FSDP": {"verbose": True}})
     with pytest.raises(ConfigError, match="both `fsdp` and `fsdp2`"):
         ParallelismConfig.from_mapping({"fsdp": {}, "fsdp2": {}})
     with pytest.raises(ConfigError, match="Did you mean `fsdp`"):
         ParallelismConfig.from_mapping({"fsdpp": {}})
+
+
+def test_a_config_that_is_no_config_is_refused() -> None:
+    """Dicts become configs wherever they are given; anything else is named."""
+    assert ParallelismConfig(fsdp={"verbose": True}).fsdp == FSDPConfig(verbose=True)
+    with pytest.raises(ConfigError, match="`fsdp_config` is a bool"):
+        ParallelismConfig(fsdp=True)  # type: ignore[arg-type]
+    for make, name in ((FSDPConfig.from_mapping, "fsdp"), (ParallelismConfig.from_mapping, "parallelism")):
+        with pytest.raises(ConfigError, match=f"`{name}_config` is a str, expected a dict"):
+            make("FULL_SHARD")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`parallelism_config` has no key `sharding_strategy`"):
+        provide({"fsdp": {}, "sharding_strategy": "FULL_SHARD"}, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"forward_prefetch_limit": 4}, "`forward_prefetch_limit` is 4 and has no effect"),
+        ({"param_init_fn": print}, "no parameter of Sequential is on the meta device"),
+        ({"find_unused_parameters": True}, "it needs torch 2.13"),
+        ({"forward_prefetch_limit": 4, "forward_prefetch": True}, None),
+        ({}, None),
+    ],
+)
+def test_a_value_without_effect_is_logged(
+    one_rank: None,
+    config: dict,
+    words: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params", raising=False)  # as before torch 2.13
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    with caplog.at_level(logging.WARNING, "hocket.dist"), provide(config, device="cpu") as parallelism:
+        parallelism.lay_out(model)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (words is not None), messages
+    assert words is None or words in messages[0]
 
 
 def test_the_trainers_precision_is_the_low_precision(one_rank: None) -> None:

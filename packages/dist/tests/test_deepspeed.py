@@ -81,7 +81,21 @@ def test_stages_are_strategies(stage: int | None, strategy: str, sync: str) -> N
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, {"reshard_after_forward": 8}),
         (
             {"zero_optimization": {"stage": 3, "mics_shard_size": 4}},
-            {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": 4},
+            {
+                "sharding_strategy": "HYBRID_SHARD",
+                "data_parallel_shard_degree": 4,
+                "gradient_sync": "replicas_last",
+            },
+        ),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 16}}, {}),
+        (
+            {"zero_optimization": {"stage": 3, "mics_shard_size": 8, "zero_hpz_partition_size": 4}},
+            {
+                "sharding_strategy": "HYBRID_SHARD",
+                "data_parallel_shard_degree": 8,
+                "gradient_sync": "replicas_last",
+                "reshard_after_forward": 4,
+            },
         ),
         ({"zero_optimization": {"stage": 3, "cpu_offload": True}}, {"cpu_offload": True}),
         (
@@ -106,7 +120,8 @@ def test_stages_are_strategies(stage: int | None, strategy: str, sync: str) -> N
     ],
 )
 def test_blocks_are_keys_of_fsdp_config(config: dict, expected: dict) -> None:
-    assert translate_deepspeed(config, world_size=2).fsdp == FSDPConfig(gradient_sync="every", **expected)
+    found = translate_deepspeed(config, world_size=16).fsdp
+    assert found == FSDPConfig(**{"gradient_sync": "every", **expected})
 
 
 def test_the_loss_scale_is_that_of_the_gradient_scaler() -> None:
@@ -114,6 +129,8 @@ def test_the_loss_scale_is_that_of_the_gradient_scaler() -> None:
     settings = translate_deepspeed({"fp16": fp16}, world_size=1)
     assert settings.precision == "amp_fp16"
     assert torch.amp.GradScaler("cpu", **settings.loss_scale).get_scale() == 2.0**10
+    window = translate_deepspeed({"fp16": {"enabled": True, "loss_scale_window": 1e3}}, world_size=1)
+    assert window.loss_scale == {"init_scale": 2.0**16, "growth_interval": 1000}
     fixed = translate_deepspeed({"fp16": {"enabled": True, "loss_scale": 128}}, world_size=1)
     assert torch.amp.GradScaler("cpu", **fixed.loss_scale).get_scale() == 128.0
 
@@ -144,6 +161,7 @@ def test_accumulation_steps_divide_the_loaders_batch() -> None:
         ({"zero_optimisation": {}}, {}, "no key `zero_optimisation`. Did you mean `zero_optimization`"),
         ({"zero_optimization": {"stag": 3}}, {}, "Did you mean `stage`"),
         ({"zero_optimization": {"stage": 4}}, {}, "is 4, expected 0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": "auto"}}, {}, "is 'auto', expected 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, {}, "is 'nvme'"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, {}, "`fp16` (torch.float16) and `bf16`"),
         ({"bf16": {"enabled": True}}, {"precision": "amp_fp16"}, "`precision` is 'amp_fp16', but"),
@@ -172,6 +190,30 @@ def test_accumulation_steps_divide_the_loaders_batch() -> None:
         ({"train_batch_size": 0}, {}, "is 0, expected a whole number from 1"),
         ({"gradient_clipping": -1}, {}, "is -1, expected a number above 0"),
         ({"zero_optimization": 3}, {}, "is 3, expected a dict"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}, {}, "does not divide 2 ranks"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, {}, "does not divide 2 ranks"),
+        (
+            {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 2}},
+            {},
+            "['zero_hpz_partition_size']` is 2, which needs ZeRO stage 3, but `stage` is 2",
+        ),
+        ({"zero_optimization": {"mics_shard_size": 2}}, {}, "['mics_shard_size']` is 2, which needs ZeRO"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": "2"}}, {}, "is '2', expected a whole number"),
+        ({"zero_optimization": {"stage": 3, "cpu_offload": "no"}}, {}, "is 'no', expected true or false"),
+        ({"bf16": {"enabled": "false"}}, {}, "is 'false', expected true or false"),
+        (
+            {"fp16": {"enabled": True, "loss_scale": "dynamic"}},
+            {},
+            "['loss_scale']` is 'dynamic', expected a",
+        ),
+        ({"fp16": {"enabled": True, "initial_scale_power": "16"}}, {}, "is '16', expected a whole number"),
+        (
+            {"fp16": {"enabled": True, "initial_scale_power": 999}},
+            {},
+            "is 999, expected a whole number from 0",
+        ),
+        ({"fp16": {"enabled": True, "loss_scale_window": 0.5}}, {}, "is 0.5, expected a whole number from 1"),
+        ({"gradient_clipping": float("nan")}, {}, "is nan, expected a number above 0"),
         ([], {}, "is a list, expected a dict"),
     ],
 )

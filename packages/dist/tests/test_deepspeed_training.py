@@ -1,5 +1,7 @@
 """`Trainer(deepspeed_config=…)`: a configuration of DeepSpeed trains over FSDP2."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -62,6 +64,99 @@ def test_each_stage_gathers_and_reduces_as_deepspeed_does(two_ranks):
     assert not any(is_offloaded for _, _, is_offloaded in by_stage.values())
     zero = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
     assert two_ranks.run(count_collectives, zero) == [(*by_stage[3][:2], True)] * 2
+
+
+class Sizes(TorchDispatchMode):
+    """Notes over how many ranks parameters are gathered, and how and in which dtype gradients are reduced."""
+
+    def __init__(self):
+        super().__init__()
+        self.gathered_over = []
+        self.reduced = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        if name.startswith("c10d._allgather_base_"):
+            self.gathered_over.append(args[0].numel() // args[1].numel())
+        elif name.startswith("c10d._reduce_scatter_base_"):
+            ranks = args[1].numel() // args[0].numel()
+            self.reduced["scattered over", ranks, args[0].dtype] += (
+                ranks > 1
+            )  # torch 2.9 calls it for one too
+        # The trainer's own sums beside the gradients are float64.
+        elif name.startswith("c10d.allreduce_") and args[0][0].dtype != torch.float64:
+            self.reduced["summed over copies", args[0][0].dtype] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def note_sizes(config):
+    with make(max_duration="1ba", deepspeed_config={**config, "gradient_accumulation_steps": 2}) as trainer:
+        with Sizes() as seen:
+            trainer.fit()
+        return seen.gathered_over, dict(+seen.reduced)
+
+
+GROUPS = 2
+"""Both layers of the model are groups of their own; each is gathered in forward and in backward."""
+OF_FOUR = {
+    "hpZ": (
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+        ([4] * GROUPS + [2] * GROUPS) * 2,
+        {("scattered over", 4, torch.float32): 2 * GROUPS},
+    ),
+    "hpZ over all ranks": (
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+        [4] * GROUPS * 4,
+        {("scattered over", 4, torch.float32): 2 * GROUPS},
+    ),
+    "MiCS": (
+        {"zero_optimization": {"stage": 3, "mics_shard_size": 2}},
+        [2] * GROUPS * 4,
+        # Copies are summed at the end of accumulation only.
+        {
+            ("scattered over", 2, torch.float32): 2 * GROUPS,
+            ("summed over copies", torch.float32): GROUPS,
+        },
+    ),
+    "MiCS, gradients in bfloat16": (
+        {"zero_optimization": {"stage": 3, "mics_shard_size": 2}, "communication_data_type": "bf16"},
+        [2] * GROUPS * 4,
+        {
+            ("scattered over", 2, torch.bfloat16): 2 * GROUPS,
+            ("summed over copies", torch.bfloat16): GROUPS,
+        },
+    ),
+    "stage 2, gradients in float16": (
+        {"zero_optimization": {"stage": 2}, "communication_data_type": "fp16"},
+        [4] * GROUPS * 2,
+        {("scattered over", 4, torch.float16): 2 * GROUPS},
+    ),
+    "bfloat16, gradients in float32": (
+        {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
+        [4] * GROUPS * 4,
+        {("scattered over", 4, torch.float32): 2 * GROUPS},
+    ),
+    "bfloat16, gradients in bfloat16": (
+        {
+            "zero_optimization": {"stage": 3},
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "bf16"},
+        },
+        [4] * GROUPS * 4,
+        {("scattered over", 4, torch.bfloat16): 2 * GROUPS},
+    ),
+    "stage 0, gradients in float16": (
+        {"communication_data_type": "fp16"},
+        [],
+        {("summed over copies", torch.float16): GROUPS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_partitions_and_reduce_dtypes_are_those_of_the_configuration(four_ranks, name):
+    config, gathered_over, reduced = OF_FOUR[name]
+    assert four_ranks.run(note_sizes, config) == [(gathered_over, reduced)] * 4
 
 
 def test_stages_train_on_two_ranks(two_ranks):

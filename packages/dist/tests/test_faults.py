@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -140,4 +142,27 @@ def test_out_of_memory_is_answered_with_the_levers_in_order(one_rank: None) -> N
     ):
         assert words in lever
         assert "saves about" in lever
-    assert "Other processes that hold memory here: " in message
+
+
+HOLDER = "import sys; held = bytearray(b'x' * 2**29); print('holds', flush=True); sys.stdin.read()"
+
+
+def test_out_of_memory_names_the_other_processes_that_hold_it(one_rank: None) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "holds\n"
+            message = _run_out_of_memory()
+        finally:
+            holder.kill()
+    (line,) = (line for line in message.splitlines() if line.startswith("Other processes that hold memory"))
+    found = re.findall(r"\(pid (\d+)\) ([\d.]+) (KiB|MiB|GiB)", line)
+    sizes = {
+        int(pid): float(size) * {"KiB": 2**-10, "MiB": 1, "GiB": 2**10}[unit] for pid, size, unit in found
+    }
+    assert os.getpid() not in sizes
+    # The five largest are named: it is one of them, or all of them are larger.
+    assert 512 <= sizes.get(holder.pid, 512) < 600
+    assert holder.pid in sizes or (len(sizes) == 5 and min(sizes.values()) >= 512), line

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hocket.dist import launch, launch_options, preflight, slurm
+from hocket.dist import absent_machines, launch, launch_options, preflight, slurm
+from hocket.dist.launch_logs import RankLogs
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time, traceback
 rank, out, what = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), sys.argv[2]
-names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"]
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMP_NUM_THREADS"]
 print("output of rank", rank)
 if what == "raise" and rank == 1:
     raise ValueError("rank one failed")
@@ -95,6 +96,7 @@ def test_ranks_find_their_places_and_arguments(script: Path, tmp_path: Path) -> 
             "WORLD_SIZE": "2",
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "0",
             "OMP_NUM_THREADS": "1",
         }
         assert found["argv"][1:] == [str(tmp_path), "end", "--their=own", "-n", "7"]
@@ -149,11 +151,62 @@ with provide({}, device="cpu", timeout_s=20) as parallelism:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     model = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])
     for step in range(5):
-        if step == 2 and parallelism.data_parallel[0] == int(sys.argv[1]):
+        if step == 2 and str(parallelism.data_parallel[0]) == sys.argv[1]:
             raise ValueError("a bad sample")
         model(torch.ones(2, 4)).sum().backward()
         parallelism.reduce_async(torch.ones(1)).wait()
 """
+
+
+@pytest.mark.slow
+def test_a_script_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DIST_SCRIPT + "    print('trained on rank', parallelism.data_parallel[0])\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--standalone",
+            path,
+            "none",
+        ],
+        env={**_environment(tmp_path), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # of torch 2.9
+    assert sorted(printed) == ["trained on rank 0", "trained on rank 1"]
+
+
+STUBBORN = """
+import os, pathlib, signal, sys, time
+ready = pathlib.Path(sys.argv[1], "ready")
+if os.environ["RANK"] == "1":
+    while not ready.exists():
+        time.sleep(0.05)
+    raise ValueError("rank one failed")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready.write_text(f"{os.getpid()} {time.time()}")
+time.sleep(120)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_ignores_the_end_of_another_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(STUBBORN)
+    done = _run(tmp_path, "-n", "2", "--shutdown-timeout", "2", path, tmp_path)
+    pid, since = (tmp_path / "ready").read_text().split()
+    assert time.time() - float(since) < 30
+    assert not _is_alive(int(pid))
+    assert done.returncode == 1
+    assert "hocket-launch: rank 1 (pid" in done.stderr
+    assert "ValueError: rank one failed" in done.stderr
 
 
 @pytest.mark.slow
@@ -174,13 +227,24 @@ def test_ranks_write_to_the_files_of_the_formats(script: Path, tmp_path: Path) -
         tmp_path,
         "-n", "2", "-v",
         "--stdout", out / "{rank}of{world_size}-{local_rank}-{node_rank}-{local_world_size}.out",
-        "--stderr", out / "{rank}.err",
+        "--stderr", out / "{rank:03d}.err",
         script, tmp_path, "end",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (out / "1of2-1-0-2.out").read_text() == "output of rank 1\n"
-    assert (out / "1.err").read_text() == ""
-    assert sorted(path.name for path in out.iterdir()) == ["1.err", "1of2-1-0-2.out"]
+    assert (out / "001.err").read_text() == ""
+    assert sorted(path.name for path in out.iterdir()) == ["001.err", "1of2-1-0-2.out"]
+
+
+@pytest.mark.parametrize("name", ["", "file/{rank}"])
+def test_a_file_of_a_format_that_cannot_be_written_is_named(script: Path, tmp_path: Path, name: str) -> None:
+    """A folder, and a folder within a file."""
+    (tmp_path / "file").touch()
+    done = _run(tmp_path, "-n", "2", "--stdout", tmp_path / name, script, tmp_path, "end")
+    assert done.returncode == 1
+    assert "hocket-launch: error: `--stdout` or `--stderr` names" in done.stderr
+    assert "for rank 1, which cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_is_run_without_python(tmp_path: Path) -> None:
@@ -225,13 +289,9 @@ def _check_unequal_machines(tmp_path: Path) -> None:
 def _launch_machines(tmp_path: Path, places: list[list[str]], expected: list[str]) -> None:
     """Start two launchers, as on two machines, and compare the places that their first ranks print."""
     path = tmp_path / "job.py"
-    path.write_text(
-        "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GROUP_RANK'])"
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+    path.write_text("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['NODE_RANK'])")
+    port = _free_port()
+    common = ["--master_addr", "127.0.0.1", "--master_port", port]
     launchers = [
         subprocess.Popen(
             _command(*common, *place, path),
@@ -268,13 +328,11 @@ def _check_fewer_machines(tmp_path: Path) -> None:
     """Two launchers; the second and its rank are killed; the first starts again as a job of one machine."""
     path = tmp_path / "job.py"
     path.write_text(ELASTIC)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1"]
     launchers = [
         subprocess.Popen(
-            _command(*common, "--master_port", str(port), "--node_rank", str(node), path, tmp_path),
+            _command(*common, "--master_port", port, "--node_rank", str(node), path, tmp_path),
             env={**_environment(tmp_path), "GLOO_SOCKET_IFNAME": "lo"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -312,6 +370,25 @@ def test_a_job_of_several_attempts_or_machines_ends_well(
     check(tmp_path)
 
 
+def test_composers_long_names_are_the_short_ones() -> None:
+    """Composer's launcher has each option under these names."""
+    place = ["--world_size", "4", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "5000"]
+    files = ["--stdout", "{rank}.out", "--stderr", "{rank}.err"]
+    long = ["--nproc", "2", "--verbose", "--module_mode", *place, *files, "job", "--lr", "1"]
+    short = ["-n", "2", "-v", "-m", *place, *files, "job", "--lr", "1"]
+    found = launch_options.parse(long)
+    assert vars(found) == vars(launch_options.parse(short))
+    assert (found.nproc_per_node, found.nnodes, found.module, found.verbose) == ("2", "2", True, True)
+    assert found.training_script_args == ["--lr", "1"]
+    assert launch_options.parse(["--command_mode", "ls"]).no_python
+    assert (
+        launch_options.parse(
+            ["-n", "2", "--world_size", "4", "--base_rank", "2", *place[4:], "x.py"]
+        ).node_rank
+        == 1
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -334,6 +411,21 @@ def test_a_job_of_several_attempts_or_machines_ends_well(
             "expected 0 to 1 of 2 machines",
         ),
         (["--nnodes", "2", "--node_rank", "1", "x.py"], "needs `--master_addr HOST`"),
+        (["-n", "two", "x.py"], "`-n` is 'two', expected a number of processes"),
+        (["--nnodes", "two", "x.py"], "`--nnodes` is 'two', expected a number of machines"),
+        (["--nnodes", "0", "x.py"], "`--nnodes` is '0', expected a number of machines from 1"),
+        (["--nnodes", "2:1", "x.py"], "`--nnodes` is '2:1', expected a number of machines"),
+        (["-n", "8", "--world_size", "0", "x.py"], "`--world_size` is 0, expected 1 or more"),
+        (
+            ["-n", "8", "--nnodes", "3", "--world_size", "16", "--node_rank", "0", "x.py"],
+            "`--world_size 16` contradicts `--nnodes 3` with `-n 8`, which is 24 processes",
+        ),
+        (["--master_port", "99999", "x.py"], "`--master_port` is 99999, expected 0 to 65535"),
+        (["--max-restarts", "-1", "x.py"], "`--max-restarts` is -1, expected 0 or more"),
+        (["--shutdown-timeout", "-1", "x.py"], "`--shutdown-timeout` is -1, expected 0 or more"),
+        (["--signals-to-handle", "SIGTERM,FOO", "x.py"], "has 'FOO', which is no signal of this system"),
+        (["--nnodes", "2", "--standalone", "x.py"], "`--standalone` is for one machine, and `--nnodes` is 2"),
+        (["--data", "", "x.py"], "`--data` is empty, expected a path"),
     ],
 )
 def test_options_that_contradict_are_refused(
@@ -348,10 +440,17 @@ def test_options_that_contradict_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent.py"], "the script `absent.py` does not exist"),
+        (["absent.py"], "the script `absent.py` is no file"),
+        (["python", "train.py"], "the script `python` is no file"),
+        (["python3", "train.py"], "Leave it out: every rank runs Python."),
+        (["-m", __file__], "is a file. Leave `-m` out."),
+        (["-c", os.path.relpath(__file__)], "It is a script of Python: leave `-c` out."),
         (["-c", "no-such-command"], "`no-such-command` is not on `PATH`"),
         (["--stdout", "{node}", __file__], "the unknown field {node}"),
         (["-n", "3", "--stderr", "log", __file__], "one file for several ranks"),
+        (["--stdout", "{rank:abc}", __file__], "`--stdout {rank:abc}` cannot format a rank"),
+        (["--data", "/absent/a", "--data", "s3://b", __file__], "`--data` names /absent/a, which does not"),
+        (["--log-dir", "/proc/absent", __file__], "`--log-dir` is '/proc/absent', which cannot be created"),
         (
             ["--nnodes", "2", "--node_rank", "1", "--master_addr", "host.invalid", __file__],
             "`host.invalid` (`--master_addr`) cannot be resolved",
@@ -395,6 +494,52 @@ def test_machine_0_that_does_not_answer_is_named(
         assert words in message
 
 
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "option", "words"),
+    [
+        ("2", "timeout=1", "1 of 2 machines came to 127.0.0.1:"),
+        pytest.param(
+            "2:3", "join_timeout=1", "not all of 2:3 machines came to 127.0.0.1:", marks=pytest.mark.slow
+        ),
+        pytest.param("2", "timeout", "torchrun does not take these options", marks=pytest.mark.slow),
+    ],
+)
+def test_machines_that_do_not_come_to_machine_0_are_missed(
+    tmp_path: Path, nodes: str, option: str, words: str
+) -> None:
+    """With a fixed number of machines and with MIN:MAX, whose rendezvous has other errors."""
+    place = ["--nnodes", nodes, "--node_rank", "0", "--master_addr", "127.0.0.1"]
+    done = _run(tmp_path, "-n", "1", *place, "--master_port", _free_port(), "--rdzv-conf", option, __file__)
+    assert done.returncode == 1
+    assert f"hocket-launch: error: {words}" in done.stderr
+    if words.endswith(":"):
+        assert "interface lo (127.0.0.1)" in done.stderr
+        assert "set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_that_waits_for_machines_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(absent_machines, "PREFLIGHT_S", 0.05)
+    options = launch_options.parse(["-n", "1", "--nnodes", "2:3", "--node_rank", "0", "x.py"])
+    for has_started in (False, True):
+        logs = RankLogs(str(tmp_path), local_world_size=1)
+        if has_started:
+            logs.has_started.set()
+        with absent_machines.notice_absent_machines(options, logs):
+            time.sleep(0.3)
+        message = capsys.readouterr().err
+        words = "after 0.05 s fewer than 2 machines have come to 127.0.0.1:29400"
+        assert (words in message) == (not has_started)
+
+
 SLURM = {
     "SLURM_JOB_ID": "41",
     "SLURM_STEP_ID": "0",
@@ -412,6 +557,17 @@ def test_a_launcher_on_each_node_of_a_slurm_step_finds_its_place(monkeypatch: py
     assert (options.nnodes, options.node_rank, options.master_addr) == ("2", 1, "gpu003")
     assert options.master_port == slurm.job_port({"SLURM_JOB_ID": "41"})
     assert slurm.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
+
+
+def test_a_slurm_step_without_a_list_of_hosts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_STEP_NODELIST")
+    with pytest.raises(SystemExit):
+        launch_options.parse(["-n", "4", "x.py"])
+    assert "`SLURM_STEP_NODELIST` is not set. Set `MASTER_ADDR`" in capsys.readouterr().err
 
 
 def test_a_task_for_each_rank_of_a_slurm_step_runs_the_script_itself(tmp_path: Path) -> None:

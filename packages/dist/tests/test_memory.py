@@ -10,8 +10,11 @@ from torch import nn
 
 from hocket.dist import FSDPConfig, launch, provide
 from hocket.dist.memory import estimate_memory, ladder, measure_activations
-from hocket.dist.mesh import MeshShape
+from hocket.dist.mesh import MeshShape, mesh_shape
+from hocket.dist.world import World
+from support.live_bytes import LiveBytes
 from support.ranks import run_ranks
+from support.standing_ranks import StandingRanks
 
 WIDTH, LAYERS, ROWS = 768, 6, 512
 MIB = 2**20
@@ -85,6 +88,76 @@ def test_the_estimate_is_near_what_two_ranks_use(name: str) -> None:
         )
 
 
+NARROW = 128
+LIVE: dict[str, tuple[dict[str, Any], int]] = {
+    "FULL_SHARD": ({}, 64),
+    "FULL_SHARD, many rows": ({}, 512),
+    "FULL_SHARD, half as many": ({}, 256),
+    "SHARD_GRAD_OP": ({"sharding_strategy": "SHARD_GRAD_OP"}, 64),
+    "NO_SHARD": ({"sharding_strategy": "NO_SHARD"}, 64),
+    "one group": ({"auto_wrap": False}, 64),
+    "bf16": ({"amp_dtype": "bf16"}, 64),
+    "bf16, PURE": ({"amp_dtype": "bf16", "mixed_precision": "PURE"}, 64),
+    "host offload": ({"cpu_offload": True}, 64),
+    "checkpointing, many rows": ({"activation_checkpointing": True}, 512),
+    "checkpointing every second": (
+        {"activation_checkpointing": True, "activation_checkpointing_every": 2},
+        64,
+    ),
+    "two copies": ({"data_parallel_replicate_degree": 2}, 64),
+}
+"""Configurations, and the rows of a batch."""
+LEVERS = {
+    # A lever of `ladder`: the layout without it, the one with it, and the words by which the ladder names it.
+    "half the microbatch": ("FULL_SHARD, many rows", "FULL_SHARD, half as many", "microbatch_size"),
+    "FULL_SHARD": ("SHARD_GRAD_OP", "FULL_SHARD", "'FULL_SHARD'"),
+    "one copy": ("two copies", "FULL_SHARD", "one copy over all 4 ranks"),
+    "checkpointing": ("FULL_SHARD, many rows", "checkpointing, many rows", "activation_checkpointing"),
+}
+
+
+def _square_mean(outputs: torch.Tensor, _batch: Any = None) -> torch.Tensor:
+    return outputs.square().mean()
+
+
+def _live_peaks() -> dict[str, int]:
+    """Return the most bytes of tensors that are alive at once in two training steps, for each layout."""
+    peaks = {}
+    for name, (config, rows) in LIVE.items():
+        with LiveBytes() as meter, provide(config, device="cpu", timeout_s=60) as parallelism:
+            with torch.device("meta"):
+                model = _model(NARROW)
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            module = parallelism.lay_out(model, [optimizer])
+            for _ in range(2):
+                _square_mean(module(torch.ones(rows, NARROW))).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        peaks[name] = meter.peak
+    return peaks
+
+
+def test_estimates_and_savings_are_near_what_is_alive(four_ranks: StandingRanks) -> None:
+    """A CPU shows no device apart from the host, so host offload counts both, and saves nothing here."""
+    measured = four_ranks.run(_live_peaks, timeout_s=120)[0]
+    world = World(world_size=4, local_world_size=4)
+    ladders = {}
+    for name, (values, rows) in LIVE.items():
+        config = FSDPConfig(**values)
+        shape = mesh_shape(config, world)
+        activations = measure_activations(_model(NARROW), torch.ones(rows, NARROW), config, loss=_square_mean)
+        found = estimate_memory(_model(NARROW), config, shape, activations=activations)
+        ratio = measured[name] / (found.total + found.host)
+        print(f"{name}: {measured[name] / 1024:.0f} KiB alive, {ratio:.2f} of the estimate")
+        assert 0.7 < ratio < 1.05, name
+        ladders[name] = dict(ladder(_model(NARROW), config, shape, activations=activations))
+    for name, (without, with_it, words) in LEVERS.items():
+        (estimated,) = (saved for lever, saved in ladders[without].items() if words in lever)
+        saved = measured[without] - measured[with_it]
+        print(f"{name}: saves {saved / 1024:.0f} KiB, {saved / estimated:.2f} of the estimate")
+        assert 0.7 < saved / estimated < 1.3, name
+
+
 def test_the_parts_of_an_estimate_are_exact() -> None:
     block = 2 * 4 * WIDTH * WIDTH
     found = estimate_memory(_model(), FSDPConfig(amp_dtype="bf16"), MeshShape(replicate=2, shard=4))
@@ -130,6 +203,15 @@ import torch
 from torch import nn
 def build():
     return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))), torch.ones(8, 1024)
+def narrow():
+    return build()[0], torch.ones(8, 512)
+def three():
+    return (*build(), 3)
+def asks(width):
+    return build()
+def breaks():
+    raise KeyError("width")
+number = 3
 """
 
 
@@ -137,6 +219,9 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "model.py"
     path.write_text(BUILD)
     arguments = ["plan", f"{path}:build", "--world_size", "8", "--precision", "amp_bf16"]
+    json = '{"cpu_offload": true, "process_group": null}'
+    assert launch.main([*arguments, "--fsdp-config", json]) == 0
+    assert "of these in host memory" in capsys.readouterr().out
     assert launch.main([*arguments, "--memory", "1"]) == 0
     out = capsys.readouterr().out
     assert "4,198,400 parameters, 1 × 8 ranks" in out
@@ -147,6 +232,11 @@ def test_plan_prints_the_memory_of_a_layout(tmp_path: Path, capsys: pytest.Captu
     assert "`activation_checkpointing=True`: saves about" in capsys.readouterr().out
     for wrong, message in (
         (["plan", "absent.py:build"], "cannot be imported"),
+        (["plan", f"{path}:narrow"], "the forward pass failed on the meta device"),
+        (["plan", f"{path}:three"], "returned 3 values, expected a model"),
+        (["plan", f"{path}:asks"], "missing 1 required positional argument: 'width'"),
+        (["plan", f"{path}:breaks"], "KeyError: 'width'"),
+        (["plan", f"{path}:number"], "'int' object is not callable"),
         (["plan", f"{path}:build", "--fsdp-config", "{'shard': 1}"], "no key `shard`"),
         (
             [

@@ -1,4 +1,4 @@
-"""A job over two network namespaces, as over two machines; the cable between them is pulled in mid-run."""
+"""A job over three network namespaces, as over three machines; the cable of one is pulled in mid-run."""
 
 import os
 import shutil
@@ -45,27 +45,33 @@ def _can_make_networks() -> bool:
 
 
 @pytest.fixture
-def networks() -> Iterator[tuple[str, str]]:
-    """Two namespaces, 10.77.31.1 and 10.77.31.2, with a cable `hk0`-`hk1` between them."""
+def networks() -> Iterator[list[str]]:
+    """Three namespaces, 10.77.31.1 to 10.77.31.3, each with a cable `hkN` to a switch in a fourth."""
     if not _can_make_networks():
         pytest.skip("needs root and `ip netns`")
-    names = (f"hocket-a-{os.getpid()}", f"hocket-b-{os.getpid()}")
-    for name in names:
-        _ip("netns", "add", name)
+    switch, *names = (f"hocket-{name}-{os.getpid()}" for name in ("switch", "a", "b", "c"))
+    made = []
     try:
-        _ip("link", "add", "hk0", "netns", names[0], "type", "veth", "peer", "name", "hk1", "netns", names[1])
+        for name in (switch, *names):
+            _ip("netns", "add", name)
+            made.append(name)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
         for index, name in enumerate(names):
-            _ip("-n", name, "address", "add", f"10.77.31.{index + 1}/24", "dev", f"hk{index}")
-            _ip("-n", name, "link", "set", f"hk{index}", "up")
+            own, port = f"hk{index}", f"port{index}"
+            _ip("link", "add", own, "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", name, "address", "add", f"10.77.31.{index + 1}/24", "dev", own)
+            _ip("-n", name, "link", "set", own, "up")
             _ip("-n", name, "link", "set", "lo", "up")
         yield names
     finally:
-        for name in names:
+        for name in made:
             _ip("netns", "delete", name)
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_cut_off_is_named(networks: tuple[str, str], tmp_path: Path) -> None:
+def test_a_machine_that_is_cut_off_is_named_on_the_others(networks: list[str], tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     launchers = []
@@ -81,7 +87,7 @@ def test_a_machine_that_is_cut_off_is_named(networks: tuple[str, str], tmp_path:
             "-n",
             "1",
             "--nnodes",
-            "2",
+            "3",
         ]
         place = ["--node_rank", str(node), "--master_addr", "10.77.31.1", "--master_port", "29571"]
         with (tmp_path / f"log-{node}").open("w") as log:
@@ -96,13 +102,14 @@ def test_a_machine_that_is_cut_off_is_named(networks: tuple[str, str], tmp_path:
             )
     try:
         deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("ready-*"))) < 2:
+        while len(list(tmp_path.glob("ready-*"))) < 3:
             assert time.monotonic() < deadline, (tmp_path / "log-0").read_text()
             assert launchers[0].poll() is None, (tmp_path / "log-0").read_text()
             time.sleep(0.1)
-        _ip("-n", networks[1], "link", "set", "hk1", "down")
+        _ip("-n", networks[2], "link", "set", "hk2", "down")
         cut_at = time.monotonic()
-        launchers[0].wait(timeout=90)
+        for launcher in launchers[:2]:
+            launcher.wait(timeout=90)
         assert time.monotonic() - cut_at < TIMEOUT_S + 60
     finally:
         for launcher in launchers:
@@ -111,6 +118,7 @@ def test_a_machine_that_is_cut_off_is_named(networks: tuple[str, str], tmp_path:
                 os.kill(int(pid), 9)
             launcher.kill()
             launcher.wait()
-    assert launchers[0].returncode != 0
-    report = (tmp_path / "log-0").read_text()
-    assert "late: rank 1 did not answer" in report, report
+    for node in range(2):
+        report = (tmp_path / f"log-{node}").read_text()
+        assert launchers[node].returncode != 0
+        assert "late: rank 2 did not answer" in report, report

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ class Die(Callback):
                 in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
                 resource.setrlimit(resource.RLIMIT_AS, (in_use + 3 * ROW_BYTES // 2, resource.RLIM_INFINITY))
                 model.is_short = True
-        if sys.argv[2] == "preempted":
+        if sys.argv[2] == "preempted" or (sys.argv[2] == "machine lost" and size == 2):
             time.sleep(0.5)
 
 
@@ -64,8 +65,9 @@ class Loader:
 
     def __iter__(self):
         for step in range(8):
-            generator = torch.Generator().manual_seed(10 * step + rank)
-            yield [torch.randn(2, 4, generator=generator), torch.randn(2, 4, generator=generator)]
+            generator = torch.Generator().manual_seed(step)
+            rows = slice(rank * 4 // size, (rank + 1) * 4 // size)  # of global batches of 4
+            yield [torch.randn(4, 4, generator=generator)[rows] for _ in range(2)]
 
 
 model = Model()
@@ -88,7 +90,7 @@ with Trainer(
     weight = model.blocks[0].weight.full_tensor()
     if rank == 0:
         state = trainer.state
-        end = [state.timestamp.batch.value, state.device_train_microbatch_size]
+        end = [state.timestamp.batch.value, state.device_train_microbatch_size, size]
         (out / "end.json").write_text(json.dumps(end))
         (out / "status").write_text(pathlib.Path(os.environ["HOCKET_STATUS_FILE"]).read_text())
 """
@@ -101,9 +103,9 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def _start(script: Path, failure: str) -> subprocess.Popen[str]:
+def _start(script: Path, failure: str, *place: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = [sys.executable, "-m", "hocket.dist", "-n", "2", "--max-restarts", "1"]
+    command = [sys.executable, "-m", "hocket.dist", *(place or ("-n", "2", "--max-restarts", "1"))]
     return subprocess.Popen(
         [*command, str(script), str(script.parent), failure],
         env={**env, "TMPDIR": str(script.parent)},
@@ -145,13 +147,42 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
     launcher = _start(script, failure)
     stderr = _finish(launcher)
     assert launcher.returncode == 0, stderr
-    assert json.loads((tmp_path / "end.json").read_text()) == [8, microbatch]
+    assert json.loads((tmp_path / "end.json").read_text()) == [8, microbatch, 2]
     assert _steps(tmp_path, attempt=0, rank=1) == [0, 1, 2, 3, 4]
     second = _steps(tmp_path, attempt=1, rank=1)
     assert second == [4, 5, 6, 7], "the second attempt does not start from the newest checkpoint"
     assert "ba8" in json.loads((tmp_path / "status").read_text())["checkpoint"]
     if failure == "out of memory":
         assert "an earlier attempt of this job ran out of memory" in " ".join(stderr.split())
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_from_its_checkpoint_with_the_ranks_that_remain(script: Path, tmp_path: Path) -> None:
+    """Two launchers, as on two machines; the second and its rank are killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = ["-n", "1", "--nnodes", "1:2", "--max-restarts", "2", "--master_addr", "127.0.0.1"]
+    places = [[*common, "--master_port", port, "--node_rank", str(node)] for node in range(2)]
+    launchers = [_start(script, "machine lost", *place) for place in places]
+    try:
+        deadline = time.monotonic() + 120
+        while len(_steps(tmp_path, attempt=0, rank=1)) < 6:  # the fifth step follows the second checkpoint
+            assert time.monotonic() < deadline
+            assert launchers[0].poll() is None
+            time.sleep(0.05)
+        lost = launchers[1].pid
+        children = Path(f"/proc/{lost}/task/{lost}/children").read_text().split()
+        for pid in (lost, *map(int, children)):
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        stderr = _finish(launchers[0])
+        _finish(launchers[1])
+    assert launchers[0].returncode == 0, stderr
+    assert json.loads((tmp_path / "end.json").read_text()) == [8, None, 1]
+    steps = [step for attempt in range(3) for step in _steps(tmp_path, attempt=attempt, rank=0)]
+    resumed_at = steps.index(7) - 3
+    assert steps[resumed_at:] == [4, 5, 6, 7], f"{steps} does not end with the steps since the checkpoint"
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Options of torchrun that the elastic agent of an older torch does not have.
 
-`--signals-to-handle` and `--shutdown-timeout` came after torch 2.9. Where torch has them, nothing here has an
-effect.
+`--signals-to-handle` and `--shutdown-timeout` came after torch 2.9. Newer agents read them, but heed the
+shutdown timeout only where a signal ends the job: after the failure of a rank they wait 30 s for the others.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partialmethod
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
@@ -34,22 +33,24 @@ def add_missing_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def missing_options(options: argparse.Namespace) -> Iterator[None]:
-    """Give torch's agent, within the block, the options that it does not read itself.
+    """Give torch's agent, within the block, the options that it does not read itself or not everywhere.
 
     Args:
         options: With `signals_to_handle` and `shutdown_timeout`.
     """
-    if _HAS_OPTIONS:
-        yield
-        return
     context: Any = api.PContext
     close = context.close
     before: dict[signal.Signals, Any] = {}
+
+    def close_in_time(self: Any, death_sig: signal.Signals | None = None, _timeout: int = 0) -> None:
+        close(self, death_sig, options.shutdown_timeout)
+
     try:
-        for name in options.signals_to_handle.split(","):
+        for name in () if _HAS_OPTIONS else options.signals_to_handle.split(","):
             number = signal.Signals[name.strip()]
             before[number] = signal.signal(number, api._terminate_process_handler)
-        context.close = partialmethod(close, timeout=options.shutdown_timeout)
+        if options.shutdown_timeout is not None:
+            context.close = close_in_time
         yield
     finally:
         context.close = close

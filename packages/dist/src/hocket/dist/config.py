@@ -1,7 +1,8 @@
 """`FSDPConfig`: how a model is sharded, validated before any rank waits for another."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Literal, Self
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from hocket.dist.dtypes import parse_dtype
+from hocket.dist.dtypes import dtype_name, parse_dtype
 from hocket.dist.errors import ConfigError
 from hocket.dist.fsdp_keys import FSDP_KEYS
 from hocket.dist.key_table import resolve_keys, unknown_key
@@ -102,7 +103,7 @@ class FSDPConfig:
     param_init_fn: Callable[[nn.Module], None] | None = None
     """Initialise the own parameters and buffers of one module that was built on the meta device."""
 
-    initial_weights: str | None = None
+    initial_weights: str | os.PathLike[str] | None = None
     """A folder of safetensors files (as `save_pretrained` writes); each rank reads only its shards."""
 
     find_unused_parameters: bool = False
@@ -123,7 +124,8 @@ class FSDPConfig:
             set_field(self, name, tuple(value or ()))
         self._check_types()
         self._check_reshard()
-        self._dtypes()
+        self._check_levers()
+        self._check_dtypes()
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> Self:
@@ -136,6 +138,11 @@ class FSDPConfig:
                 the alternative).
         """
         return cls(**resolve_keys(config, FSDP_KEYS, {field.name for field in fields(cls)}, "fsdp_config"))
+
+    def with_precision(self, low_precision: torch.dtype | None) -> Self:
+        """Return this config with the trainer's low precision, unless it says its own dtypes."""
+        has_own = self.amp_dtype is not None or isinstance(self.mixed_precision, Mapping)
+        return self if has_own else replace(self, amp_dtype=low_precision)
 
     @property
     def should_reshard(self) -> bool | int:
@@ -220,6 +227,39 @@ class FSDPConfig:
             )
         if self.param_init_fn is not None and not callable(self.param_init_fn):
             raise ConfigError(f"`param_init_fn` is {self.param_init_fn!r}, expected a function of a module.")
+        if not isinstance(self.initial_weights, str | os.PathLike | None):
+            raise ConfigError(
+                f"`initial_weights` is {self.initial_weights!r}, expected the path of a folder."
+            )
+
+    def _check_levers(self) -> None:
+        """Refuse options of levers that are off, which would have no effect."""
+        for operator in self.activation_checkpointing_save_ops:
+            if not isinstance(operator, str):
+                raise ConfigError(
+                    f"`activation_checkpointing_save_ops` has {operator!r}, expected names such as 'matmul' "
+                    "or 'mm'."
+                )
+        if self.activation_checkpointing_save_ops and not self.activation_checkpointing:
+            raise ConfigError(
+                f"`activation_checkpointing_save_ops` is {self.activation_checkpointing_save_ops!r} without "
+                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the operators out."
+            )
+        is_on = self.activation_checkpointing or self.activation_cpu_offload
+        if self.activation_checkpointing_every > 1 and not is_on:
+            raise ConfigError(
+                f"`activation_checkpointing_every` is {self.activation_checkpointing_every} without "
+                "`activation_checkpointing`. Set `activation_checkpointing=True`, or leave the number out."
+            )
+
+    def _check_dtypes(self) -> None:
+        param = self._dtypes()[0]
+        amp = parse_dtype("amp_dtype", self.amp_dtype)
+        if isinstance(self.mixed_precision, Mapping) and amp not in (None, param):
+            raise ConfigError(
+                f"`amp_dtype` is {dtype_name(amp)}, and `mixed_precision` says `param_dtype` "
+                f"{dtype_name(param)}. Set the dtype in `mixed_precision` only."
+            )
 
     def _check_reshard(self) -> None:
         value = self.reshard_after_forward

@@ -20,11 +20,15 @@ from hocket.dist.deepspeed_keys import (
     TOP_KEYS,
     ZERO_KEYS,
 )
+from hocket.dist.deepspeed_values import is_on, one_of, positive, whole
 from hocket.dist.dtypes import parse_dtype
 from hocket.dist.errors import ConfigError
 from hocket.dist.key_table import ConfigKey, Outcome, resolve_keys
 
 _PRECISIONS = {torch.float16: "amp_fp16", torch.bfloat16: "amp_bf16"}
+_ZERO = "deepspeed_config['zero_optimization']"
+_MOST_SCALE_POWER = 127
+"""A larger power of 2 is no float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +64,8 @@ def translate_deepspeed(
     """Translate a DeepSpeed configuration, and compare it with the arguments that say the same.
 
     Args:
-        config: A dict, or the path of a JSON file. The value "auto" counts as absent.
+        config: A dict, or the path of a JSON file. The value "auto" counts as absent, but for the
+            ZeRO stage.
         world_size: Data-parallel ranks.
         precision: The trainer's, if set.
         device_train_microbatch_size: The trainer's, if set.
@@ -78,9 +83,9 @@ def translate_deepspeed(
     """
     top = _block(_read(config), TOP_KEYS, "deepspeed_config")
     settings = DeepSpeedSettings(
-        fsdp=_layout(top),
+        fsdp=_layout(top, world_size),
         precision=_precision(top),
-        max_grad_norm=_positive(top, "gradient_clipping"),
+        max_grad_norm=positive(top, "gradient_clipping"),
         loss_scale=_loss_scale(top),
         **_batch_sizes(top, world_size, train_batch_size),
     )
@@ -127,6 +132,9 @@ def _inner(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) ->
 
 def _zero(top: Mapping[str, Any]) -> dict[str, Any]:
     value = top.get("zero_optimization")
+    if isinstance(value, Mapping) and value.get("stage") == "auto":
+        # Not as absent, which is stage 0: a model that was to be sharded would be copied to every rank.
+        raise ConfigError(f"`{_ZERO}['stage']` is 'auto', expected 0, 1, 2 or 3.")
     # The oldest form is a boolean that means stage 1.
     return {"stage": int(value)} if isinstance(value, bool) else _inner(top, "zero_optimization", ZERO_KEYS)
 
@@ -140,7 +148,7 @@ def _stage(zero: Mapping[str, Any]) -> int:
     return int(stage)
 
 
-def _layout(top: Mapping[str, Any]) -> FSDPConfig:
+def _layout(top: Mapping[str, Any], world_size: int) -> FSDPConfig:
     zero = _zero(top)
     stage = _stage(zero)
     keys: dict[str, Any] = {
@@ -149,18 +157,15 @@ def _layout(top: Mapping[str, Any]) -> FSDPConfig:
     keys["gradient_sync"] = "last" if stage <= 1 else "every"
     if _is_offloaded(zero):
         keys["cpu_offload"] = True
-    if partition := zero.get("zero_hpz_partition_size"):
-        keys["reshard_after_forward"] = True if partition == 1 else partition
-    if (shard := zero.get("mics_shard_size")) not in (None, -1):
-        keys |= {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": shard}
-    if "ignore_unused_parameters" in zero:
-        keys["find_unused_parameters"] = bool(zero["ignore_unused_parameters"])
+    keys |= _partitions(zero, stage, world_size)
+    keys["find_unused_parameters"] = is_on(zero, "ignore_unused_parameters", _ZERO)
     if top.get("activation_checkpointing") is not None:
+        where = "deepspeed_config['activation_checkpointing']"
         chosen = _inner(top, "activation_checkpointing", CHECKPOINTING_KEYS)
         keys["activation_checkpointing"] = True
-        keys["activation_cpu_offload"] = bool(chosen.get("cpu_checkpointing", False))
+        keys["activation_cpu_offload"] = is_on(chosen, "cpu_checkpointing", where)
     types = _inner(top, "data_types", DATA_TYPE_KEYS)
-    reduce = _one_of(
+    reduce = one_of(
         ("communication_data_type", top.get("communication_data_type")),
         ("data_types.grad_accum_dtype", types.get("grad_accum_dtype")),
     )
@@ -174,10 +179,37 @@ def _layout(top: Mapping[str, Any]) -> FSDPConfig:
     return FSDPConfig(**keys)
 
 
+def _partitions(zero: Mapping[str, Any], stage: int, world_size: int) -> dict[str, Any]:
+    """Return the keys for groups of fewer than all ranks: ZeRO++'s hpZ and MiCS, both of stage 3."""
+    keys: dict[str, Any] = {}
+    ranks = world_size
+    for name, off in (("mics_shard_size", (None, -1, 0)), ("zero_hpz_partition_size", (None, 0, 1))):
+        if zero.get(name) in off:
+            continue
+        size = whole(zero, name, _ZERO)
+        if stage != 3:
+            raise ConfigError(
+                f"`{_ZERO}['{name}']` is {size}, which needs ZeRO stage 3, but `stage` is {stage}. Set stage "
+                "3, or leave the key out."
+            )
+        if size is None or ranks % size:
+            raise ConfigError(
+                f"`{_ZERO}['{name}']` is {size}, which does not divide {ranks} ranks. Choose a divisor."
+            )
+        if name == "mics_shard_size":
+            ranks = size
+            # MiCS sums over copies at the end of accumulation only.
+            keys |= {"sharding_strategy": "HYBRID_SHARD", "gradient_sync": "replicas_last"}
+            keys["data_parallel_shard_degree"] = size
+        elif size < ranks:
+            keys["reshard_after_forward"] = size
+    return keys
+
+
 def _is_offloaded(zero: Mapping[str, Any]) -> bool:
-    is_offloaded = bool(zero.get("cpu_offload") or zero.get("cpu_offload_params"))
+    is_offloaded = is_on(zero, "cpu_offload", _ZERO) or is_on(zero, "cpu_offload_params", _ZERO)
     for name in ("offload_optimizer", "offload_param"):
-        where = f"deepspeed_config['zero_optimization']['{name}']"
+        where = f"{_ZERO}['{name}']"
         block = zero.get(name)
         device = None if block is None else _block(block, OFFLOAD_KEYS, where).get("device", "cpu")
         if device not in (None, "none", "cpu"):
@@ -196,36 +228,44 @@ def _precision(top: Mapping[str, Any]) -> str | None:
 def _precision_dtype(top: Mapping[str, Any]) -> torch.dtype | None:
     autocast = _inner(top, "torch_autocast", AUTOCAST_KEYS)
     wanted = {
-        "fp16": torch.float16 if _inner(top, "fp16", FP16_KEYS).get("enabled") else None,
-        "bf16": torch.bfloat16 if _inner(top, "bf16", BF16_KEYS).get("enabled") else None,
-        "bfloat16": torch.bfloat16 if _inner(top, "bfloat16", BF16_KEYS).get("enabled") else None,
+        "fp16": torch.float16 if _is_enabled(top, "fp16", FP16_KEYS) else None,
+        "bf16": torch.bfloat16 if _is_enabled(top, "bf16", BF16_KEYS) else None,
+        "bfloat16": torch.bfloat16 if _is_enabled(top, "bfloat16", BF16_KEYS) else None,
         "torch_autocast": parse_dtype("torch_autocast['dtype']", autocast.get("dtype", "bf16"))
-        if autocast.get("enabled")
+        if _is_enabled(top, "torch_autocast", AUTOCAST_KEYS)
         else None,
     }
-    value: torch.dtype | None = _one_of(*wanted.items())
+    value: torch.dtype | None = one_of(*wanted.items())
     if value is not None and value not in _PRECISIONS:
         raise ConfigError(f"`torch_autocast['dtype']` is {value}, expected 'bfloat16' or 'float16'.")
     return value
 
 
+def _is_enabled(top: Mapping[str, Any], name: str, table: Mapping[str, ConfigKey]) -> bool:
+    return is_on(_inner(top, name, table), "enabled", f"deepspeed_config['{name}']")
+
+
 def _loss_scale(top: Mapping[str, Any]) -> dict[str, Any] | None:
-    fp16 = _inner(top, "fp16", FP16_KEYS)
-    if not fp16.get("enabled"):
+    if not _is_enabled(top, "fp16", FP16_KEYS):
         return None
-    if fixed := fp16.get("loss_scale", 0):
+    fp16, where = _inner(top, "fp16", FP16_KEYS), "deepspeed_config['fp16']"
+    if fixed := positive(fp16, "loss_scale", where):
         # A growth interval that no run reaches keeps the scale.
-        return {"init_scale": float(fixed), "growth_interval": 2**31 - 1}
-    return {
-        "init_scale": 2.0 ** fp16.get("initial_scale_power", 16),
-        "growth_interval": int(fp16.get("loss_scale_window", 1000)),
-    }
+        return {"init_scale": fixed, "growth_interval": 2**31 - 1}
+    power = fp16.get("initial_scale_power", 16)
+    if isinstance(power, bool) or not isinstance(power, int) or not 0 <= power <= _MOST_SCALE_POWER:
+        raise ConfigError(
+            f"`{where}['initial_scale_power']` is {power!r}, expected a whole number from 0 to "
+            f"{_MOST_SCALE_POWER}."
+        )
+    window = whole(fp16, "loss_scale_window", where)
+    return {"init_scale": 2.0**power, "growth_interval": 1000 if window is None else window}
 
 
 def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> dict[str, int | None]:
     """Return the global batch and the microbatch, deriving one of three numbers from the other two."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    total, micro, steps = (_whole(top, name) for name in names)
+    total, micro, steps = (whole(top, name) for name in names)
     _compare("the data loader's global batch", given, "train_batch_size", total)
     total = given if total is None else total
     if total is not None and micro is None:
@@ -248,38 +288,6 @@ def _batch_sizes(top: Mapping[str, Any], world_size: int, given: int | None) -> 
                 "them."
             )
     return {"train_batch_size": total, "device_train_microbatch_size": micro}
-
-
-def _whole(top: Mapping[str, Any], name: str) -> int | None:
-    value = top.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"`deepspeed_config['{name}']` is {value!r}, expected a whole number from 1.")
-    return value
-
-
-def _positive(top: Mapping[str, Any], name: str) -> float | None:
-    value = top.get(name)
-    if value is None or value == 0:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"`deepspeed_config['{name}']` is {value!r}, expected a number above 0.")
-    return float(value)
-
-
-def _one_of(*values: tuple[str, Any]) -> Any:
-    """Return the one value that is set, or equal ones.
-
-    Raises:
-        ConfigError: Two differ.
-    """
-    present = [(name, value) for name, value in values if value is not None]
-    for name, value in present[1:]:
-        if value != present[0][1]:
-            raise ConfigError(
-                f"`deepspeed_config` has `{present[0][0]}` ({present[0][1]}) and `{name}` ({value}). Set "
-                "only one."
-            )
-    return present[0][1] if present else None
 
 
 def _compare(argument: str, given: Any, key: str, configured: Any) -> None:

@@ -85,7 +85,14 @@ class DeferredModel:
             _poison(twin)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(_seed_of(seed, name))
-                init(twin)
+                try:
+                    init(twin)
+                except Exception as error:
+                    error.add_note(
+                        f"raised by the initialiser of `{name or type(twin).__name__}`, which was built "
+                        "on the meta device"
+                    )
+                    raise
             for leaf in leaves:
                 drawn = _slot(twin, leaf)
                 if _is_poisoned(drawn):

@@ -78,12 +78,29 @@ def shard(model: nn.Module, config: FSDPConfig, mesh: DeviceMesh) -> Layout:
     # None: torch keeps the root's parameters after forward, since backward needs them first.
     _shard_group(model, config, mesh, ignored, reshard=None if config.should_reshard else False, is_root=True)
     _set_prefetch(model, config, [name for name, _ in model.named_modules() if name in chosen])
+    _warn_of_no_effect(config, has_search=hasattr(model, "set_reduce_scatter_unused_params"), mesh=mesh)
     reduce_unused: Any = getattr(model, "set_reduce_scatter_unused_params", None)  # torch 2.13
     if config.find_unused_parameters and reduce_unused is not None:
         reduce_unused(True)
     _gather_in_methods(model)
     names = [name for name, parameter in model.named_parameters() if parameter in ignored]
     return Layout(groups=[*chosen, ""], checkpointed=checkpointed, ignored=names)
+
+
+def _warn_of_no_effect(config: FSDPConfig, *, has_search: bool, mesh: DeviceMesh) -> None:
+    if mesh.get_rank() != 0:
+        return
+    if config.forward_prefetch_limit > 1 and not config.forward_prefetch:
+        _log.warning(
+            "`forward_prefetch_limit` is %d and has no effect without `forward_prefetch=True`.",
+            config.forward_prefetch_limit,
+        )
+    if config.find_unused_parameters and not has_search:
+        _log.warning(
+            "`find_unused_parameters` has no effect on sharded parameters with torch %s: it needs torch "
+            "2.13. A group of which a backward pass uses no parameter is not reduced.",
+            torch.__version__,
+        )
 
 
 def check_model(model: nn.Module) -> None:

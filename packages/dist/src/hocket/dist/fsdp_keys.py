@@ -41,7 +41,7 @@ FSDP_KEYS: dict[str, ConfigKey] = {
         "Modules with `_activation_checkpointing = True`, those that `activation_checkpointing_fn(module)` "
         "of the model selects, else every wrapped block. Non-reentrant."
     ),
-    "activation_checkpointing_every": honoured("Checkpoint every n-th of those modules only."),
+    "activation_checkpointing_every": honoured("Checkpoint or offload every n-th of those modules only."),
     "activation_checkpointing_save_ops": honoured(
         'Operators whose results are kept: `"matmul"`, `"attention"`, or aten names such as `"mm"`.'
     ),
@@ -49,7 +49,7 @@ FSDP_KEYS: dict[str, ConfigKey] = {
         "Saved activations of those modules move to host memory until backward."
     ),
     "forward_prefetch": mapped("Explicit prefetch lists in the order in which the blocks are defined."),
-    "forward_prefetch_limit": mapped("The length of those lists."),
+    "forward_prefetch_limit": mapped("The length of those lists, with `forward_prefetch`."),
     "backward_prefetch_limit": mapped("Explicit prefetch lists of that length; 1 is FSDP2's own behaviour."),
     "gradient_sync": honoured(
         "Which microbatches reduce gradients: `every`, `last` (needs memory for whole gradients), "

@@ -81,8 +81,10 @@ def resolve_keys(
         where: The argument's name, for messages.
 
     Raises:
-        ConfigError: A key is unknown, given twice, or cannot be honoured.
+        ConfigError: The config is no mapping, or a key is unknown, given twice, or cannot be honoured.
     """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"`{where}` is a {type(config).__name__}, expected a dict.")
     taken: dict[str, Any] = {}
     spelt: dict[str, str] = {}
     for given, value in config.items():

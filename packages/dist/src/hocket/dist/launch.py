@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
+from hocket.dist.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.agent_options import DEFAULT_PORT, missing_options
-from hocket.dist.errors import DistError
+from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
 from hocket.dist.failures import LAUNCHER
 from hocket.dist.launch_logs import RankLogs, check_format
 from hocket.dist.launch_options import parse
@@ -68,6 +71,9 @@ def _run(options: argparse.Namespace) -> int:
     is_kept = False
     try:
         _start(options)
+    except DistError as error:
+        print(f"hocket-launch: error: {error}", file=sys.stderr)
+        return 1
     except ChildFailedError as failure:
         rank, first = failure.get_first_failure()
         is_kept = folder is None or int(options.nproc_per_node) > 1
@@ -88,14 +94,29 @@ def _run(options: argparse.Namespace) -> int:
 def _start(options: argparse.Namespace) -> None:
     """Run the agent until all ranks have ended, as `torchrun` does, with our log files."""
     _, num_nodes = torchrun.parse_min_max_nnodes(options.nnodes)
-    if options.standalone or (num_nodes == 1 and options.master_port is None and not options.rdzv_endpoint):
+    has_own_rendezvous = options.rdzv_endpoint or options.rdzv_backend not in ("static", "c10d")
+    if options.standalone or (num_nodes == 1 and options.master_port is None and not has_own_rendezvous):
         options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
         options.rdzv_id = f"{os.getpid()}"
     if options.master_port is None:
         options.master_port = DEFAULT_PORT
     if options.rdzv_backend == "static" and "timeout" not in options.rdzv_conf:
         options.rdzv_conf = f"{options.rdzv_conf},timeout=60".strip(",")
-    config, command, arguments = torchrun.config_from_args(options)
+    config, command, arguments = _configure(options)
+    logs = config.logs_specs
+    try:
+        with missing_options(options), notice_absent_machines(options, logs):
+            elastic_launch(config=config, entrypoint=command)(*arguments)
+    except (DistStoreError, DistNetworkError, RendezvousError) as error:
+        raise AbsentRanksError(describe_absent_machines(options, logs, error)) from error
+
+
+def _configure(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
+    """Return the agent's configuration with our log files, the command of a rank and its arguments."""
+    try:
+        config, command, arguments = torchrun.config_from_args(options)
+    except ValueError as error:
+        raise ConfigError(f"torchrun does not take these options: {error}") from error
     theirs: Any = config.logs_specs
     if options.logs_specs is None:
         config.logs_specs = RankLogs(
@@ -107,8 +128,7 @@ def _start(options: argparse.Namespace) -> None:
             tee=theirs._tee,
             local_ranks_filter=theirs._local_ranks_filter,
         )
-    with missing_options(options):
-        elastic_launch(config=config, entrypoint=command)(*arguments)
+    return config, command, arguments
 
 
 def _set_environment(options: argparse.Namespace) -> None:

@@ -1,10 +1,13 @@
 """The files to which ranks write, by the format strings of `--stdout` and `--stderr`."""
 
 import string
+import threading
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
+
+from hocket.dist.errors import ConfigError
 
 FIELDS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
 _VARIABLES = dict(
@@ -22,6 +25,9 @@ class RankLogs(DefaultLogsSpecs):
         stderr: As `stdout`.
         redirects: Torch's own option, used if it was given.
         tee: As `redirects`.
+
+    Attributes:
+        has_started: Set once ranks are started.
     """
 
     def __init__(
@@ -39,17 +45,41 @@ class RankLogs(DefaultLogsSpecs):
             redirects = {local: Std.ALL if local else Std.NONE for local in range(local_world_size)}
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
         self._formats = (stdout, stderr)
+        self.has_started = threading.Event()
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the files of every local rank, and create their folders."""
+        """Return the files of every local rank, and create those that a format names.
+
+        Gives each rank `NODE_RANK`, too, which Composer's launcher sets: the machine's number is not known
+        before the rendezvous.
+
+        Raises:
+            ConfigError: One cannot be created.
+        """
+        self.has_started.set()
+        for env in envs.values():
+            env["NODE_RANK"] = env["GROUP_RANK"]
         dest = super().reify(envs)
         for template, files in zip(self._formats, (dest.stdouts, dest.stderrs), strict=True):
             for local_rank, env in envs.items():
                 if template is not None and local_rank > 0:
-                    path = Path(template.format(**{field: env[name] for field, name in _VARIABLES.items()}))
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    numbers = {field: int(env[name]) for field, name in _VARIABLES.items()}
+                    path = Path(template.format(**numbers))
+                    _create(path, numbers["rank"])
                     files[local_rank] = str(path)
         return dest
+
+
+def _create(path: Path, rank: int) -> None:
+    """Create the file of a rank, so that a file that cannot be written ends the launch with a message."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"`--stdout` or `--stderr` names {path} for rank {rank}, which cannot be written: {error}. Name "
+            "a file for each rank, such as `logs/{rank}.txt`."
+        ) from error
 
 
 def check_format(option: str, template: str | None, local_world_size: int) -> str | None:
@@ -63,6 +93,10 @@ def check_format(option: str, template: str | None, local_world_size: int) -> st
     if unknown := fields - set(FIELDS):
         known = ", ".join(f"{{{field}}}" for field in FIELDS)
         return f"`{option} {template}` has the unknown field {{{min(unknown)}}}; known are {known}"
+    try:
+        template.format(**dict.fromkeys(FIELDS, 0))
+    except ValueError as error:
+        return f"`{option} {template}` cannot format a rank: {error}"
     if local_world_size > 2 and not fields & {"rank", "local_rank"}:
         return f"`{option} {template}` names one file for several ranks; add {{rank}}"
     return None

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import torch
 from torch.distributed import run as torchrun
 
 from hocket.dist.agent_options import DEFAULT_SIGNALS, add_missing_options
+from hocket.dist.errors import WorldError
 from hocket.dist.slurm import detect_nodes
 
 HELP = """\
@@ -53,7 +55,8 @@ Faults:
   --data PATH              a path that every rank must see before training; may be repeated
   --no-flight-recorder     do not record collectives
 
-Each process finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Each process finds its place in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
+MASTER_PORT.
 When a job fails, the rank that failed first is named with its traceback, the other ranks by name, and the
 files are kept. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every rank, and the
 command ends when they have ended. Its exit code is that of the rank which failed first (128 + n where signal
@@ -77,9 +80,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
+        _check_numbers(options)
         _resolve_nodes(options, argv)
         _resolve_compat(options)
-    except UsageError as error:
+    except (UsageError, WorldError) as error:
         parser.error(str(error))
     if options.signals_to_handle == DEFAULT_SIGNALS:
         # torchrun itself would die of SIGUSR1, Slurm's usual warning, and leave its workers running.
@@ -129,13 +133,55 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    """Refuse numbers that torch's agent would meet with a traceback, or not at all."""
+    for name, value, least, most in (
+        ("--master_port", options.master_port, 0, 65535),
+        ("--max-restarts", options.max_restarts, 0, None),
+        ("--shutdown-timeout", options.shutdown_timeout, 0, None),
+        ("--world_size", options.world_size, 1, None),
+        ("--base_rank", options.base_rank, 0, None),
+    ):
+        if value is not None and (value < least or (most is not None and value > most)):
+            expected = f"{least} or more" if most is None else f"{least} to {most}"
+            raise UsageError(f"`{name}` is {value}, expected {expected}")
+    if "" in options.data:
+        raise UsageError("`--data` is empty, expected a path")
+    for name in options.signals_to_handle.split(","):
+        if name.strip() not in signal.Signals.__members__:
+            raise UsageError(f"`--signals-to-handle` has {name.strip()!r}, which is no signal of this system")
+
+
+def _count_processes(given: str | None) -> int:
+    """Return the number of ranks on this machine."""
+    try:
+        count: int = torchrun.determine_local_world_size(given or str(max(torch.cuda.device_count(), 1)))
+    except ValueError as error:
+        raise UsageError(
+            f"`-n` is {given!r}, expected a number of processes, `gpu`, `cpu` or `auto` ({error})"
+        ) from None
+    if count < 1:
+        raise UsageError(f"`-n` is {given!r}, expected at least 1 process")
+    return count
+
+
+def _parse_nodes(text: str) -> tuple[int, int]:
+    """Return the least and the greatest number of machines of `--nnodes`."""
+    words = text.split(":")
+    if (
+        len(words) > 2
+        or not all(word.isdecimal() for word in words)
+        or not 1 <= int(words[0]) <= int(words[-1])
+    ):
+        raise UsageError(f"`--nnodes` is {text!r}, expected a number of machines from 1, or MIN:MAX")
+    return int(words[0]), int(words[-1])
+
+
 def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
     """Derive the number of processes and machines, and this machine's place, from whatever was given."""
     given = options.nproc_per_node or os.environ.get("LOCAL_WORLD_SIZE")
-    count = torchrun.determine_local_world_size(given or str(max(torch.cuda.device_count(), 1)))
+    count = _count_processes(given)
     options.nproc_per_node = str(count)
-    if count < 1:
-        raise UsageError(f"`-n` is {given!r}, expected at least 1 process")
     if options.module and options.no_python:
         raise UsageError("`-m` and `-c` are both given: the script is a module or a command, not both")
     slurm = detect_nodes(os.environ)
@@ -145,9 +191,14 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
             if getattr(options, name) is None:
                 value = slurm[name]
                 setattr(options, name, value if name == "master_addr" else int(value))
+    _parse_nodes(options.nnodes)
     if options.world_size is not None:
         _resolve_world_size(options, count, argv)
-    least, most = torchrun.parse_min_max_nnodes(options.nnodes)
+    least, most = _parse_nodes(options.nnodes)
+    if options.standalone and most > 1:
+        raise UsageError(
+            f"`--standalone` is for one machine, and `--nnodes` is {options.nnodes}. Give one of them"
+        )
     _resolve_node_rank(options, count, most)
     if most > 1 and options.rdzv_backend == "static" and not options.rdzv_endpoint:
         if options.master_addr is None and options.node_rank:
@@ -176,6 +227,12 @@ def _resolve_world_size(options: argparse.Namespace, count: int, argv: Sequence[
         raise UsageError(
             f"`--world_size {size}` with `-n {count}` is one machine, but this is machine {place}. "
             f"`--world_size` counts the processes of all machines. Did you mean:\n    {meant}"
+        )
+    least, most = _parse_nodes(options.nnodes)
+    if not least * count <= size <= most * count or size % count:
+        raise UsageError(
+            f"`--world_size {size}` contradicts `--nnodes {options.nnodes}` with `-n {count}`, which is "
+            f"{most * count} processes. Leave `--world_size` out"
         )
 
 

@@ -174,8 +174,8 @@ def measure_activations(
     # Offloaded activations are not on the device, and checkpointed ones are there for one block at a time.
     largest = 0
     if (config.activation_checkpointing or config.activation_cpu_offload) and blocks:
-        on_device = replace(config, activation_cpu_offload=False)
-        apply_activation_levers(model, on_device if config.activation_checkpointing else FSDPConfig(), blocks)
+        if config.activation_checkpointing:
+            apply_activation_levers(model, replace(config, activation_cpu_offload=False), blocks)
         largest = max(_saved_by_block(plain, batch, blocks, loss, low).values(), default=0)
     saved = _saved(model, batch, loss, low)
     if config.activation_cpu_offload and blocks:

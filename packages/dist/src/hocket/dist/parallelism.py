@@ -3,6 +3,7 @@
 Both have the methods of the trainer's `Parallelism` protocol and own a `ProcessGroup` that `close` leaves.
 """
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -26,6 +27,8 @@ from hocket.dist.optimizers import name_parameters, release_parameters, remap
 from hocket.dist.process_group import ProcessGroup, Reduction
 from hocket.dist.replicate import Replica
 from hocket.dist.safetensors_load import load_safetensors
+
+_log = logging.getLogger("hocket.dist")
 
 
 class _Parallelism:
@@ -143,6 +146,12 @@ class FSDPParallelism(_Parallelism):
         seed, is_rank_0_only = self._agree_on_values(model)
         sent = RankZeroValues(model) if is_rank_0_only else None
         deferred = DeferredModel(model, self.config.param_init_fn)
+        if self.config.param_init_fn is not None and not deferred.names and self.global_rank == 0:
+            _log.warning(
+                "`param_init_fn` is not called: no parameter of %s is on the meta device. Build the model "
+                'under `torch.device("meta")`, or leave the function out.',
+                type(model).__name__,
+            )
         if self.config.sync_module_states and sent is None and self.world_size > 1:
             broadcast_values(model, self.device)
         layout = shard(model, self.config, self.mesh)

@@ -25,7 +25,7 @@ class ParallelismConfig:
     """
 
     fsdp: FSDPConfig | None = None
-    """Data parallelism with sharded parameters; None replicates the model."""
+    """Data parallelism with sharded parameters, a dict becomes an `FSDPConfig`; None replicates the model."""
 
     tp: Any = None
     """Tensor parallelism."""
@@ -40,6 +40,7 @@ class ParallelismConfig:
     """Expert parallelism."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fsdp", as_fsdp_config(self.fsdp))
         for axis, name in _FUTURE_AXES.items():
             value = getattr(self, axis)
             if value is not None and not _is_degree_one(value):
@@ -53,9 +54,16 @@ class ParallelismConfig:
         """Make a config from a dict such as `{"fsdp": {...}}`; Composer's `fsdp2` is the same as `fsdp`.
 
         Raises:
-            ConfigError: A key is unknown, `fsdp` is given twice, or an axis is not implemented.
+            ConfigError: A key is unknown, an axis is given twice, or an axis is not implemented.
         """
-        axes = {str(key).lower(): value for key, value in config.items()}
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"`parallelism_config` is a {type(config).__name__}, expected a dict.")
+        axes: dict[str, Any] = {}
+        for given, value in config.items():
+            key = str(given).lower()
+            if key in axes:
+                raise ConfigError(f"`parallelism_config` has the axis `{key}` twice. Set it once.")
+            axes[key] = value
         if axes.get("fsdp") is not None and axes.get("fsdp2") is not None:
             raise ConfigError(
                 "`parallelism_config` has both `fsdp` and `fsdp2`, which are the same. Set one of them."
@@ -65,7 +73,7 @@ class ParallelismConfig:
         for key in axes:
             if key not in ("fsdp", *_FUTURE_AXES):
                 raise ConfigError(unknown_key(key, ("fsdp", "fsdp2", *_FUTURE_AXES), "parallelism_config"))
-        return cls(**{**axes, "fsdp": as_fsdp_config(fsdp)})
+        return cls(**{**axes, "fsdp": fsdp})
 
 
 def as_fsdp_config(config: Any) -> FSDPConfig | None:

@@ -4,7 +4,9 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,12 +47,14 @@ def plan(argv: Sequence[str]) -> int:
         "--memory", type=float, help="GiB of memory per device, to report whether the layout fits"
     )
     options = parser.parse_args(argv)
+    if options.optimizer_slots < 0 or (options.memory is not None and not options.memory > 0):
+        parser.error("`--optimizer-slots` is below 0, or `--memory` is not above 0")
     try:
         config = _config(options)
         per_node = options.nproc or options.world_size
         shape = mesh_shape(config, World(world_size=options.world_size, local_world_size=per_node))
         model, batch = _build(options.build)
-        activations = 0 if batch is None else measure_activations(model, batch, config)
+        activations = 0 if batch is None else _measure(model, batch, config)
         found = estimate_memory(
             model, config, shape, activations=activations, optimizer_slots=options.optimizer_slots
         )
@@ -70,12 +74,20 @@ def plan(argv: Sequence[str]) -> int:
 
 def _config(options: argparse.Namespace) -> FSDPConfig:
     try:
-        keys = ast.literal_eval(options.fsdp_config.replace("true", "True").replace("false", "False"))
+        keys = _parse_dict(options.fsdp_config)
     except (ValueError, SyntaxError) as error:
         raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict: {error}") from error
     if not isinstance(keys, dict):
         raise ConfigError(f"`--fsdp-config` is {options.fsdp_config!r}, expected a dict.")
-    return FSDPConfig.from_mapping({"amp_dtype": parse_precision(options.precision), **keys})
+    return FSDPConfig.from_mapping(keys).with_precision(parse_precision(options.precision))
+
+
+def _parse_dict(text: str) -> Any:
+    """Parse a dict of JSON or of Python."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
 
 
 def _build(name: str) -> tuple[nn.Module, Any]:
@@ -88,14 +100,34 @@ def _build(name: str) -> tuple[nn.Module, Any]:
         build = getattr(_load(where), function)
     except (ImportError, AttributeError, OSError) as error:
         raise ConfigError(f"BUILD is {name!r}, which cannot be imported: {error}") from error
-    with torch.device("meta"):
-        made = build()
-    model, batch = made if isinstance(made, tuple) else (made, None)
-    if not isinstance(model, nn.Module):
+    except Exception as error:
+        raise ConfigError(f"BUILD is {name!r}, which cannot be imported:\n{_trace(error)}") from error
+    try:
+        with torch.device("meta"):
+            made = build()
+    except Exception as error:
+        raise ConfigError(f"`{name}`, called without arguments, failed:\n{_trace(error)}") from error
+    model, *batch = made if isinstance(made, tuple) else (made,)
+    if not isinstance(model, nn.Module) or len(batch) > 1:
+        shown = f"{len(made)} values" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise ConfigError(f"`{name}` returned {shown}, expected a model, or a model and a batch.")
+    return model, batch[0] if batch else None
+
+
+def _measure(model: nn.Module, batch: Any, config: FSDPConfig) -> int:
+    """Return the bytes of the activations of one microbatch."""
+    try:
+        return measure_activations(model, batch, config)
+    except Exception as error:
         raise ConfigError(
-            f"`{name}` returned a {type(model).__name__}, expected a model, or a model and a batch."
-        )
-    return model, batch
+            "the forward pass failed on the meta device, where tensors have shapes and no values. Correct "
+            f"the batch, or let BUILD return the model alone, and none are counted:\n{_trace(error)}"
+        ) from error
+
+
+def _trace(error: Exception) -> str:
+    """Return the innermost frames of an error of the user's code."""
+    return "".join(traceback.format_exception(error, limit=-3)).rstrip()
 
 
 def _load(where: str) -> Any:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _PACKAGES = (
     "hocket-stream",
     "hocket-native",
 )
-_INTERFACES = "`GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`"
+INTERFACES = "`GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`"
 
 
 def call_roll(store: Store, world: World, timeout_s: float) -> Store:
@@ -79,28 +79,42 @@ def call_roll(store: Store, world: World, timeout_s: float) -> Store:
 
 
 def check_launcher(options: argparse.Namespace) -> None:
-    """Check script, address and port before the agent starts.
+    """Check script, data, address and port before the agent starts.
+
+    The paths of `--data` are checked here in a job of one machine only: with several, the ranks compare what
+    they see, so that the message is the same on all machines.
 
     Args:
         options: Of `hocket-launch`.
 
     Raises:
-        ConfigError: The script or command does not exist.
+        ConfigError: The script, command or data does not exist, or the folder of logs cannot be created.
         AbsentRanksError: Machine 0 does not answer within `PREFLIGHT_S`.
         PreflightError: The address cannot be resolved or the port is in use.
     """
     script = options.training_script
     if options.no_python and shutil.which(script) is None:
-        raise ConfigError(f"the command `{script}` is not on `PATH`.")
+        hint = " It is a script of Python: leave `-c` out." if _is_python_file(script) else ""
+        raise ConfigError(f"the command `{script}` is not on `PATH`.{hint}")
+    if options.module and _is_python_file(script):
+        raise ConfigError(f"`-m` takes the name of a module, and `{script}` is a file. Leave `-m` out.")
     if not options.module and not options.no_python and not options.run_path and not Path(script).is_file():
-        raise ConfigError(f"the script `{script}` does not exist in {Path.cwd()}. For a module, use `-m`.")
+        is_python = Path(script).name.startswith("python")
+        hint = "Leave it out: every rank runs Python." if is_python else "For a module, use `-m`."
+        raise ConfigError(f"the script `{script}` is no file in {Path.cwd()}. {hint}")
+    if options.log_dir is not None:
+        try:
+            Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"`--log-dir` is {options.log_dir!r}, which cannot be created: {error}"
+            ) from None
     _, num_nodes = run.parse_min_max_nnodes(options.nnodes)
+    if num_nodes == 1 and (missing := _missing_paths(options.data)):
+        raise ConfigError(f"`--data` names {', '.join(missing)}, which does not exist on this machine.")
     if options.rdzv_backend == "static" and options.master_port is None and num_nodes == 1:
         return
-    host, port = options.master_addr, options.master_port or 29500
-    if options.rdzv_endpoint:
-        host, _, text = options.rdzv_endpoint.rpartition(":")
-        host, port = (host, int(text)) if host and text.isdecimal() else (options.rdzv_endpoint, 29400)
+    host, port = rendezvous_address(options)
     if port == 0:
         return
     addresses = _resolve(host, port)
@@ -108,6 +122,18 @@ def check_launcher(options: argparse.Namespace) -> None:
         _check_free(host, port)
     elif options.node_rank:
         _await_listener(host, port)
+
+
+def _is_python_file(name: str) -> bool:
+    return name.endswith(".py") and Path(name).is_file()
+
+
+def rendezvous_address(options: argparse.Namespace) -> tuple[str, int]:
+    """Return the host and the port at which the launchers of several machines meet."""
+    if not options.rdzv_endpoint:
+        return options.master_addr, options.master_port or 29500
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() else (options.rdzv_endpoint, 29400)
 
 
 def describe_route(host: str) -> str:
@@ -136,8 +162,13 @@ def _facts() -> dict[str, object]:
         "host": socket.gethostname(),
         "script": f"{script.name} {content}".strip(),
         "versions": versions,
-        "missing": [path for path in paths if "://" not in path and not Path(path).exists()],
+        "missing": _missing_paths(paths),
     }
+
+
+def _missing_paths(paths: Iterable[str]) -> list[str]:
+    """Return the local paths that do not exist here; remote ones are left to the reader."""
+    return [path for path in paths if "://" not in path and not Path(path).exists()]
 
 
 def _difference(first: Mapping[str, object], own: Mapping[str, object], rank: int) -> str:
@@ -170,7 +201,7 @@ def _absent_message(absent: tuple[int, ...], world: World, timeout_s: float) -> 
         f"(this is rank {world.rank} on {socket.gethostname()}, {describe_route(address)}). Ranks meet at "
         f"`MASTER_ADDR`:`MASTER_PORT` = {address}:{port}. Look at the logs of the absent ranks, and whether "
         "their "
-        f"machines reach that port. On machines with several networks, set {_INTERFACES} to the shared one."
+        f"machines reach that port. On machines with several networks, set {INTERFACES} to the shared one."
     )
 
 
@@ -224,7 +255,7 @@ def _await_listener(host: str, port: int) -> None:
                     f"This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
                     "machine 0, "
                     "and is the port open in its firewall? On machines with several networks, set "
-                    f"{_INTERFACES}.",
+                    f"{INTERFACES}.",
                     (0,),
                 ) from error
             time.sleep(0.5)

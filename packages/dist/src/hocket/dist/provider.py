@@ -67,9 +67,8 @@ def provide(
                 "of them."
             )
         fsdp = replace(
-            fsdp,
+            fsdp.with_precision(low_precision),
             gradient_sync=gradient_sync or fsdp.gradient_sync,
-            amp_dtype=low_precision if fsdp.amp_dtype is None else fsdp.amp_dtype,
             find_unused_parameters=fsdp.find_unused_parameters or find_unused_parameters,
         )
         if precision == "amp_fp16" and fsdp.ignored_modules:
@@ -94,6 +93,6 @@ def provide(
 
 
 def _fsdp_of(config: Any) -> FSDPConfig | None:
-    if isinstance(config, Mapping) and config and {str(key).lower() for key in config} <= _AXES:
+    if isinstance(config, Mapping) and {str(key).lower() for key in config} & _AXES:
         config = ParallelismConfig.from_mapping(config)
     return config.fsdp if isinstance(config, ParallelismConfig) else as_fsdp_config(config)

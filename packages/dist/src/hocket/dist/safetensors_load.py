@@ -5,6 +5,7 @@ nothing is sent between ranks.
 """
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from hocket.dist.errors import WeightsError
 _INDEX = "model.safetensors.index.json"
 
 
-def load_safetensors(model: nn.Module, folder: str, *, only: Collection[str] | None = None) -> set[str]:
+def load_safetensors(
+    model: nn.Module, folder: str | os.PathLike[str], *, only: Collection[str] | None = None
+) -> set[str]:
     """Fill the parameters and buffers of a model, sharded or plain, from a folder of safetensors files.
 
     Args:

@@ -1,0 +1,76 @@
+"""Naming the address at which a launcher waits for other machines that have not come."""
+
+import argparse
+import contextlib
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+from hocket.dist.launch_logs import RankLogs
+from hocket.dist.preflight import INTERFACES, PREFLIGHT_S, describe_route, rendezvous_address
+
+
+def describe_absent_machines(options: argparse.Namespace, logs: LogsSpecs, error: Exception) -> str:
+    """Return the message for a rendezvous that failed, or for one that was lost while ranks ran.
+
+    Args:
+        options: Of `hocket-launch`.
+        logs: Of the agent's configuration; it knows whether ranks were started.
+        error: Torch's error.
+    """
+    host, port = rendezvous_address(options)
+    here = f"this is machine {options.node_rank}, {socket.gethostname()}, {describe_route(host)}"
+    if isinstance(logs, RankLogs) and logs.has_started.is_set():
+        return (
+            f"the connection to the launcher of machine 0 at {host}:{port} was lost ({here}): {error}. See "
+            "the log of machine 0."
+        )
+    found = re.search(r"(\d+)/(\d+) clients joined", str(error))
+    came = f"{found[1]} of {found[2]} machines" if found else f"not all of {options.nnodes} machines"
+    return f"{came} came to {host}:{port} in time ({here}). {_advice(port)} Torch says: {error}"
+
+
+@contextlib.contextmanager
+def notice_absent_machines(options: argparse.Namespace, logs: LogsSpecs) -> Iterator[None]:
+    """Print a notice, within the block, if no rank was started after `PREFLIGHT_S` seconds.
+
+    With `--nnodes MIN:MAX`, torch's agent waits longer than that, since machines may come back; with a fixed
+    number of machines it fails instead.
+    """
+    least, most = torchrun.parse_min_max_nnodes(options.nnodes)
+    if least == most or not isinstance(logs, RankLogs):
+        yield
+        return
+
+    def notice() -> None:
+        if logs.has_started.is_set():
+            return
+        host, port = rendezvous_address(options)
+        print(
+            f"hocket-launch: after {PREFLIGHT_S:g} s fewer than {least} machines have come to {host}:{port} "
+            f"(this is {socket.gethostname()}, {describe_route(host)}); waiting on. {_advice(port)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    timer = threading.Timer(PREFLIGHT_S, notice)
+    timer.name, timer.daemon = "hocket-absent-machines", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _advice(port: int) -> str:
+    return (
+        "Is `hocket-launch` running on every machine with the same `--nnodes`, `--master_addr` and "
+        f"`--master_port`, each with its own `--node_rank`, and is port {port} open in the firewall of "
+        f"machine 0? On machines with several networks, set {INTERFACES}."
+    )

@@ -348,3 +348,22 @@ def test_a_published_script_runs_unchanged_and_resumes(tmp_path: Path) -> None:
     accuracy = re.search(r"accuracy=([\d.]+)", second)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.85
+
+
+def test_imports_nothing_heavy_before_it_is_asked_for() -> None:
+    script = """
+import sys
+import hocket.compat.composer as composer
+composer.install()
+from composer import Time, Trainer, State
+from composer.core import DataSpec
+assert not {"torchmetrics", "torchvision", "transformers"} & set(sys.modules)
+import composer.algorithms.blurpool.blurpool as blurpool
+assert blurpool.BlurPool is composer.algorithms.BlurPool
+import composer.metrics
+from composer.callbacks.speed_monitor import SpeedMonitor
+assert composer.callbacks.speed_monitor.SpeedMonitor is SpeedMonitor
+assert composer.optim.scheduler.StepScheduler and composer.core.time.Time is composer.Time
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

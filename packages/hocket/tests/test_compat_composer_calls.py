@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -399,13 +400,17 @@ class Logging(SwappedLoss):
         return outputs
 
 
-def test_a_model_logs_by_its_trainers_logger_which_copies_leave_out() -> None:
+def test_a_model_logs_by_its_trainers_logger_which_copies_share_and_pickles_leave_out() -> None:
     model, logger = Logging(), InMemoryLogger()
     assert model.logger is None
     trainer = fit(model=model, loggers=[logger], max_duration="1ep")
     assert len(logger.data["outputs/mean"]) == 4
     assert model.logger is trainer.logger
-    assert copy.deepcopy(model).logger is None
+    copied = copy.deepcopy(model)
+    assert copied.logger is copy.copy(model).logger is trainer.logger
+    assert copied.state_dict().keys() == model.state_dict().keys()
+    assert all(one is not own for one, own in zip(copied.parameters(), model.parameters(), strict=True))
+    assert pickle.loads(pickle.dumps(model)).logger is None
     assert model.logger is trainer.logger
 
 

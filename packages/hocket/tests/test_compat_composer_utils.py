@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,7 +23,7 @@ from hocket.compat.composer.models import Initializer
 from hocket.compat.composer.utils import reproducibility
 from hocket.compat.composer.utils.object_store import maybe_create_object_store_from_uri
 from hocket.dist import FSDPConfig
-from hocket.trainer import Timestamp
+from hocket.trainer import Timestamp, TimeUnit
 from hocket.trainer.errors import TrainerConfigError
 from support.ranks import run_ranks
 
@@ -73,7 +74,10 @@ def test_folders_links_and_compressed_files(tmp_path: Path) -> None:
     assert utils.extract_path_from_symlink(str(tmp_path / "latest.symlink")) == "folder/ep3"
     assert utils.is_tar("a.tar.gz")
     assert not utils.is_tar("a.pt")
+    assert utils.is_tar("a.tar.unknown")
     assert utils.is_compressed_pt("a.pt.gz")
+    assert utils.is_compressed_pt("a.pt.unknown")
+    assert not utils.is_compressed_pt("a.pt.symlink")
     assert io.BufferedReader(utils.IteratorFileStream(iter([b"ab", b"", b"cd"]))).read() == b"abcd"
     with pytest.raises(ValueError, match="no compressor is known"):
         utils.get_compressor("a.rar")
@@ -327,3 +331,49 @@ def test_a_glob_filter_deletes_parts_of_a_tree_in_place() -> None:
     assert tree == {"state": {"model": {"body.weight": 2}, "parts": [{"c": 2}, "d"]}}
     with pytest.warns(UserWarning, match="the key `state/none` to ignore matches nothing"):
         utils.glob_filter(["state/none"])(tree)
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_a_tuple_indexes_an_array_and_parts_of_other_batches(make: Any) -> None:
+    batch = make([[1, 2, 3], [4, 5, 6]])
+    assert int(utils.batch_get(batch, (1, 2))) == 6
+    assert utils.batch_get(batch, [slice(0, 2), 1]).tolist() == [2, 5]
+    assert utils.batch_set(batch, (0, 1), 9)[0, 1] == 9
+    columns = make([10, 20, 30, 40])
+    first, second = utils.batch_get(columns, [slice(0, 1), slice(2, 4)])
+    assert (first.tolist(), second.tolist()) == ([10], [30, 40])
+    assert utils.batch_get({"a": 1, "b": 2}, ["a", "b"]) == (1, 2)
+    assert utils.batch_set((1, 2, 3), [0, 2], [7, 8]) == (7, 2, 8)
+
+
+def test_functions_read_and_set_parts_of_a_batch() -> None:
+    def double(batch: dict[str, int], value: int) -> dict[str, int]:
+        return {**batch, "a": 2 * value}
+
+    assert utils.batch_set({"a": 1}, double, 4) == {"a": 8}
+    assert utils.batch_set({"a": 1}, (lambda batch: batch["a"], double), 4) == {"a": 8}
+    with pytest.raises(ValueError, match="`key` has 3 functions; expected a pair"):
+        utils.batch_get({"a": 1}, [double] * 3)
+    with pytest.raises(ValueError, match="shorter"):
+        utils.batch_set({"a": 1, "b": 2}, ["a", "b"], [3])
+
+
+def test_uris_and_settings_are_read_as_in_composer() -> None:
+    assert utils.parse_uri("oci://bucket@namespace/a/b") == ("oci", "bucket", "a/b")
+    assert utils.extract_hparams({"unit": TimeUnit.EPOCH, "size": 3}) == {"unit": "ep", "size": 3}
+    assert utils.partial_format("{foo} {} {}", "a") == "{foo} a {}"
+    array = np.arange(3)
+    assert utils.ensure_tuple(array)[0] is array
+    assert utils.ensure_tuple(bytearray(b"ab")) == (b"ab",)
+
+
+def test_a_member_is_made_of_its_name_or_its_text() -> None:
+    class Kind(utils.StringEnum):
+        FIRST = "one"
+
+    assert Kind("ONE") is Kind("first") is Kind(Kind.FIRST) is Kind.FIRST
+    assert Kind.FIRST == "One"
+    with pytest.raises(ValueError, match="not a valid"):
+        Kind("two")
+    with pytest.raises(TypeError, match="expected a text or one of its members"):
+        Kind(1)

@@ -92,11 +92,37 @@ def test_each_section_makes_its_part(tmp_path: Path) -> None:
         ({"data": {"train": f"{HERE}:own_loader", "batch_size": 2, "shuffle": True}}, "for a loader"),
         ({"scheduler": {"warmup_steps": 1, "t_warmup": "1ba"}}, "are both given"),
         ({"training": 3}, "expected a mapping"),
+        ({"parallelism": "fsdp"}, "`parallelism` is `fsdp`; expected a mapping"),
+        ({"profiler": 3}, "`profiler` is `3`; expected a mapping"),
+        ({"profiler": {"torch_prof_foldr": "x"}}, "did you mean `torch_prof_folder`"),
+        ({"algorithms": 5}, "`algorithms` is `5`; expected a list of names"),
+        ({"algorithms": {"EMA": {"enabled": "no"}}}, "`enabled` of `EMA` in `algorithms` is `no`; expected"),
+        ({"algorithms": ["AlgorithmError"]}, "`AlgorithmError` is unknown in `algorithms`"),
+        ({"optimizer": {"name": "AdamW", "lr": "fast"}}, "`optimizer`: `AdamW` does not take its settings"),
+        ({"scheduler": {"warmup_steps": "abc"}}, "`scheduler.warmup_steps` is `abc`; expected a number of b"),
+        ({"model": "hf:/nowhere/at/all"}, "`hf:/nowhere/at/all` cannot be read"),
+        ({"data": {**CONFIG["data"], "batch_size": 0}}, "does not take its settings: ValueError: batch_size"),
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainerConfigError, match=message):
         trainer_from({**CONFIG, **change})
+
+
+def test_a_name_alone_is_a_part() -> None:
+    assert resolve({**CONFIG, "callbacks": "SpeedMonitor"})["callbacks"] == [{"name": "SpeedMonitor"}]
+
+
+def test_a_file_with_a_name_twice_and_a_setting_without_a_value_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: gpt\noptimizer: {lr: 1}\noptimizer: {lr: 2}\n")
+    with pytest.raises(TrainerConfigError, match="`optimizer` is given twice"):
+        trainer_from(file)
+    file.write_text("base: &base {lr: 1}\noptimizer: {<<: *base, lr: 2}\n")
+    with pytest.raises(TrainerConfigError, match="`base` is unknown in the configuration"):
+        trainer_from(file)
+    with pytest.raises(TrainerConfigError, match=r"`optimizer.lr=\[`: the value is no YAML"):
+        trainer_from(CONFIG, ["optimizer.lr=["])
 
 
 def test_the_example_of_the_readme_resolves() -> None:

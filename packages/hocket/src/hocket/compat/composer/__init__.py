@@ -3,40 +3,61 @@
 `python -m hocket.compat.composer script.py` runs a script that imports `composer`; so does `install()`, once
 at the program's start. `from hocket.compat.composer import Trainer` works without either. A name without a
 counterpart can be imported, and raises on use, saying what replaces it.
+
+Names and modules are imported when they are first asked for: torchmetrics alone takes seconds.
 """
 
-from hocket.compat.composer import (
-    algorithms,
-    callbacks,
-    core,
-    devices,
-    functional,
-    loggers,
-    loss,
-    metrics,
-    models,
-    optim,
-    profiler,
-    utils,
-)
-from hocket.compat.composer.data_spec import DataSpec
-from hocket.compat.composer.engine import Engine, Logger
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
 from hocket.compat.composer.install import install
-from hocket.compat.composer.models import ComposerModel
-from hocket.compat.composer.state import State
-from hocket.compat.composer.trainer import Trainer
-from hocket.trainer import (
-    Algorithm,
-    Callback,
-    Evaluator,
-    Event,
-    Time,
-    Timestamp,
-    TimeUnit,
-)
+
+if TYPE_CHECKING:
+    from hocket.compat.composer import (
+        algorithms,
+        callbacks,
+        checkpoint,
+        core,
+        devices,
+        distributed,
+        functional,
+        loggers,
+        loss,
+        metrics,
+        models,
+        optim,
+        profiler,
+        utils,
+    )
+    from hocket.compat.composer.data_spec import DataSpec
+    from hocket.compat.composer.engine import Engine, Logger
+    from hocket.compat.composer.models import ComposerModel
+    from hocket.compat.composer.state import State
+    from hocket.compat.composer.trainer import Trainer
+    from hocket.trainer import Algorithm, Callback, Evaluator, Event, Time, Timestamp, TimeUnit
 
 #: The release of Composer that has these names.
 __version__ = "0.32.1"
+
+_MODULES = frozenset({
+    "algorithms", "callbacks", "checkpoint", "core", "devices", "distributed", "functional", "loggers",
+    "loss", "metrics", "models", "optim", "profiler", "trainer", "utils",
+})  # fmt: skip
+
+_HOME_OF = {
+    "ComposerModel": "hocket.compat.composer.models",
+    "DataSpec": "hocket.compat.composer.data_spec",
+    "Engine": "hocket.compat.composer.engine",
+    "Logger": "hocket.compat.composer.engine",
+    "State": "hocket.compat.composer.state",
+    "Trainer": "hocket.compat.composer.trainer",
+    **dict.fromkeys(
+        ("Algorithm", "Callback", "Evaluator", "Event", "Time", "TimeUnit", "Timestamp"), "hocket.trainer"
+    ),
+}
 
 __all__ = [
     "Algorithm",
@@ -54,8 +75,10 @@ __all__ = [
     "Trainer",
     "algorithms",
     "callbacks",
+    "checkpoint",
     "core",
     "devices",
+    "distributed",
     "functional",
     "install",
     "loggers",
@@ -66,3 +89,18 @@ __all__ = [
     "profiler",
     "utils",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        # Under the name `composer`, a module comes with those beneath it: `composer.core.time`.
+        is_composer = sys.modules.get("composer") is sys.modules[__name__]
+        return importlib.import_module(f"composer.{name}" if is_composer else f"{__name__}.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`", name=name)
+    found = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

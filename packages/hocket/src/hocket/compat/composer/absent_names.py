@@ -9,6 +9,11 @@ _OTHER_DEVICE = "Hocket trains on CPUs, CUDA and MPS devices"
 _TP = "tensor parallelism is not implemented; shard with `fsdp`"
 
 ABSENT: dict[str, dict[str, str]] = {
+    "composer.algorithms": {
+        "BERTGatedFFOutput": "`GatedLinearUnits` makes a `hocket.algos.gated_linear_units.GatedIntermediate`",
+        "EMAParameters": "`EMA` has the averages in its `state_dict()`",
+        "make_resnet_bottleneck_stochastic": "use `apply_stochastic_depth`",
+    },
     "composer.callbacks": {
         "MLPerfCallback": "log by MLCommons' own package `mlperf_logging` from a callback of your own",
     },

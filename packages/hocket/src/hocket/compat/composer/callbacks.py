@@ -8,7 +8,9 @@ from typing import Any
 import hocket.trainer.callbacks as _callbacks
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.checkpoint_saver import CheckpointSaver
-from hocket.trainer import Logger, State, TimeUnit
+from hocket.compat.composer.ignore_keys import IgnoreKeys, as_lenient
+from hocket.compat.composer.load_paths import find_checkpoint
+from hocket.trainer import Event, Logger, State, TimeUnit
 from hocket.trainer.callbacks import (
     ActivationMonitor,
     EvalOutputLogging,
@@ -16,7 +18,6 @@ from hocket.trainer.callbacks import (
     FreeOutputs,
     Generate,
     ImageVisualizer,
-    LoadCheckpoint,
     LRMonitor,
     MemoryMonitor,
     MemorySnapshot,
@@ -45,6 +46,41 @@ class EarlyStopper(_callbacks.EarlyStopper):
         """Check a training metric that is not checked after each batch."""
         if self.patience.unit is not TimeUnit.BATCH:
             super().epoch_end(state, logger)
+
+
+class LoadCheckpoint(_callbacks.LoadCheckpoint):
+    """`hocket.trainer.callbacks.LoadCheckpoint` with Composer's arguments, and its ways to name a checkpoint.
+
+    Args:
+        load_path: As `Trainer(load_path=…)`.
+        load_weights_only: Load the model alone.
+        strict_model_weights: Refuse parameters that only the model or only the checkpoint has.
+        ignore_keys: Parts that are left as they are.
+        event: When it is loaded.
+        strict: Another name of `strict_model_weights`.
+        checkpoint_store: The store to read from; by default that of the path.
+    """
+
+    def __init__(
+        self,
+        load_path: str | os.PathLike[str],
+        load_weights_only: bool = False,
+        strict_model_weights: bool = True,
+        ignore_keys: IgnoreKeys = None,
+        event: Event | str = Event.BEFORE_LOAD,
+        *,
+        strict: bool = True,
+        checkpoint_store: Any = None,
+    ) -> None:
+        is_strict = strict_model_weights and strict
+        keys: Any = as_lenient(ignore_keys, "ignore_keys")
+        super().__init__(load_path, load_weights_only, is_strict, keys, event, checkpoint_store)
+
+    def _load_at(self, event: Event, state: State) -> None:
+        if event is self.event and self.checkpoint_store is None:
+            # Looked up at the event: a run before this one may have to save it first.
+            self.load_path = find_checkpoint(self.load_path) or self.load_path
+        super()._load_at(event, state)
 
 
 class SystemMetricsMonitor(_callbacks.SystemMetricsMonitor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.trainer.checkpoint_saver import CheckpointSaver as _CheckpointSaver
 from hocket.trainer.interval import IsTime
 from hocket.trainer.time import TimeInput
@@ -40,4 +41,5 @@ class CheckpointSaver(_CheckpointSaver):
     ) -> None:
         del remote_file_name, latest_filename, latest_remote_file_name
         del num_concurrent_uploads, upload_timeout_in_seconds
+        settings["ignore_keys"] = as_lenient(settings.get("ignore_keys"), "ignore_keys")
         super().__init__(folder, os.fspath(filename), save_interval, **settings)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import hocket.ckpt as ckpt
 from hocket.ckpt.errors import CheckpointError
+from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.trainer import State
 from hocket.trainer.errors import ResumeError
 from hocket.trainer.optimizer_state import model_state, optimizer_state, take_optimizer_state
@@ -58,7 +59,7 @@ def read_composer_file(path: str | os.PathLike[str]) -> ComposerFile:
         opened = ckpt.open(uri)
     except CheckpointError as error:
         raise ResumeError(f"`{uri}` cannot be read as a checkpoint file of Composer: {error}") from error
-    tensors = {tuple(opened.contents.tensors[name].path): _as_tensor(opened[name]) for name in opened}
+    tensors = {tuple(opened.contents.tensors[name].path): as_tensor(opened[name]) for name in opened}
     if not any(where[:2] == ("state", "model") for where in tensors):
         raise ResumeError(f"`{uri}` has no `state.model`; expected a file that Composer's trainer saved")
     values = {tuple(record.path): record.value for record in opened.contents.values.values()}
@@ -89,11 +90,7 @@ def load_composer_file(
         ResumeError: If the model or an optimizer differs from the file's.
     """
     saved = file.tree("state")
-    given = [ignore_keys] if isinstance(ignore_keys, str) else ignore_keys
-    if isinstance(given, (list, tuple)):
-        # Composer's globs start with `state/`.
-        given = [glob.removeprefix("state/") for glob in given]
-    whole, saved = saved, without(saved, given)
+    whole, saved = saved, without(saved, as_lenient(ignore_keys, "load_ignore_keys"))
     left_out = whole.get("model", {}).keys() - saved.get("model", {}).keys()
     _fill_model(state, saved.get("model", {}), file.uri, strict=strict, left_out=left_out)
     if weights_only:
@@ -185,7 +182,8 @@ def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return value.to(like.device, like.dtype)
 
 
-def _as_tensor(array: Any) -> torch.Tensor:
+def as_tensor(array: Any) -> torch.Tensor:
+    """Return a tensor with its own copy of what a checkpoint's reader returned."""
     if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 from hocket.trainer.errors import TrainerConfigError
 
@@ -111,9 +115,31 @@ def install(*, force: bool = False) -> None:
             )
         for name in [name for name in sys.modules if name.partition(".")[0] == "composer"]:
             del sys.modules[name]
-    for name, ours in MODULES.items():
-        module = sys.modules[name] = importlib.import_module(ours)
-        above, _, last = name.rpartition(".")
-        if above and not hasattr(sys.modules[above], last):
-            # What `import a.b as m` and `from a import b` look for.
-            setattr(sys.modules[above], last, module)
+    sys.modules["composer"] = importlib.import_module(_OURS)
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds `composer.metrics` and its like in this package when they are first imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for a module right beneath `composer`, while that is this package."""
+        above, _, part = fullname.partition(".")
+        is_ours = above == "composer" and getattr(sys.modules.get(above), "__name__", None) == _OURS
+        if not is_ours or "." in part or fullname not in MODULES:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module here, and all beneath it, in the place of an empty one."""
+        top = module.__name__
+        for name, ours in MODULES.items():
+            if name == top or name.startswith(f"{top}."):
+                found = sys.modules[name] = importlib.import_module(ours)
+                above, _, last = name.rpartition(".")
+                if not hasattr(sys.modules[above], last):
+                    # What `import a.b as m` and `from a import b` look for.
+                    setattr(sys.modules[above], last, found)

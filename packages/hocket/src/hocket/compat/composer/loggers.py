@@ -6,23 +6,22 @@ import os
 from pathlib import Path, PurePath
 from typing import Any
 
+from hocket.compat.composer.console_logger import ConsoleLogger, format_log_data_value
 from hocket.compat.composer.engine import Logger
 from hocket.compat.composer.in_memory_logger import InMemoryLogger
 from hocket.compat.composer.spellings import translate
+from hocket.compat.composer.trackers import MLFlowLogger, WandBLogger
 from hocket.compat.composer.utils.uploads import RemoteUploaderDownloader
 from hocket.trainer import LoggerDestination, State
 from hocket.trainer.logger import Logger as _Logger
 from hocket.trainer.logger import global_rank
 from hocket.trainer.loggers import (
     CometMLLogger,
-    ConsoleLogger,
-    MLFlowLogger,
     MosaicMLLogger,
     NeptuneLogger,
     ProgressBarLogger,
     SlackLogger,
     TensorboardLogger,
-    WandBLogger,
 )
 from hocket.trainer.loggers import FileLogger as _FileLogger
 
@@ -79,4 +78,5 @@ __all__ = [
     "TQDMLogger",
     "TensorboardLogger",
     "WandBLogger",
+    "format_log_data_value",
 ]

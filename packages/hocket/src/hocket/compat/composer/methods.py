@@ -16,6 +16,7 @@ from hocket.algos.gyro_dropout import GyroDropoutLayer
 from hocket.algos.low_precision_norm.low_precision_norm import LPGroupNorm, LPLayerNorm
 from hocket.algos.no_op_model import NoOpModelClass
 from hocket.compat.composer import algorithms, functional
+from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.algorithms import *  # noqa: F403
 from hocket.compat.composer.functional import *  # noqa: F403
 from hocket.compat.composer.sam_optimizer import SAMOptimizer
@@ -41,3 +42,5 @@ __all__ = [
     "factorize_matrix",
     "policy_registry",
 ]
+
+__getattr__ = absent_from("composer.algorithms")

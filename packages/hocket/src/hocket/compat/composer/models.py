@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC
 from collections.abc import Mapping
 from typing import Any, Self
 
 from torch import nn
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 import hocket.trainer.models as _models
 from hocket.compat.composer.initializers import Initializer
-from hocket.compat.composer.pretrained import write_huggingface_pretrained_from_composer_checkpoint
+from hocket.compat.composer.pretrained import (
+    hf_from_composer_checkpoint,
+    metadata_of,
+    write_huggingface_pretrained_from_composer_checkpoint,
+)
 from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import ComposerClassifier as _ComposerClassifier
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.extras import import_extra
-from hocket.trainer.models import HuggingFaceModel
 from hocket.trainer.models.named_metrics import named_metrics
 
 
 class HasLogger:
-    """A model that logs: the trainer sets its `logger`, which copies and pickles leave out."""
+    """A model that logs: the trainer sets its `logger`, which copies share and pickles leave out."""
 
     logger: Any = None
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.logger)] = self.logger
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "logger"}
@@ -55,7 +68,7 @@ class ComposerModel(HasLogger, _models.ComposerModel, ABC):
         """Return the metrics by name: those of an older model's `metrics(train)`, if it has it."""
         stated = getattr(self, "metrics", None)
         found = stated(train=is_train) if callable(stated) else {}
-        if isinstance(found, (Mapping, MetricCollection)):
+        if isinstance(found, Mapping) or hasattr(found, "items"):  # a `MetricCollection` is no mapping
             return dict(found.items())
         return {type(found).__name__: found}
 
@@ -86,6 +99,9 @@ class ComposerClassifier(HasLogger, _ComposerClassifier):
         if num_classes is None:
             num_classes = getattr(module, "num_classes", None)
         if train_metrics is None and isinstance(num_classes, int) and num_classes > 1:
+            # Here, not above: torchmetrics takes seconds to import.
+            from torchmetrics.classification import MulticlassAccuracy
+
             # The validation of arguments reads the device.
             train_metrics = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         super().__init__(module, num_classes, train_metrics, *args, **arguments)
@@ -105,6 +121,8 @@ def _as_given(metrics: dict[str, Any]) -> Any:
     """Return None, one metric, or a collection of several."""
     if len(metrics) < 2:
         return next(iter(metrics.values()), None)
+    from torchmetrics import MetricCollection
+
     return MetricCollection(metrics)
 
 
@@ -143,11 +161,61 @@ class ComposerResNet(ComposerClassifier):
         super().__init__(module, num_classes=num_classes)
 
 
+class HuggingFaceModel(HasLogger, _models.HuggingFaceModel):
+    """`hocket.trainer.models.HuggingFaceModel`, which can be made again from a checkpoint.
+
+    `hf_from_composer_checkpoint` makes the inner model and the tokenizer of a checkpoint; then
+    `Trainer(load_path=…)` loads its weights. The types in `peft_config` may be in small letters, which are
+    changed in it.
+
+    Attributes:
+        labels: What metrics compare with, of the last `eval_forward`. A subclass that takes the labels out of
+            the batch sets it.
+    """
+
+    labels: Any = None
+
+    def __init__(self, model: Any, tokenizer: Any = None, *args: Any, **arguments: Any) -> None:
+        peft_config = arguments.get("peft_config")
+        for name in ("peft_type", "task_type"):
+            if isinstance(given := getattr(peft_config, name, None), str):
+                setattr(peft_config, name, str(getattr(given, "value", given)).upper())
+        super().__init__(model, tokenizer, *args, **arguments)
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Return the outputs that metrics are updated with, and keep the labels."""
+        self.labels = self._compared(batch["labels"]) if "labels" in batch else None
+        return super().eval_forward(batch, outputs)
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric; without labels in it, those that a subclass has set."""
+        if "labels" in batch or self.labels is None:
+            super().update_metric(batch, outputs, metric)
+        else:
+            metric.update(outputs, self.labels)
+
+    hf_from_composer_checkpoint = staticmethod(hf_from_composer_checkpoint)
+
+    @property
+    def train_metrics(self) -> dict[str, Any]:
+        """The metrics measured while training, by name."""
+        return self.get_metrics(is_train=True)
+
+    @property
+    def val_metrics(self) -> dict[str, Any]:
+        """The metrics measured in evaluation, by name."""
+        return self.get_metrics(is_train=False)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what checkpoints say of the model: its configuration, class and tokenizer."""
+        return metadata_of(self)
+
+
 #: The function that made a `ComposerResNet`.
 composer_resnet = ComposerResNet
 
 ComposerModel.register(_ComposerClassifier)
-ComposerModel.register(HuggingFaceModel)
+ComposerModel.register(_models.HuggingFaceModel)
 
 __all__ = [
     "ComposerClassifier",

@@ -13,7 +13,7 @@ from hocket.trainer.profiler import (
 )
 from hocket.trainer.profiler import Profiler as _Profiler
 from hocket.trainer.profiler.system import SystemSampler
-from hocket.trainer.profiler.torch_profiler import TorchProfiler
+from hocket.trainer.profiler.torch_profiler import TorchProfilerConfig
 
 
 class Profiler(_Profiler):
@@ -82,6 +82,69 @@ class SystemProfiler(Callback):
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.close()
+
+
+class TorchProfiler(Callback):
+    """A callback that records torch's operators by the schedule of `Trainer(profiler=…)`.
+
+    `Profiler(torch_prof_folder=…, …)` does the same; give the settings to one of them.
+
+    Args:
+        folder: The folder of the traces.
+        filename: The trace of one rank and window.
+        remote_file_name: Accepted for Composer's users: loggers upload no traces.
+        memory_filename: A page of the memory over time.
+        memory_remote_file_name: Likewise.
+        overwrite: Whether an existing trace is replaced.
+        use_gzip: Whether traces are compressed.
+        record_shapes: Whether operators' shapes are recorded.
+        profile_memory: Whether allocations are recorded.
+        with_stack: Whether Python stacks are recorded.
+        with_flops: Whether floating-point operations are estimated.
+        num_traces_to_keep: The number of newest traces to keep; -1 for all.
+    """
+
+    def __init__(
+        self,
+        folder: str = "{run_name}/torch_traces",
+        filename: str = "rank{rank}.{batch}.pt.trace.json",
+        remote_file_name: str | None = None,
+        memory_filename: str | None = None,
+        memory_remote_file_name: str | None = None,
+        overwrite: bool = False,
+        use_gzip: bool = False,
+        record_shapes: bool = False,
+        profile_memory: bool = True,
+        with_stack: bool = False,
+        with_flops: bool = True,
+        num_traces_to_keep: int = -1,
+    ) -> None:
+        del remote_file_name, memory_remote_file_name
+        self.config, _ = TorchProfilerConfig(
+            folder=folder,
+            filename=filename,
+            memory_filename=memory_filename,
+            overwrite=overwrite,
+            use_gzip=use_gzip,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            num_traces_to_keep=num_traces_to_keep,
+        ).with_memory_needs()
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Give the trainer's profiler these settings.
+
+        Raises:
+            TrainerConfigError: If the trainer has no profiler.
+        """
+        if state.profiler is None:
+            raise TrainerConfigError(
+                "`TorchProfiler` follows the schedule of a profiler, and there is none; set "
+                "`Trainer(profiler=Profiler(…))`"
+            )
+        state.profiler.torch_config = self.config
 
 
 __all__ = [

@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hocket.compat.composer.algorithms import MixedPrecision
 from hocket.compat.composer.composer_files import (
     ComposerFile,
     is_composer_file,
     load_composer_file,
     read_composer_file,
 )
+from hocket.compat.composer.console_logger import ConsoleLogger
 from hocket.compat.composer.devices import as_torch_device
 from hocket.compat.composer.engine import Engine, Logger
+from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
+from hocket.compat.composer.mixed_precision import MixedPrecision
 from hocket.compat.composer.models import HasLogger
+from hocket.compat.composer.optim.one_argument import as_schedules
+from hocket.compat.composer.pretrained import HuggingFaceRecord
 from hocket.compat.composer.progress_log import ProgressLog
 from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.state import State
@@ -34,6 +38,7 @@ from hocket.trainer.arguments import as_list
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.evaluator import DEFAULT_LABEL
 from hocket.trainer.losses import as_model
+from hocket.trainer.models import HuggingFaceModel as _HuggingFaceModel
 from hocket.trainer.optim import DecoupledSGDW
 from hocket.trainer.parts import PartClasses
 
@@ -67,6 +72,7 @@ class Trainer(_Trainer):
         # Made here, the process group outlives the trainer: scripts use it after `close`.
         dist.initialize_dist(given.get("device"), given.get("dist_timeout", 300.0))
         given["eval_dataloader"] = label_loaders(given.get("eval_dataloader"))
+        given["schedulers"] = as_schedules(given.get("schedulers"))
         _run_name(given)
         _parallelism(given)
         _numerics(given)
@@ -76,6 +82,9 @@ class Trainer(_Trainer):
             given["model"] = as_model(given["model"], given.pop("loss_fn", None))
             given["optimizers"] = DecoupledSGDW(given["model"].parameters(), lr=0.1)
         given["callbacks"] = [*as_list(given.get("callbacks")), ProgressLog()]
+        _console(given)
+        if isinstance(given.get("model"), _HuggingFaceModel):
+            given["callbacks"].append(HuggingFaceRecord())
         file = _composer_file(given)
         super().__init__(**given)
         _close_at_exit(self)
@@ -88,11 +97,21 @@ class Trainer(_Trainer):
     def fit(self, *args: Any, **arguments: Any) -> None:
         """Train, as `hocket.trainer.Trainer.fit`."""
         given = translate("fit", arguments)
-        super().fit(*args, **given | {"eval_dataloader": label_loaders(given.get("eval_dataloader"))})
+        given["eval_dataloader"] = label_loaders(given.get("eval_dataloader"))
+        given["schedulers"] = as_schedules(given.get("schedulers"))
+        super().fit(*args, **given)
 
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
         """Evaluate, as `hocket.trainer.Trainer.eval`."""
         super().eval(label_loaders(eval_dataloader), subset_num_batches)
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The paths or URIs of the committed checkpoints in `save_folder`, the newest last."""
+        checkpointer = self._parts.checkpointer
+        folder = None if checkpointer is None else getattr(checkpointer.store, "uri", None)
+        names = super().saved_checkpoints
+        return names if folder is None else [f"{folder.rstrip('/')}/{name}" for name in names]
 
     def _go_on_from(self, file: ComposerFile, given: dict[str, Any]) -> None:
         """Load a file of Composer's, unless `autoresume` found a checkpoint of this run."""
@@ -150,6 +169,15 @@ def _run_name(given: dict[str, Any]) -> None:
         given["run_name"] = os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")
 
 
+def _console(given: dict[str, Any]) -> None:
+    """Print lines in Composer's form, if the script asks for lines."""
+    loggers = as_list(given.get("loggers"))
+    if given.get("log_to_console") and not any(isinstance(one, ConsoleLogger) for one in loggers):
+        interval, stream = given.get("console_log_interval", "1ba"), given.get("console_stream", "stderr")
+        loggers.append(ConsoleLogger(interval, stream, log_traces=bool(given.get("log_traces"))))
+    given["loggers"] = loggers
+
+
 def _numerics(given: dict[str, Any]) -> None:
     algorithms = as_list(given.get("algorithms"))
     if given.get("precision") is None and any(isinstance(one, MixedPrecision) for one in algorithms):
@@ -194,8 +222,13 @@ def _checkpoints(given: dict[str, Any]) -> None:
         # Composer's scripts say so where a logger has a copy; here the folder is the only place.
         warnings.warn("`save_num_checkpoints_to_keep` is 0: the newest checkpoint is kept", stacklevel=3)
         given["save_num_checkpoints_to_keep"] = 1
+    for name in ("load_ignore_keys", "save_ignore_keys"):
+        given[name] = as_lenient(given.get(name), name)
     if given.get("load_path") is not None:
-        found = find_checkpoint(given["load_path"], autoresume=bool(given.get("autoresume")))
+        path = os.fspath(given["load_path"])
+        if given.get("run_name") is not None:
+            path = path.replace("{run_name}", given["run_name"])
+        found = find_checkpoint(path, autoresume=bool(given.get("autoresume")))
         given["load_path"] = found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hocket.compat.streaming.errors import worded
 from hocket.compat.streaming.shard_access import ShardAccess
 from hocket.compat.streaming.stream import Stream, streams_registry, to_core
+from hocket.stream import MosaicOrder
 from hocket.stream import Stream as CoreStream
 from hocket.stream import StreamingDataset as _StreamingDataset
 from hocket.stream.engine import RankBatch
@@ -107,9 +108,7 @@ class StreamingDataset(ShardAccess, _StreamingDataset):
                 shuffle_seed=shuffle_seed,
                 shuffle_block_size=shuffle_block_size,
                 num_canonical_nodes=num_canonical_nodes,
-                order="mosaic",
-                shuffle_algo=shuffle_algo,
-                partition_algo=partition_algo,
+                order=MosaicOrder(shuffle_algo=shuffle_algo, partition_algo=partition_algo),
                 validate_hash=validate_hash,
                 keep_zip=keep_zip,
                 cache_limit=cache_limit,

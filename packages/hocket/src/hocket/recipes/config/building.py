@@ -16,20 +16,24 @@ import hocket.algos
 import hocket.trainer.callbacks
 import hocket.trainer.loggers
 import hocket.trainer.optim
+from hocket.native.errors import HocketError
 from hocket.recipes.config.resolving import as_part, check_names
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.stream import StreamingDataLoader, StreamingDataset
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer import Algorithm, Callback, LoggerDestination
+from hocket.trainer.errors import TrainerConfigError, TrainerError
 from hocket.trainer.extras import import_extra
 from hocket.trainer.models import HuggingFaceModel
+from hocket.trainer.optim import Scheduler
 from hocket.trainer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 
-_SOURCES: dict[str, tuple[Any, ...]] = {
-    "algorithms": (hocket.algos,),
-    "callbacks": (hocket.trainer.callbacks,),
-    "loggers": (hocket.trainer.loggers,),
-    "optimizer": (hocket.trainer.optim, torch.optim),
-    "scheduler": (hocket.trainer.optim,),
+#: By section, the modules whose classes can be named, and the class that they extend.
+_SOURCES: dict[str, tuple[tuple[Any, ...], type[Any]]] = {
+    "algorithms": ((hocket.algos,), Algorithm),
+    "callbacks": ((hocket.trainer.callbacks,), Callback),
+    "loggers": ((hocket.trainer.loggers,), LoggerDestination),
+    "optimizer": ((hocket.trainer.optim, torch.optim), torch.optim.Optimizer),
+    "scheduler": ((hocket.trainer.optim,), Scheduler),
 }
 
 
@@ -56,7 +60,10 @@ def _hugging_face(name: str, arguments: dict[str, Any]) -> nn.Module:
     tokenizer = arguments.pop("tokenizer", None)
     known = inspect.signature(HuggingFaceModel).parameters
     own = {key: arguments.pop(key) for key in list(arguments) if key in known}
-    config = transformers.AutoConfig.from_pretrained(name, **arguments)
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **arguments)
+    except OSError as error:
+        raise TrainerConfigError(f"`hf:{name}` cannot be read: {error}") from error
     classes = config.architectures or []
     kind = getattr(transformers, classes[0], None) if classes else None
     if kind is None:
@@ -108,7 +115,7 @@ def _own_loader(make: Any, arguments: dict[str, Any], where: str) -> Any:
                 f"`{type(made).__name__}`; have it take the setting, or return a data set"
             )
         return made
-    return DataLoader(made, **options)
+    return call(DataLoader, {"dataset": made, **options}, where)
 
 
 def _taken(arguments: dict[str, Any], target: Any, *, but: tuple[str, ...]) -> dict[str, Any]:
@@ -147,7 +154,7 @@ def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
     """Call a class or function, after a check of the arguments' names.
 
     Raises:
-        TrainerConfigError: If it does not take one, or needs one that is not there.
+        TrainerConfigError: If it does not take one, needs one that is not there, or refuses a value.
     """
     parameters = inspect.signature(target).parameters.values()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
@@ -158,7 +165,14 @@ def call(target: Any, arguments: Mapping[str, Any], where: str) -> Any:
             continue
         if one.default is one.empty and one.name not in arguments:
             raise TrainerConfigError(f"`{where}` lacks `{one.name}`, which `{name}` needs")
-    return target(**arguments)
+    try:
+        return target(**arguments)
+    except (HocketError, TrainerError):
+        raise
+    except (TypeError, ValueError) as error:
+        raise TrainerConfigError(
+            f"`{where}`: `{name}` does not take its settings: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _split(part: Mapping[str, Any], section: str) -> tuple[str, dict[str, Any]]:
@@ -173,11 +187,12 @@ def _find(name: str, section: str) -> Any:
     """Return a class of a section by its name, in any letter case and with `_` between words."""
     if ":" in name:
         return _import(name)
+    sources, base = _SOURCES[section]
     classes = {
         key: value
-        for source in reversed(_SOURCES[section])
+        for source in reversed(sources)
         for key, value in vars(source).items()
-        if inspect.isclass(value) and not key.startswith("_")
+        if inspect.isclass(value) and issubclass(value, base) and value is not base
     }
     by_plain_name = {_plain(key): value for key, value in classes.items()}
     if _plain(name) not in by_plain_name:

@@ -16,7 +16,17 @@ from hocket.trainer.errors import TrainerConfigError
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML's safe loader, which also reads `3e-4` as a number."""
+    """YAML's safe loader, which also reads `3e-4` as a number, and refuses a name that is given twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        # `<<` takes over another mapping, whose names may be given again.
+        names = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"`{name}` is given twice; leave one of them out", node.start_mark
+                )
+        return super().construct_mapping(node, deep=deep)
 
 
 _Loader.add_implicit_resolver(
@@ -52,7 +62,7 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
     """Return a configuration with values from the command line, such as `optimizer.lr=3e-4`.
 
     Raises:
-        TrainerConfigError: If one has no `=`, or goes into a value that has no parts.
+        TrainerConfigError: If one has no `=`, has no YAML behind it, or goes into a value without parts.
     """
     found = copy.deepcopy(dict(config))
     for override in overrides:
@@ -70,7 +80,10 @@ def with_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[
             inner = inner[name]
             if not isinstance(inner, dict):
                 raise TrainerConfigError(f"`{override}`: `{name}` is `{inner}`, which has no parts")
-        inner[last] = _parse(text)
+        try:
+            inner[last] = _parse(text)
+        except yaml.YAMLError as error:
+            raise TrainerConfigError(f"`{override}`: the value is no YAML: {error}") from error
     return found
 
 

@@ -63,8 +63,9 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("model", "optimizer"):
         if name in found:
             found[name] = as_part(found[name], name)
-    if "data" in found:
-        found["data"] = _mapping(found["data"], "data")
+    for name in ("data", "parallelism", "profiler"):
+        if name in found:
+            found[name] = _mapping(found[name], name)
     _move(found)
     if "scheduler" in found:
         given = found["scheduler"]
@@ -126,14 +127,17 @@ def _scheduler(part: dict[str, Any]) -> dict[str, Any]:
     if "warmup_steps" in part:
         if "t_warmup" in part:
             raise TrainerConfigError("`warmup_steps` and `t_warmup` are both given in `scheduler`")
-        part["t_warmup"] = f"{part.pop('warmup_steps')}ba"
+        steps = part.pop("warmup_steps")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise TrainerConfigError(f"`scheduler.warmup_steps` is `{steps}`; expected a number of batches")
+        part["t_warmup"] = f"{steps}ba"
     return {
         "name": "CosineAnnealingWithWarmupScheduler" if "t_warmup" in part else "ConstantScheduler"
     } | part
 
 
 def _parts(given: Any, section: str) -> list[dict[str, Any]]:
-    """Return parts, given as a list or by name, as a list of mappings; without those that are off."""
+    """Return parts, given as one, a list or by name, as a list of mappings; without those that are off."""
     if isinstance(given, Mapping):
         several = [
             {"name": name} if options is None or options is True
@@ -141,8 +145,16 @@ def _parts(given: Any, section: str) -> list[dict[str, Any]]:
             else {"name": name, **_mapping(options, f"{section}.{name}")}
             for name, options in given.items()
         ]  # fmt: skip
+    elif isinstance(given, (str, list, tuple)):
+        several = [as_part(one, section) for one in ([given] if isinstance(given, str) else given)]
     else:
-        several = [as_part(one, section) for one in given]
+        raise TrainerConfigError(f"`{section}` is `{given}`; expected a list of names, or settings by name")
+    for part in several:
+        if not isinstance(part.get("enabled", True), bool):
+            raise TrainerConfigError(
+                f"`enabled` of `{part.get('name')}` in `{section}` is `{part['enabled']}`; "
+                "expected true or false"
+            )
     return [
         {key: value for key, value in part.items() if key != "enabled"}
         for part in several

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.optim.lr_scheduler import LambdaLR
 
 import hocket.trainer.optim as _optim
+from hocket.compat.composer.optim.one_argument import as_schedule
 from hocket.compat.composer.signatures import class_in_order
 from hocket.trainer import State
 from hocket.trainer.errors import TrainerConfigError
@@ -50,7 +51,8 @@ def compile_composer_scheduler(scheduler: ComposerScheduler, state: State, ssr: 
         raise TrainerConfigError(
             f"`compile_composer_scheduler` is for one optimizer, and the state has {len(state.optimizers)}"
         )
-    return LambdaLR(state.optimizers[0], lambda _: scheduler(state, ssr))
+    schedule = as_schedule(scheduler)
+    return LambdaLR(state.optimizers[0], lambda _: schedule(state, ssr))
 
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.utils import dist, dist_checkpoint, module_surgery, reproducibility
+from hocket.compat.composer.utils.batch import batch_get, batch_set
 from hocket.compat.composer.utils.checkpoint import (
     glob_filter,
     load_checkpoint,
@@ -87,8 +88,6 @@ from hocket.compat.composer.utils.uploads import (
     maybe_create_remote_uploader_downloader_from_uri,
 )
 from hocket.dist import FSDPConfig, ParallelismConfig
-from hocket.trainer.batch_access import get_item as batch_get
-from hocket.trainer.batch_access import set_item as batch_set
 from hocket.trainer.errors import MissingExtraError as MissingConditionalImportError
 
 __all__ = [

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hocket.ckpt.torch.functions import provide
+from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.trainer import Logger, State
 from hocket.trainer.checkpointing import Checkpointer, load
@@ -86,7 +87,7 @@ def save_checkpoint(
             state,
             save_filename=name,
             weights_only=weights_only,
-            ignore_keys=ignore_keys,
+            ignore_keys=as_lenient(ignore_keys, "ignore_keys"),
         )
         saved = saver.save()
         return f"{folder}/{saved.name.rpartition('/')[2]}" if folder else saved.name
@@ -128,7 +129,7 @@ def load_checkpoint(
             StepSync(state.parallelism),
             weights_only=load_weights_only,
             strict=strict_model_weights,
-            ignore_keys=ignore_keys,
+            ignore_keys=as_lenient(ignore_keys, "ignore_keys"),
             exclude_algorithms=exclude_algorithms or (),
         )
 

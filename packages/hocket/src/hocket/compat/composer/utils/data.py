@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hocket.trainer import Event, State
 from hocket.trainer.extras import import_extra
 from hocket.trainer.interval import IsTime, every
 from hocket.trainer.time import TimeInput
@@ -41,8 +42,31 @@ def create_interval_scheduler(
     interval: TimeInput | IsTime,
     include_end_of_training: bool = True,
     checkpoint_events: bool = True,
+    final_events: set[Event] | None = None,
 ) -> IsTime:
-    """Return a function `(state, event) -> bool` that is true once each interval."""
-    return every(
-        interval, include_end_of_training=include_end_of_training, checkpoint_events=checkpoint_events
-    )
+    """Return a function `(state, event) -> bool` that is true once each interval.
+
+    Args:
+        interval: A number of epochs, a time, or such a function.
+        include_end_of_training: Whether it is true when the training's duration is reached, too.
+        checkpoint_events: Whether it answers at the `*_CHECKPOINT` events, and not at `*_END`.
+        final_events: Where it answers at the end of the training, such as `{Event.FIT_END}`; None for the
+            events of the interval.
+    """
+    if final_events is None or not include_end_of_training:
+        return every(
+            interval, include_end_of_training=include_end_of_training, checkpoint_events=checkpoint_events
+        )
+    is_due, events = every(interval, checkpoint_events=checkpoint_events), frozenset(final_events)
+    last_batch = -1
+
+    def is_time(state: State, event: Event) -> bool:
+        nonlocal last_batch
+        batch = state.timestamp.counts.batch
+        is_over = event in events and (state.get_elapsed_duration() or 0.0) >= 1.0
+        if not is_due(state, event) and not (is_over and batch != last_batch):
+            return False
+        last_batch = batch
+        return True
+
+    return is_time

@@ -21,7 +21,8 @@ _TIMES = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch", "epoch", "batch
 
 def is_tar(name: str | os.PathLike[str]) -> bool:
     """Return whether a file's name is that of a tar archive."""
-    return re.search(r"\.(tar(\.\w+)?|tgz|tbz2?|tlz|txz)$", os.fspath(name)) is not None
+    parts = os.fspath(name).split(".")
+    return len(parts) > 1 and ("tar" in parts[-2:] or parts[-1] in ("tgz", "tbz", "tbz2", "tlz", "txz"))
 
 
 def ensure_folder_is_empty(folder_name: str | os.PathLike[str]) -> None:
@@ -192,7 +193,6 @@ def get_compressor(filename: str | os.PathLike[str]) -> CliCompressor:
 
 
 def is_compressed_pt(filename: str | os.PathLike[str]) -> bool:
-    """Return whether a file's name is that of a compressed `.pt` file."""
-    known = {compressor.extension for compressor in KNOWN_COMPRESSORS}
-    parts = os.fspath(filename).rsplit(".", 2)
-    return len(parts) == 3 and parts[1] == "pt" and parts[2] in known
+    """Return whether a file's name is that of a compressed `.pt` file, by whatever compressor."""
+    parts = os.fspath(filename).split(".")
+    return len(parts) > 1 and parts[-2] == "pt" and parts[-1] != "symlink"

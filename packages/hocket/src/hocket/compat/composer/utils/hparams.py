@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 
 def extract_hparams(locals_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain settings among local variables.
 
-    An object that keeps `local_hparams` stands as `{its class: local_hparams}`, any other as its class.
+    An object that keeps `local_hparams` stands as `{its class: local_hparams}`, an enum's member as its
+    value, any other object as its class.
     `self`, `__class__` and private names are left out.
     """
     return {
@@ -26,6 +28,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, type):
         return value.__name__
     if hasattr(value, "local_hparams"):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
+from hocket.compat.composer.utils.checkpoint import load_checkpoint
 from hocket.compat.composer.utils.object_store import ObjectStore, maybe_create_object_store_from_uri
 from hocket.compat.composer.utils.small import StringEnum, ensure_tuple, parse_uri
-from hocket.trainer import Logger
+from hocket.trainer import Logger, State
+from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.export import export_for_inference as _export
+from hocket.trainer.parallelism import SingleProcess
 
 #: Changes a copy of a model before it is written.
 Transform: TypeAlias = Callable[[nn.Module], nn.Module]
@@ -32,8 +37,15 @@ def export_for_inference(
     save_path: str,
     save_object_store: Any = None,
     sample_input: Any = None,
+    dynamic_axes: Any = None,
     surgery_algs: Transform | Sequence[Transform] | None = None,
     transforms: Transform | Sequence[Transform] | None = None,
+    onnx_opset_version: int | None = None,
+    load_path: str | None = None,
+    load_object_store: Any = None,
+    load_strict: bool = False,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
     *,
     dynamic_batch: bool = True,
 ) -> None:
@@ -45,10 +57,30 @@ def export_for_inference(
         save_path: A path, a URI, or a name in `save_object_store`.
         save_object_store: Where to; None for the path or URI itself.
         sample_input: A batch as `forward` takes it.
+        dynamic_axes: Must be None or name the first dim alone: it is the one that may vary.
         surgery_algs: Change a copy of the model first.
         transforms: Change it after these.
+        onnx_opset_version: Must be None: torch chooses the version.
+        load_path: A checkpoint, as `Trainer(load_path=…)`, whose weights a copy of the model takes first.
+        load_object_store: Must be None: the path or URI says which store.
+        load_strict: Refuse names that only the model or only the checkpoint has.
+        input_names: Must be None: inputs have the names of `forward`'s arguments.
+        output_names: Must be None.
         dynamic_batch: Whether the first dim of every tensor in the batch may vary.
+
+    Raises:
+        TrainerConfigError: If an argument has a value that the exporter cannot honour.
     """
+    _refuse(
+        dynamic_axes=None if _is_batch_alone(dynamic_axes) else dynamic_axes,
+        onnx_opset_version=onnx_opset_version,
+        load_object_store=load_object_store,
+        input_names=input_names,
+        output_names=output_names,
+    )
+    if load_path is not None:
+        model = copy.deepcopy(model)
+        load_checkpoint(load_path, _state_of(model), load_weights_only=True, strict_model_weights=load_strict)
     steps = [*ensure_tuple(surgery_algs), *ensure_tuple(transforms)]
 
     def change(copied: nn.Module) -> nn.Module:
@@ -81,6 +113,38 @@ def export_for_inference(
             store.upload_file(name, local, overwrite=True)
 
 
+def _state_of(model: nn.Module) -> State:
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    return State(
+        model=model,
+        optimizers=[],
+        schedulers=[],
+        callbacks=[],
+        algorithms=[],
+        parallelism=SingleProcess(device),
+        device=device,
+        precision="fp32",
+        device_train_microbatch_size=None,
+        max_duration=None,
+        run_name="",
+        seed=0,
+    )
+
+
+def _is_batch_alone(dynamic_axes: Any) -> bool:
+    axes = dynamic_axes.values() if isinstance(dynamic_axes, Mapping) else ()
+    return all(list(one) == [0] for one in axes)
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise TrainerConfigError(
+                f"`{name}` of `export_for_inference` is {value!r}, which torch's exporter does not take; "
+                "leave it out"
+            )
+
+
 def export_with_logger(
     model: nn.Module,
     save_format: str | ExportFormat,
@@ -89,9 +153,16 @@ def export_with_logger(
     save_object_store: Any = None,
     sample_input: Any = None,
     transforms: Transform | Sequence[Transform] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
 ) -> None:
     """Write a model as a program, and store it with the loggers that keep files, or else at `save_path`."""
-    arguments: dict[str, Any] = {"sample_input": sample_input, "transforms": transforms}
+    arguments: dict[str, Any] = {
+        "sample_input": sample_input,
+        "transforms": transforms,
+        "input_names": input_names,
+        "output_names": output_names,
+    }
     if save_object_store is not None or not logger.has_file_destination():
         export_for_inference(model, save_format, save_path, save_object_store, **arguments)
         return

@@ -37,7 +37,8 @@ class _Partial(string.Formatter):
         try:
             found: tuple[Any, Any] = super().get_field(field_name, args, kwargs)
         except (KeyError, IndexError):
-            return _Unknown(field_name), field_name
+            # A field without a name is numbered before it comes here.
+            return _Unknown("" if field_name.isdecimal() else field_name), field_name
         return found
 
 

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -26,11 +27,14 @@ STR_TO_DTYPE = {
 
 
 class StringEnum(Enum):
-    """An enumeration of texts that is made of, and equals, any spelling of a text, whatever its case."""
+    """An enumeration of texts; a member is made of its name or its text, and equals its text, in any case."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        return next((one for one in cls if str(one.value).lower() == str(value).lower()), None)
+        if not isinstance(value, str):
+            raise TypeError(f"`{cls.__name__}` is made of {value!r}; expected a text or one of its members")
+        text = value.lower()
+        return next((one for one in cls if text in (str(one.value).lower(), one.name.lower())), None)
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` is this member or its text."""
@@ -45,7 +49,7 @@ def ensure_tuple(given: Any) -> tuple[Any, ...]:
     """Return None, one thing, several, or the values of a mapping, as a tuple."""
     if given is None:
         return ()
-    if isinstance(given, (str, bytes, torch.Tensor)):
+    if isinstance(given, (str, bytes, bytearray, torch.Tensor, np.ndarray)):
         return (given,)
     if isinstance(given, Mapping):
         return tuple(given.values())
@@ -76,11 +80,14 @@ def import_object(name: str) -> Any:
 
 
 def parse_uri(uri: str) -> tuple[str, str, str]:
-    """Split a URI into backend, bucket and path; the first two are empty for a local path."""
+    """Split a URI into backend, bucket and path; the first two are empty for a local path.
+
+    A bucket's namespace, as in `oci://bucket@namespace/path`, is left out.
+    """
     parts = urlsplit(uri)
     if not parts.scheme:
         return "", "", uri
-    return parts.scheme, parts.netloc, parts.path.lstrip("/")
+    return parts.scheme, parts.netloc.partition("@")[0], parts.path.lstrip("/")
 
 
 def get_device(device: Any = None) -> Device:

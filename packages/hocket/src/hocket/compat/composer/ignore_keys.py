@@ -1,0 +1,34 @@
+"""Composer's ways to leave parts of a state out of a save or a load."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from hocket.trainer.tree_filter import LenientGlobs
+
+IgnoreKeys: TypeAlias = "Iterable[str] | Callable[[dict[str, Any]], object] | str | None"
+
+
+def as_lenient(given: IgnoreKeys, argument: str) -> Callable[[dict[str, Any]], object] | None:
+    """Return a function that deletes from a run's state what a script leaves out of it.
+
+    Args:
+        given: Globs such as `state/model/head.*`, one that matches nothing being a warning; or a function,
+            which gets the state under the key `state`.
+        argument: The argument's name, for the warning.
+    """
+    if given is None or isinstance(given, LenientGlobs):
+        return given
+    if callable(given):
+        change = given
+        return lambda tree: change({"state": tree})
+
+    def tell(glob: str) -> None:
+        warnings.warn(f"the key `{glob}` of `{argument}` matches nothing in this run", stacklevel=2)
+
+    return LenientGlobs([given] if isinstance(given, str) else given, tell)
+
+
+__all__ = ["IgnoreKeys", "as_lenient"]

@@ -1,8 +1,8 @@
 """The own cost of each training method in a step, Hocket's beside Composer's.
 
-Both trainers train the same convolutional network on the same images on one CPU core; the time in the
-methods' `match` and `apply` is added up by step. Methods that replace modules or the step have the time of a
-whole step in place of that, beside a plain one. Rounds of both systems alternate. Run it with
+Both trainers train the same models on the same data on one CPU core; the processor time in the methods'
+`match` and `apply` is added up by step. Methods that replace modules or the step have the time of a whole
+step in place of that, beside a plain one. Rounds of both systems alternate. Run it with
 `uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import run_cell
 
 CELL = Path(__file__).with_name("cells") / "algos.py"
-PEERS: dict[str, list[str] | None] = {"hocket": None, "composer": ["mosaicml==0.32.1"]}
+PEERS: dict[str, list[str] | None] = {"hocket": None, "composer": ["mosaicml==0.32.1", "transformers<5"]}
 
 
 def main() -> None:

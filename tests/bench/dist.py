@@ -10,9 +10,11 @@ each as its documentation recommends. A system that cannot shard on the CPU is r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
@@ -42,6 +44,8 @@ UNITS = {
     "imported": "modules imported after the start",
 }
 TIMEOUT_S = 400
+GRACE_S = 45
+"""Seconds that torch's agent may take to end its ranks: it waits 30 before it kills them."""
 Figures = dict[str, list[float]]
 
 
@@ -59,21 +63,39 @@ def run_ranks(system: str, mode: str, model: str = "small") -> Figures:
     if mode == "resident":
         # Large blocks go back to the system when they are freed, so that the resident set is what is in use.
         env["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    done = subprocess.run(
-        [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=env,
-        check=False,
+    command = [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model]
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     )
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "Error:" in line]
-        raise RuntimeError(errors[0] if errors else done.stderr[-500:])
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    try:
+        out, errors = job.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        end(job)
+        raise RuntimeError(f"it did not end within {TIMEOUT_S} s, and was ended with its ranks") from None
+    except BaseException:
+        end(job)
+        raise
+    if job.returncode:
+        found = [line for line in errors.splitlines() if "Error:" in line]
+        raise RuntimeError(found[0] if found else errors[-500:])
+    figures: Figures = json.loads(out.splitlines()[-1])
     shown = {name: round(statistics.median(values), 3) for name, values in figures.items()}
     print(system, mode, shown, file=sys.stderr, flush=True)
     return figures
+
+
+def end(job: subprocess.Popen[str]) -> None:
+    """End the process group of a job, and its ranks.
+
+    The ranks are in sessions of their own, which SIGKILL of the group would not reach: torch's agent ends
+    them when it gets SIGTERM. `communicate` returns once all of them have closed their output.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.communicate(timeout=GRACE_S)
+            return
 
 
 def python_of(needs: list[str] | None) -> list[str]:
@@ -89,6 +111,8 @@ def python_of(needs: list[str] | None) -> list[str]:
 def show(figures: dict[str, Figures]) -> None:
     """Print a table for each unit: median and quartiles of every system."""
     for unit, title in UNITS.items():
+        if not any(unit in found for found in figures.values()):
+            continue
         print(f"\n| {title} | median | quartiles | least | n |\n|---|---|---|---|---|")
         for system, found in figures.items():
             if values := found.get(unit):

@@ -4,7 +4,8 @@
 of its methods alone, and with its stack. Each run is appended to `--out` as it ends, and a run that the file
 has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, goes on where it
 stopped, and `--show` prints the tables of the runs so far. Seeds go outside and recipes inside, so that an
-interrupted benchmark has all recipes alike. The stacks were chosen with seeds below 100, these begin there.
+interrupted benchmark has all recipes alike; `--settings plain stack` leaves the single methods out. The
+stacks were chosen with seeds below 100, these begin there.
 
 Time is the CPU time of one thread in training, evaluation left out, so that other work on the machine counts
 little.
@@ -29,6 +30,7 @@ import torch
 RECIPES = {"resnet": "images", "vit": "images", "gpt": "language", "bert": "language", "unet": "diffusion",
            "diffusers": "diffusion", "text": "embeddings"}  # fmt: skip
 FIRST_SEED = 100
+EXTREMES = ("plain", "stack")
 Run = dict[str, Any]
 """One run: `recipe`, `setting`, `seed`, and its `curve` of `(step, seconds, quality)`."""
 
@@ -43,11 +45,12 @@ def settings_of(recipe: Any) -> dict[str, Any]:
     return {"plain": (), **{method: (method,) for method in recipe.methods}, "stack": None}
 
 
-def planned(names: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
+def planned(names: list[str], settings: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
     """Yield recipe, setting and seed of each run, in the order in which they are made."""
     for seed, name in itertools.product(range(FIRST_SEED, FIRST_SEED + num_seeds), names):
         for setting in settings_of(recipe_of(name)):
-            yield name, setting, seed
+            if (setting if setting in EXTREMES else "methods") in settings:
+                yield name, setting, seed
 
 
 def measure(name: str, setting: str, seed: int) -> Run:
@@ -67,12 +70,14 @@ def read(path: Path) -> list[Run]:
 
 
 def table(name: str, runs: list[Run], num_seeds: int) -> str:
-    """Return one recipe's results in Markdown, of the seeds with which all its settings have run."""
+    """Return one recipe's results in Markdown, of the seeds that all settings with runs have."""
     recipe = recipe_of(name)
-    curves: dict[str, dict[int, Any]] = {setting: {} for setting in settings_of(recipe)}
-    for run in runs:
-        if run["recipe"] == name and run["setting"] in curves:
-            curves[run["setting"]][run["seed"]] = run["curve"]
+    ran = [run for run in runs if run["recipe"] == name]
+    curves: dict[str, dict[int, Any]] = {
+        setting: {run["seed"]: run["curve"] for run in ran if run["setting"] == setting}
+        for setting in settings_of(recipe)
+    }
+    curves = {setting: by_seed for setting, by_seed in curves.items() if by_seed or setting in EXTREMES}
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))[:num_seeds]
     sign = "≥" if recipe.higher_is_better else "≤"
     lines = [
@@ -120,6 +125,8 @@ def main() -> None:
     """Make the runs that are missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    kinds = [*EXTREMES, "methods"]
+    parser.add_argument("--settings", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="for all of it; no run starts later")
     parser.add_argument("--out", type=Path, default=Path("recipes.jsonl"), help="the file of the runs")
@@ -130,7 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
     until = time.monotonic() + 60 * given.minutes
     done = {(run["recipe"], run["setting"], run["seed"]) for run in read(given.out)}
-    for name, setting, seed in planned(given.recipes, given.seeds):
+    for name, setting, seed in planned(given.recipes, given.settings, given.seeds):
         if given.show or time.monotonic() > until:
             break
         if (name, setting, seed) not in done:

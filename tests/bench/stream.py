@@ -148,6 +148,14 @@ def upload(source: Path, server: Server, prefix: str) -> None:
         store.put(f"{prefix}/{path.name}", path.read_bytes())
 
 
+def _missing(options: argparse.Namespace) -> list[str]:
+    """The data sets that the parts read and no earlier run has written."""
+    names = [f"{workload}-{system}" for workload in options.workloads for system in options.systems]
+    if options.parts == ["cold"]:
+        names = [f"{workload}-hocket" for workload in SAMPLES]
+    return [name for name in names if not (options.out / name).exists()]
+
+
 def main() -> None:
     """Measure, print tables, draw a picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -161,6 +169,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if "write" not in options.parts and (missing := _missing(options)):
+        parser.error(f"there is no {', no '.join(missing)} in {options.out}: add `write` to `--parts`")
     measured = options.out, options.workloads, options.systems, options.rounds
     link = {"latency_ms": options.latency_ms, "bandwidth": options.bandwidth}
     measures: dict[str, Callable[[], list[Table]]] = {

@@ -15,7 +15,8 @@ Their figure is wall-clock time a step.
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
 Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
 over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead,
-and `--steps` prints quantiles of single steps, which are steady on a busy machine too.
+`--steps` prints quantiles of single steps, which are steady on a busy machine too, and `--counts` counts
+calls and context switches, which are steady on any.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import threading
 from pathlib import Path
 
 import torch
-from cells import trainer_profile, trainer_steps
+from cells import trainer_counts, trainer_profile, trainer_steps
 from cells.trainer import CELLS, STEPS
 
 CELLS_FILE = Path(__file__).parent / "cells" / "trainer.py"
@@ -200,10 +201,14 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
     parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
     parser.add_argument("--steps", action="store_true", help="quantiles of single steps, in one process")
+    parser.add_argument("--counts", action="store_true", help="calls and switches a step, in one process")
     parser.add_argument("--small", action="store_true", help="with --steps, a model of one layer")
     options = parser.parse_args()
     if options.profile:
         trainer_profile.main(options.rounds)
+        return
+    if options.counts:
+        trainer_counts.main(options.cells.split(","))
         return
     if options.steps:
         trainer_steps.main(options.cells.split(","), options.rounds, is_small=options.small)

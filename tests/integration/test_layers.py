@@ -19,7 +19,8 @@ STORE_LAYERS = (
     ("retry", "retry"),
     ("clients", "client credentials http handle"),
     ("runtime, budget and process table", "runtime budget counters process"),
-    ("options, URIs and values", "options uri env meta pin local_meta ranges memory direct"),
+    ("durable files", "durable"),
+    ("options, URIs and values", "options uri env meta pin local_meta ranges memory"),
     ("errors", "error service"),
 )
 
@@ -40,7 +41,7 @@ def _rust_module(path: Path) -> str:
 
 def _named_in(code: str, module: str, modules: Mapping[str, Path]) -> set[str]:
     # A file's own tests come last, and may use anything.
-    code = code.partition("\n#[cfg(test)]\nmod tests")[0]
+    code = code.partition("\n#[cfg(test)]\nmod tests {")[0]
     code = "\n".join(line.partition("//")[0] for line in code.splitlines())
     while match := _GROUP.search(code):
         names = [match[1] + name.strip() for name in match[2].split(",") if name.strip()]

@@ -385,7 +385,7 @@ def train(
         trainer.fit()
         if look is not None:
             look(trainer)
-        return whole(model), watch.losses
+        return whole(trainer.state.model), watch.losses
 
 
 def common_kind(names: Sequence[str]) -> Kind | None:

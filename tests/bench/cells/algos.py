@@ -5,7 +5,8 @@ replace modules or the step itself, the time of a whole step, beside that of a p
 `match` and `apply` still take in a step, where they have nothing to do any more.
 
 Runs in Hocket's environment or in Composer's, whose classes have the same names: `cells/algos.py SYSTEM`.
-Prints microseconds a step, by method and setting, as JSON.
+Prints microseconds a step, by method and setting, as JSON: processor time of the thread that trains, so that
+other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -60,21 +61,29 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ZLoss": {"working": {}},
 }
 
-# Methods whose work is in the modules, or in the step: their arguments.
-WHOLE_STEPS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "BlurPool": {"min_channels": 16},
-    "ChannelsLast": {},
-    "Factorize": {"min_channels": 64, "latent_channels": 0.25, "min_features": 256, "latent_features": 128},
-    "Float8": {"emulate": True},
-    "GhostBatchNorm": {"ghost_batch_size": 16},
-    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
-    "LoRA": {"r": 8},
-    "QAT": {"scheme": "int8-int4", "group_size": 32},
-    "QLoRA": {"r": 8},
-    "SAM": {"rho": 0.05},
-    "SqueezeExcite": {"latent_channels": 64, "min_channels": 64},
-    "WeightStandardization": {},
+# Methods whose work is in the modules, or in the step: the model that each trains, and its arguments.
+WHOLE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BlurPool": ("convolutions", {"min_channels": 16}),
+    "ChannelsLast": ("convolutions", {}),
+    "Factorize": (
+        "convolutions",
+        {"min_channels": 64, "latent_channels": 0.25, "min_features": 256, "latent_features": 128},
+    ),
+    "Float8": ("convolutions", {"emulate": True}),
+    "GhostBatchNorm": ("convolutions", {"ghost_batch_size": 16}),
+    "LayerFreezing": ("convolutions", {"freeze_start": 0.0, "freeze_level": 0.5}),
+    "LoRA": ("convolutions", {"r": 8}),
+    "QAT": ("convolutions", {"scheme": "int8-int4", "group_size": 32}),
+    "QLoRA": ("convolutions", {"r": 8}),
+    "SAM": ("convolutions", {"rho": 0.05}),
+    "SqueezeExcite": ("convolutions", {"latent_channels": 64, "min_channels": 64}),
+    "WeightStandardization": ("convolutions", {}),
+    "GyroDropout": ("bottlenecks", {"p": 0.5, "sigma": 256, "tau": 16}),
+    "StochasticDepth": ("bottlenecks", {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.2}),
+    "LowPrecisionGroupNorm": ("group norms in bf16", {}),
+    "Alibi": ("BERT", {"max_sequence_length": 64, "train_sequence_length_scaling": 1.0}),
+    "GatedLinearUnits": ("BERT", {}),
+    "LowPrecisionLayerNorm": ("BERT in bf16", {}),
 }
 
 
@@ -100,6 +109,51 @@ class Net(ComposerModel):
         return nn.functional.cross_entropy(outputs, batch[1], reduction=reduction)
 
 
+class Bottlenecks(Net):
+    """A ResNet of five bottleneck blocks, with dropout before its head."""
+
+    def __init__(self, norm_layer: Any = nn.BatchNorm2d) -> None:
+        from torchvision.models.resnet import Bottleneck, ResNet
+
+        super().__init__()
+        self.layers = ResNet(
+            Bottleneck, [1, 2, 1, 1], num_classes=10, width_per_group=16, norm_layer=norm_layer
+        )
+        self.layers.fc = nn.Sequential(nn.Dropout(0.5), self.layers.fc)
+
+
+class Bert(ComposerModel):
+    """A masked language model of transformers' with two layers, 128 wide."""
+
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertForMaskedLM
+
+        super().__init__()
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=512, max_position_embeddings=64,
+        )  # fmt: skip
+        self.model = BertForMaskedLM(config)
+
+    def forward(self, batch: Any) -> Any:
+        """Compute logits and loss."""
+        return self.model(**batch)
+
+    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Return the loss that the model computed."""
+        return outputs.loss
+
+
+MODELS: dict[str, Any] = {
+    "convolutions": Net,
+    "bottlenecks": Bottlenecks,
+    "group norms in bf16": lambda: Bottlenecks(lambda width: nn.GroupNorm(4, width)),
+    "BERT": Bert,
+    "BERT in bf16": Bert,
+}
+
+
 class Timed:
     """Adds up the time spent in an algorithm's `match` and `apply`, by batch."""
 
@@ -110,9 +164,9 @@ class Timed:
 
     def _wrap(self, call: Any) -> Any:
         def timed(event: Any, state: Any, *others: Any) -> Any:
-            start = time.perf_counter()
+            start = time.thread_time()
             result = call(event, state, *others)
-            spent = time.perf_counter() - start
+            spent = time.thread_time() - start
             batch = int(state.timestamp.batch)
             self.seconds[batch] = self.seconds.get(batch, 0.0) + spent
             return result
@@ -128,29 +182,36 @@ def measure(name: str, arguments: dict[str, Any]) -> float:
     return 1e6 * statistics.median(timed.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
 
 
-def measure_steps(name: str, arguments: dict[str, Any]) -> dict[str, float]:
+def measure_steps(kind: str, name: str, arguments: dict[str, Any]) -> dict[str, float]:
     """Return the median microseconds of a step with one method, and of that in its `match` and `apply`."""
     chosen = [] if name == "plain" else [getattr(methods, name)(**arguments)]
     timed = [Timed(algorithm) for algorithm in chosen]
-    starts = train(chosen)
-    found = {f"{name}, whole step": 1e6 * statistics.median(starts[WARMUP:-2])}
+    starts = train(chosen, kind)
+    found = {f"{kind}: {name}, whole step": 1e6 * statistics.median(starts[WARMUP:-2])}
     for one in timed:
         own = statistics.median(one.seconds.get(batch, 0.0) for batch in range(WARMUP, STEPS - 2))
-        found[f"{name}, events of a step"] = 1e6 * own
+        found[f"{kind}: {name}, events of a step"] = 1e6 * own
     return found
 
 
-def train(algorithms: list[Any]) -> list[float]:
-    """Train for some steps; return the seconds from the start of each step to that of the next."""
+def make_data(kind: str) -> DataLoader[Any]:
+    """Make random images of 32 × 32, or random tokens that are their own labels."""
+    if kind.startswith("BERT"):
+        ids = torch.randint(0, 1000, (STEPS * BATCH, 64))
+        return DataLoader([{"input_ids": row, "labels": row} for row in ids], batch_size=BATCH)  # type: ignore[arg-type]
     images, labels = torch.randn(STEPS * BATCH, 3, 32, 32), torch.randint(0, 10, (STEPS * BATCH,))
-    data = DataLoader(TensorDataset(images, labels), batch_size=BATCH)
-    model = Net()
+    return DataLoader(TensorDataset(images, labels), batch_size=BATCH)
+
+
+def train(algorithms: list[Any], kind: str = "convolutions") -> list[float]:
+    """Train for some steps; return the seconds from the start of each step to that of the next."""
+    data, model = make_data(kind), MODELS[kind]()
     seen: dict[Any, float] = {}
     trainer: Any = None
 
     def note(module: Any, args: Any) -> None:
         # The first forward pass of a step; SAM makes two.
-        seen.setdefault(int(trainer.state.timestamp.batch), time.perf_counter())
+        seen.setdefault(int(trainer.state.timestamp.batch), time.thread_time())
 
     model.register_forward_pre_hook(note)
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -161,11 +222,29 @@ def train(algorithms: list[Any]) -> list[float]:
             algorithms=algorithms,
             max_duration=f"{STEPS}ba",
             device="cpu",
+            precision="amp_bf16" if "bf16" in kind else "fp32",
             progress_bar=False,
         )
         trainer.fit()
         trainer.close()
     return [after - before for before, after in itertools.pairwise(seen.values())]
+
+
+def run_whole_steps() -> dict[str, float]:
+    """Measure plain training of each model and then the methods; leave out what the peer cannot run."""
+    found: dict[str, float] = {}
+    plain: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in MODELS}
+    for name, (kind, arguments) in (plain | WHOLE_STEPS).items():
+        is_plain = name in MODELS
+        if not is_plain and not hasattr(methods, name):
+            continue
+        try:
+            found |= measure_steps(kind, "plain" if is_plain else name, arguments)
+        except Exception as error:
+            if SYSTEM == "hocket":
+                raise
+            print(f"{SYSTEM} cannot run {name} on {kind}: {error}", file=sys.stderr)
+    return found
 
 
 torch.set_num_threads(1)
@@ -175,7 +254,4 @@ figures = {
     for setting, arguments in settings.items()
     if hasattr(methods, name.split(" ")[0])
 }
-for name, arguments in WHOLE_STEPS.items():
-    if name == "plain" or hasattr(methods, name):
-        figures |= measure_steps(name, arguments)
-print(json.dumps(figures))
+print(json.dumps(figures | run_whole_steps()))

@@ -1,0 +1,57 @@
+"""Calls and context switches a step: `tests/bench/trainer.py --counts`.
+
+Unlike times, they do not depend on what else the machine does; only the switches vary somewhat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import resource
+import sys
+import threading
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from cells.trainer import CELLS, STEPS, Batches
+
+_COLUMNS = ("training thread: Python", "C", "other threads: Python", "C")
+
+
+def main(names: list[str]) -> None:
+    """Print calls a step by thread, and how often a thread of the process gave the processor up."""
+    torch.set_num_threads(1)
+    print(f"| cell | {' | '.join(_COLUMNS)} | voluntary switches |")
+    print("|---|" + "---|" * (len(_COLUMNS) + 1))
+    for name in names:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            calls, switches = _count(name)
+        keys = [(is_main, event) for is_main in (True, False) for event in ("call", "c_call")]
+        told = [f"{calls[key] / STEPS:.1f}" for key in keys]
+        print(f"| {name} | {' | '.join(told)} | {switches / STEPS:.2f} |")
+
+
+def _count(name: str) -> tuple[Counter[tuple[bool, str]], int]:
+    run = CELLS[name](Batches())
+    run()  # the first round warms up
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    run()
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+    calls: Counter[tuple[bool, str]] = Counter()
+    training = threading.get_ident()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        calls[threading.get_ident() == training, event] += 1
+
+    # The threads of another trainer start under the profile.
+    run = CELLS[name](Batches())
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return calls, switches

@@ -19,7 +19,7 @@ from hocket.trainer import Callback, ComposerModel, Trainer
 
 out, attempt = pathlib.Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ROW_BYTES = 2**30
+ROW_BYTES = 2**32  # of addresses, so that what threads reserve of them is little beside a row
 
 
 class Model(ComposerModel):

@@ -10,6 +10,7 @@ Drawing shards directly would be wrong: on a CPU mesh, and with CPU offload, eve
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,8 +139,7 @@ class RankZeroValues:
 
     Args:
         model: Not sharded yet; on rank 0 with values, elsewhere on the meta device. On rank 0 it is moved to
-            the
-            meta device, too, so that all ranks shard it alike.
+            the meta device, too, so that all ranks shard it alike.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -147,23 +147,57 @@ class RankZeroValues:
         if dist.get_rank() == 0:
             self._values = {name: value.detach() for name, value in _named_tensors(model)}
             ties = _ties(model)
-            model.to("meta")
+            _replace_tensors(model, lambda _, value: value.to("meta"))
             _tie(model, ties)
 
-    def send(self, model: nn.Module, device: torch.device) -> None:
-        """Broadcast every tensor into the shards of all ranks. Collective.
+    def send(self, model: nn.Module, *, into: torch.device, over: torch.device) -> None:
+        """Allocate the shards and buffers one tensor at a time, each filled with the values of rank 0.
+
+        Collective. Rank 0 frees a tensor before the shard of the next one is allocated, so that it holds one
+        shard beside the model at most. Parameters that were tied have equal values and are not tied.
 
         Args:
-            model: Sharded and allocated.
-            device: The device of the collectives.
+            model: Sharded, its parameters on the meta device.
+            into: The device of the values, "cpu" with CPU offload.
+            over: The device of the collectives.
         """
-        for name, tensor in _named_tensors(model):
+
+        def receive(name: str, tensor: torch.Tensor) -> torch.Tensor:
             if dist.get_rank() == 0:
-                whole = self._values.pop(name).to(device).contiguous()
+                whole = self._values.pop(name).to(over).contiguous()
             else:
-                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=over)
             dist.broadcast(whole, src=0)
-            fill(tensor, whole)
+            filled = torch.empty_like(tensor, device=into) if tensor.is_meta else tensor
+            fill(filled, whole)
+            return filled
+
+        _replace_tensors(model, receive)
+
+
+def _replace_tensors(model: nn.Module, replace: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Replace each parameter and buffer once, in the same order on all ranks, and tell FSDP2 of its shards.
+
+    Args:
+        model: Plain or sharded.
+        replace: Gets the first name of a tensor and the tensor; a tied one has one result for all its names.
+    """
+    tensors = {id(tensor): (name, tensor) for name, tensor in _named_tensors(model)}
+    slots = Counter(id(getattr(module, leaf)) for module in model.modules() for leaf in _leaves(module))
+    shared: dict[int, torch.Tensor] = {}
+
+    def visit(tensor: torch.Tensor) -> torch.Tensor:
+        key = id(tensor)
+        if key not in tensors:
+            return tensor  # replaced already, in a module that several others hold
+        if key in shared:
+            return shared[key]
+        result = replace(*tensors[key])
+        if slots[key] > 1:
+            shared[key] = result
+        return result
+
+    model._apply(visit)  # type: ignore[no-untyped-call]
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -155,10 +155,11 @@ class FSDPParallelism(_Parallelism):
         if self.config.sync_module_states and sent is None and self.world_size > 1:
             broadcast_values(model, self.device)
         layout = shard(model, self.config, self.mesh)
-        deferred.allocate(torch.device("cpu") if self.config.cpu_offload else self.device)
-        self._place(model, layout)
+        values_device = torch.device("cpu") if self.config.cpu_offload else self.device
         if sent is not None:
-            sent.send(model, self.device)
+            sent.send(model, into=values_device, over=self.device)
+        deferred.allocate(values_device)
+        self._place(model, layout)
         given = set[str]()
         if self.config.initial_weights is not None:
             given = load_safetensors(model, self.config.initial_weights)

@@ -122,7 +122,9 @@ class SAMStep:
         ]
         norm = state.parallelism.clip_grad_norm_(parameters, float("inf"))
         locals_ = [local_part(parameter) for parameter in parameters]
-        kept = [part.clone() for part in locals_]
+        kept = [torch.empty_like(part) for part in locals_]
+        if kept:
+            torch._foreach_copy_(kept, locals_)
         try:
             _climb(parameters, locals_, self._rho / (norm + self._epsilon))
             restore_rng(draws, state.device)

@@ -20,10 +20,11 @@ def test_the_readme_runs() -> None:
         exec(compile(snippet, "README.md", "exec"), {})
 
 
-def test_the_stub_runs() -> None:
-    stub = ast.parse((PACKAGE / "src/hocket/native/_native.pyi").read_text())
+def test_the_stubs_run() -> None:
+    stubs = sorted((PACKAGE / "src/hocket/native").glob("*.pyi"))
+    nodes = [node for stub in stubs for node in ast.walk(ast.parse(stub.read_text()))]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    pages = [ast.get_docstring(node) or "" for node in ast.walk(stub) if isinstance(node, documented)]
+    pages = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
     parser, names = doctest.DocTestParser(), vars(native)
     examples = [parser.get_doctest(page, dict(names), "_native.pyi", None, None) for page in pages]
     assert any(example.examples for example in examples)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -389,6 +390,73 @@ def test_composers_long_names_are_the_short_ones() -> None:
     )
 
 
+PLACE = {
+    "WORLD_SIZE": "4",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.5",
+    "MASTER_PORT": "5000",
+    "LOCAL_WORLD_SIZE": "2",
+}
+"""As the platform of Composer's authors sets them."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        (PLACE, [], ("2", "2", 1, "10.0.0.5", 5000)),
+        ({**PLACE, "NODE_RANK": "", "BASE_RANK": "2"}, [], ("2", "2", 1, "10.0.0.5", 5000)),
+        (PLACE, ["--node_rank", "0", "--master_port", "6000"], ("2", "2", 0, "10.0.0.5", 6000)),
+        (PLACE, ["-n", "4"], ("4", "1", 0, "127.0.0.1", None)),
+        ({**PLACE, "NODE_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, ["-n", "4"], ("4", "1", 0, "127.0.0.1", None)),
+        # An operator of Kubernetes counts machines: this is the second of two.
+        ({**PLACE, "WORLD_SIZE": "2", "RANK": "1"}, [], ("2", "1", 0, "127.0.0.1", None)),
+        (
+            {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"},
+            [],
+            ("3", "2", 1, "h", None),
+        ),
+    ],
+)
+def test_the_place_of_a_machine_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: list[str], expected: tuple
+) -> None:
+    """Options come first; Composer's variables, and torchrun's, stand in for those that are not given."""
+    if "-n" in arguments:
+        environment = {**environment, "WORLD_SIZE": "4", "NODE_RANK": "0"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = launch_options.parse([*arguments, "x.py"])
+    assert (
+        found.nproc_per_node,
+        found.nnodes.removesuffix(":1"),
+        found.node_rank,
+        found.master_addr,
+        found.master_port,
+    ) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("WORLD_SIZE", "four", "`WORLD_SIZE` is 'four', expected a whole number from 0"),
+        ("MASTER_PORT", "70000", "`MASTER_PORT` is '70000', expected a whole number from 0 to 65535"),
+        ("NODE_RANK", "2", "`--node_rank` is 2, expected 0 to 1 of 2 machines"),
+    ],
+)
+def test_a_wrong_variable_of_the_place_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    words: str,
+) -> None:
+    for name, kept in {**PLACE, variable: value}.items():
+        monkeypatch.setenv(name, kept)
+    with pytest.raises(SystemExit):
+        launch_options.parse(["x.py"])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -534,7 +602,8 @@ def test_a_launcher_that_waits_for_machines_says_so(
         if has_started:
             logs.has_started.set()
         with absent_machines.notice_absent_machines(options, logs):
-            time.sleep(0.3)
+            (timer,) = (one for one in threading.enumerate() if one.name == "hocket-absent-machines")
+            timer.join(timeout=60)
         message = capsys.readouterr().err
         words = "after 0.05 s fewer than 2 machines have come to 127.0.0.1:29400"
         assert (words in message) == (not has_started)

@@ -42,6 +42,8 @@ Several machines: the same command on each with its own --node_rank, or through 
                            an address of machine 0 that the others reach, and a free port there
   --world_size W           processes on all machines (Composer); M is W / N
   --base_rank B            first rank of this machine (Composer); R is B / N
+                           What is not given is read from WORLD_SIZE, BASE_RANK, NODE_RANK, MASTER_ADDR,
+                           MASTER_PORT and LOCAL_WORLD_SIZE (N), where RANK is not set
 
 Output: the first rank of a machine writes to the terminal, the others to files.
   --stdout FORMAT, --stderr FORMAT
@@ -80,6 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
+        _read_environment(options)
         _check_numbers(options)
         _resolve_nodes(options, argv)
         _resolve_compat(options)
@@ -110,7 +113,9 @@ class _TorchrunHelp(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     theirs = torchrun.get_args_parser()
     parser = _Parser(prog="hocket-launch", parents=[theirs], add_help=False, allow_abbrev=False)
-    parser.set_defaults(nproc_per_node=None, node_rank=None, master_addr=None)
+    # Their own defaults hide what was not given; `PET_…` are torchrun's variables for its options.
+    for name in ("nproc_per_node", "node_rank", "master_addr"):
+        parser.set_defaults(**{name: os.environ.get(f"PET_{name.upper()}")})
     add_missing_options(parser)
     parser.add_argument("-n", "--nproc", dest="nproc_per_node", default=argparse.SUPPRESS)
     parser.add_argument("--module_mode", dest="module", action="store_true", default=argparse.SUPPRESS)
@@ -152,6 +157,40 @@ def _check_numbers(options: argparse.Namespace) -> None:
             raise UsageError(f"`--signals-to-handle` has {name.strip()!r}, which is no signal of this system")
 
 
+def _read_environment(options: argparse.Namespace) -> None:
+    """Take what was not given from the variables that Composer's launcher reads, too.
+
+    Operators of Kubernetes set `RANK` to the number of a machine and `WORLD_SIZE` to that of machines, and
+    Slurm's steps count themselves, so that these are left alone there.
+    """
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "0")
+    if options.nproc_per_node is None and local_world_size != "0":
+        options.nproc_per_node = local_world_size
+    if "RANK" in os.environ:
+        return
+    for name in () if "SLURM_STEP_ID" in os.environ else ("world_size", "base_rank", "node_rank"):
+        if getattr(options, name) is None:
+            setattr(options, name, _read_number(name.upper()))
+
+
+def _read_address(options: argparse.Namespace) -> None:
+    """Do the same for the address of machine 0; a job of one machine chooses a free port instead."""
+    if options.master_addr is None:
+        options.master_addr = os.environ.get("MASTER_ADDR") or None
+    if options.master_port is None:
+        options.master_port = _read_number("MASTER_PORT", most=65535)
+
+
+def _read_number(variable: str, most: int | None = None) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not text.isdecimal() or (most is not None and int(text) > most):
+        expected = "from 0" if most is None else f"from 0 to {most}"
+        raise UsageError(f"the variable `{variable}` is {text!r}, expected a whole number {expected}")
+    return int(text)
+
+
 def _count_processes(given: str | None) -> int:
     """Return the number of ranks on this machine."""
     try:
@@ -179,8 +218,7 @@ def _parse_nodes(text: str) -> tuple[int, int]:
 
 def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
     """Derive the number of processes and machines, and this machine's place, from whatever was given."""
-    given = options.nproc_per_node or os.environ.get("LOCAL_WORLD_SIZE")
-    count = _count_processes(given)
+    count = _count_processes(options.nproc_per_node)
     options.nproc_per_node = str(count)
     if options.module and options.no_python:
         raise UsageError("`-m` and `-c` are both given: the script is a module or a command, not both")
@@ -200,6 +238,8 @@ def _resolve_nodes(options: argparse.Namespace, argv: Sequence[str]) -> None:
             f"`--standalone` is for one machine, and `--nnodes` is {options.nnodes}. Give one of them"
         )
     _resolve_node_rank(options, count, most)
+    if most > 1:
+        _read_address(options)
     if most > 1 and options.rdzv_backend == "static" and not options.rdzv_endpoint:
         if options.master_addr is None and options.node_rank:
             raise UsageError(
@@ -275,8 +315,8 @@ def _resolve_node_rank(options: argparse.Namespace, count: int, num_nodes: int) 
         if options.node_rank not in (None, derived):
             raise UsageError(
                 f"`--base_rank {options.base_rank}` with `-n {count}` is machine {derived}, but "
-                "`--node_rank` is "
-                f"{options.node_rank}. Give only one of them"
+                f"`--node_rank` is {options.node_rank}. Give only one of them, or `--nnodes` in place of "
+                "`--world_size` where machines have unlike numbers of processes"
             )
         options.node_rank = derived
     if options.node_rank is not None and not 0 <= options.node_rank < num_nodes:

@@ -121,7 +121,7 @@ def check_launcher(options: argparse.Namespace) -> None:
     if options.node_rank == 0 and num_nodes >= 1 and _is_local(addresses):
         _check_free(host, port)
     elif options.node_rank:
-        _await_listener(host, port)
+        _await_machine_0(host, port)
 
 
 def _is_python_file(name: str) -> bool:
@@ -241,26 +241,37 @@ def _check_free(host: str, port: int) -> None:
             ) from error
 
 
-def _await_listener(host: str, port: int) -> None:
-    """Wait until machine 0 listens."""
-    deadline = time.monotonic() + PREFLIGHT_S
+def await_listener(host: str, port: int, timeout_s: float) -> None:
+    """Wait until something listens at an address.
+
+    A `TCPStore` of torch, given the same time, waits up to as long again before its second attempt.
+
+    Raises:
+        OSError: Nothing did within `timeout_s`; the reason is that of the last attempt.
+    """
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            socket.create_connection((host, port), timeout=5).close()
-        except OSError as error:
+            socket.create_connection((host, port), timeout=min(timeout_s, 5)).close()
+        except OSError:
             if time.monotonic() > deadline:
-                raise AbsentRanksError(
-                    f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {PREFLIGHT_S:g} "
-                    f"s: {error}. "
-                    f"This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
-                    "machine 0, "
-                    "and is the port open in its firewall? On machines with several networks, set "
-                    f"{INTERFACES}.",
-                    (0,),
-                ) from error
-            time.sleep(0.5)
+                raise
+            time.sleep(0.1)
         else:
             return
+
+
+def _await_machine_0(host: str, port: int) -> None:
+    try:
+        await_listener(host, port, PREFLIGHT_S)
+    except OSError as error:
+        raise AbsentRanksError(
+            f"{host}:{port} (`--master_addr`, `--master_port`) did not answer within {PREFLIGHT_S:g} s: "
+            f"{error}. This is {socket.gethostname()}, {describe_route(host)}. Is `hocket-launch` running on "
+            "machine 0, and is the port open in its firewall? On machines with several networks, set "
+            f"{INTERFACES}.",
+            (0,),
+        ) from error
 
 
 def _interface_of(address: str) -> str:

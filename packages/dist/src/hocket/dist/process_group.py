@@ -21,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, and mis
 from hocket.dist.diagnosis import ASIDE, diagnose, is_collective_failure, record_collectives
 from hocket.dist.errors import AbsentRanksError, CollectiveError, WorldError
 from hocket.dist.failures import install_excepthook
-from hocket.dist.preflight import PREFLIGHT_S, call_roll, describe_route
+from hocket.dist.preflight import PREFLIGHT_S, await_listener, call_roll, describe_route
 from hocket.dist.world import World, export_world, read_world
 
 
@@ -266,16 +266,19 @@ def _connect(world: World, timeout_s: float) -> Store:
         raise WorldError(f"`MASTER_PORT` is {port!r}, expected a port number, 1 to 65535.")
     timeout_s = min(timeout_s, PREFLIGHT_S)
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_server = world.rank == 0 and not agent_has_it
     try:
+        if not is_server:
+            await_listener(address, int(port), timeout_s)
         store = TCPStore(
             address,
             int(port),
             world.world_size,
-            is_master=world.rank == 0 and not agent_has_it,
+            is_master=is_server,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         absent = () if agent_has_it or world.rank == 0 else (0,)
         who = "the launcher" if agent_has_it else "rank 0"
         raise AbsentRanksError(

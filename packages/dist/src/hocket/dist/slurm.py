@@ -47,8 +47,8 @@ def detect_nodes(env: Mapping[str, str]) -> dict[str, str] | None:
     return {
         "nnodes": str(num_nodes),
         "node_rank": env["SLURM_NODEID"],
-        "master_addr": first_host(env),
-        "master_port": str(job_port(env)),
+        "master_addr": env.get("MASTER_ADDR") or first_host(env),
+        "master_port": env.get("MASTER_PORT") or str(job_port(env)),
     }
 
 

@@ -31,6 +31,10 @@ def _notes(error: BaseException) -> str:
 def _hang(kind: str, folder: str) -> tuple[str, float] | None:
     """Let rank 1 leave the others alone; return the error that they see, and after how many seconds."""
     done = Path(folder, "done")
+    # The deadline is of collectives, not of the import of torch on a busy machine.
+    Path(folder, f"started-{os.environ['RANK']}").touch()
+    while len(list(Path(folder).glob("started-*"))) < 2:
+        time.sleep(0.05)
     started = time.monotonic()
     try:
         with provide({}, device="cpu", timeout_s=TIMEOUT_S) as parallelism:
@@ -74,7 +78,7 @@ def test_a_rank_that_is_elsewhere_is_named_within_the_deadline(kind: str, tmp_pa
     message, seconds = first
     assert "late: rank 1 did not answer" in message
     assert "rank 0: gloo:" in message, "the flight recorder's last collective is missing"
-    assert seconds < TIMEOUT_S + 15
+    assert seconds < TIMEOUT_S + 45  # torch's own deadline is half an hour
 
 
 def _start_differently(kind: str, folder: str) -> str:

@@ -16,6 +16,9 @@ import os, pathlib, sys, time, torch
 from torch import nn
 from hocket.dist import provide
 out = pathlib.Path(sys.argv[1])
+(out / f"started-{{os.environ['RANK']}}").touch()
+while len(list(out.glob("started-*"))) < 3:
+    time.sleep(0.05)
 with provide({{}}, device="cpu", timeout_s={TIMEOUT_S}) as parallelism:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     module = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])

@@ -1,10 +1,11 @@
 """A training step over FSDP2 on two gloo ranks: Hocket, Lightning and Accelerate beside a bare loop.
 
-`python tests/bench/dist.py` takes under five minutes on two quiet cores. Each system runs in a process group
+`python tests/bench/dist.py` takes about five minutes on two quiet cores. Each system runs in a process group
 of its own and takes turns there with a bare loop over the same model and batches, in blocks of four steps, so
-that a change of the machine's speed meets both; the figure is the ratio of two neighbouring blocks. Systems
-follow each other, round by round. Peers run in an environment of their own with the same version of torch,
-each as its documentation recommends. A system that cannot shard on the CPU is reported with its reason.
+that a change of the machine's speed meets both; the figure is the ratio of two neighbouring blocks, and the
+bare loop beside itself shows its error. Systems follow each other, round by round. Peers run in an
+environment of their own with the same version of torch, each as its documentation recommends. A system that
+cannot shard on the CPU is reported with its reason.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ GRACE_S = 45
 Figures = dict[str, list[float]]
 
 
-def run_ranks(system: str, mode: str, model: str = "small") -> Figures:
+def run_ranks(system: str, mode: str, *, model: str, pairs: int) -> Figures:
     """Run a cell on two ranks and return what rank 0 printed.
 
     Raises:
@@ -63,7 +64,7 @@ def run_ranks(system: str, mode: str, model: str = "small") -> Figures:
     if mode == "resident":
         # Large blocks go back to the system when they are freed, so that the resident set is what is in use.
         env["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    command = [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model]
+    command = [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model, str(pairs)]
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     )
@@ -109,16 +110,17 @@ def python_of(needs: list[str] | None) -> list[str]:
 
 
 def show(figures: dict[str, Figures]) -> None:
-    """Print a table for each unit: median and quartiles of every system."""
+    """Print a table for each unit: median, its 95% interval and quartiles of every system."""
     for unit, title in UNITS.items():
         if not any(unit in found for found in figures.values()):
             continue
-        print(f"\n| {title} | median | quartiles | least | n |\n|---|---|---|---|---|")
+        print(f"\n| {title} | median | 95% | quartiles | least | n |\n|---|---|---|---|---|---|")
         for system, found in figures.items():
             if values := found.get(unit):
                 low, middle, high = quartiles(values)
-                spread = f"{low:.4g} – {high:.4g} | {min(values):.4g} | {len(values)}"
-                print(f"| {system} | {middle:.4g} | {spread} |")
+                least, most = interval_of_median(values)
+                spread = f"{least:.4g} – {most:.4g} | {low:.4g} – {high:.4g}"
+                print(f"| {system} | {middle:.4g} | {spread} | {min(values):.4g} | {len(values)} |")
     if "bare" in figures:
         for unit in ("peak_mib", "resident_mib"):
             if unit not in figures["bare"]:
@@ -138,13 +140,23 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
+def interval_of_median(values: list[float]) -> tuple[float, float]:
+    """Return two of the values between which the median of all blocks lies in 95 of 100 runs."""
+    ordered = sorted(values)
+    least = max(int(len(values) / 2 - 0.98 * len(values) ** 0.5), 0)
+    return ordered[least], ordered[-1 - least]
+
+
 def main() -> None:
     """Measure all systems, rounds outside, and print the tables."""
+    # Else a time limit from outside would end this process and leave the ranks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--modes", nargs="+", choices=["step", "resident"], default=["step", "resident"])
     parser.add_argument("--model", choices=["small", "medium", "large"], default="small")
+    parser.add_argument("--pairs", type=int, default=24, help="blocks of each system, beside the bare loop's")
     options = parser.parse_args()
     figures: dict[str, Figures] = {}
     refused: dict[str, str] = {}
@@ -155,7 +167,8 @@ def main() -> None:
                 if system in refused:
                     continue
                 try:
-                    for unit, values in run_ranks(system, mode, options.model).items():
+                    found = run_ranks(system, mode, model=options.model, pairs=options.pairs)
+                    for unit, values in found.items():
                         figures.setdefault(system, {}).setdefault(unit, []).extend(values)
                 except RuntimeError as error:
                     refused[system] = str(error)

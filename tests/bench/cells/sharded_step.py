@@ -1,7 +1,7 @@
 """One system's training step over FSDP2 on each rank of a job, beside a bare loop in the same process.
 
-`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident [MODEL]`; rank 0
-prints one JSON object. MODEL is one of `MODELS`, `small` by default.
+`python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident MODEL PAIRS`; rank 0
+prints one JSON object. MODEL is one of `MODELS`; PAIRS are the blocks of `step`.
 
 `step` measures three things. Bytes: the highest sum of the bytes of the storages that are alive after any
 operation, from before the model is made until the second step has ended; what
@@ -47,8 +47,8 @@ MODELS = {
     "medium": GPTConfig(context=64, width=512, num_layers=6, num_heads=8),  # 19 million
     "large": GPTConfig(context=64, width=768, num_layers=9, num_heads=12),  # 64 million
 }
-CONFIG = MODELS[sys.argv[3] if len(sys.argv) > 3 else "small"]
-BATCH, STEPS, PAIRS, WARM_UP = 4, 4, 12, 2
+CONFIG, PAIRS = MODELS[sys.argv[3]], int(sys.argv[4])
+BATCH, STEPS, WARM_UP = 4, 4, 2
 POLICY = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 Run = Callable[[int], list[tuple[float, float]]]
 """Trains for a number of steps and returns for each the seconds by wall clock and of processor."""
@@ -308,7 +308,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    system, mode = sys.argv[1:3]  # and MODEL, which `CONFIG` has taken
+    system, mode = sys.argv[1:3]
     dist.init_process_group("gloo")
     figures = measure_step(system) if mode == "step" else measure_resident(system)
     gathered: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]

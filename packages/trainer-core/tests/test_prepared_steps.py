@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
-from hocket.trainer import Callback, LossSum, loop
+from hocket.trainer import Callback, ComposerClassifier, DataSpec, LossSum, loop, step_sync
 from hocket.trainer.errors import NonFiniteLossError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import LinearScheduler
 from hocket.trainer.train_loader import TrainLoader
-from support.training import FileStore, Net, loader, make, parameters
+from support.ranks import run_ranks
+from support.training import FileStore, Net, data, loader, make, parameters
 
 
 class Record(Callback):
@@ -75,6 +81,16 @@ class Explodes(Net):
         return super().loss(outputs, batch) * (float("nan") if self.calls == 3 else 1.0)
 
 
+class Measured(ComposerClassifier):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(5, 3), train_metrics=[MulticlassAccuracy(3)])
+
+
+def _transformed():
+    return DataSpec(dataloader=loader(), microbatch_transforms=lambda batch: [batch[0] * 2, batch[1]])
+
+
 def _set_microbatches(state):
     state.device_train_microbatch_size = 2
 
@@ -109,6 +125,10 @@ CASES = {
     },
     "sums": {"model": Sums},
     "parts": {"model": Parts, "loggers": InMemoryLogger},
+    "fp16": {"precision": "amp_fp16", "gradient_clipping": 0.1},
+    "microbatches": {"device_train_microbatch_size": 3},
+    "microbatches of a transformed batch": {"train_dataloader": _transformed},
+    "measured": {"model": Measured, "loggers": InMemoryLogger, "log_every": 2},
     "skipped": {"model": Explodes, "nonfinite_loss": "skip"},
     "stopped": {"at": {4: lambda state: state.stop_training()}},
     "stopped between saves": {
@@ -135,7 +155,7 @@ def run(arguments, folder):
     for name, value in given.items():
         if name == "checkpoint_store":
             given[name] = value(folder)
-        elif isinstance(value, type) or value is loader:
+        elif isinstance(value, type) or value in (loader, _transformed):
             given[name] = value()
     given.setdefault("max_duration", "2ep")
     with make(callbacks=[record], seed=5, **given) as trainer:
@@ -146,8 +166,8 @@ def run(arguments, folder):
         return record.seen, parameters(trainer), logged, rng, saved
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tmp_path):
+def count_plain_steps(patch):
+    """Return a list that gets an item for each plain step."""
     made = []
     take_ahead = TrainLoader.take_ahead
 
@@ -157,19 +177,76 @@ def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tm
             made.append(batch)
         return taken
 
-    monkeypatch.setattr(TrainLoader, "take_ahead", take)
-    seen, weights, logged, rng, saved = run(CASES[case], tmp_path / "prepared")
+    patch.setattr(TrainLoader, "take_ahead", take)
+    return made
+
+
+def check_same(found, expected):
+    seen, weights, logged, rng, saved = found
+    expected_seen, expected_weights, expected_logged, expected_rng, expected_saved = expected
+    assert seen == expected_seen
+    assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
+    assert torch.equal(rng, expected_rng)
+    # As texts, in which a NaN equals another.
+    assert (repr(logged), saved) == (repr(expected_logged), expected_saved)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tmp_path):
+    made = count_plain_steps(monkeypatch)
+    found = run(CASES[case], tmp_path / "prepared")
     assert bool(made) == (case not in NOT_PLAIN)
     made.clear()
     monkeypatch.setattr(loop, "prepare_steps", lambda run: None)
-    expected, expected_weights, expected_logged, expected_rng, expected_saved = run(
-        CASES[case], tmp_path / "loop"
-    )
+    expected = run(CASES[case], tmp_path / "loop")
     assert not made
-    assert seen == expected
-    assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
-    assert torch.equal(rng, expected_rng)
-    assert (logged, saved) == (expected_logged, expected_saved)
+    check_same(found, expected)
+
+
+def batches_of(rank):
+    """Batches of 3 samples on rank 0 and of 2 on rank 1, and one batch more on rank 0."""
+    x, y = data(32).tensors
+    rows = [slice(start, start + 3 - rank) for start in range(0, 32 - 6 * rank, 6)]
+    return [[x[one], y[one]] for one in rows]
+
+
+RANK_CASES = {
+    "plain": {},
+    "microbatches": {"device_train_microbatch_size": 2},
+    "logged": {"loggers": InMemoryLogger, "gradient_clipping": 0.1},
+    "sums": {"model": Sums},
+    "measured": {"model": Measured, "loggers": InMemoryLogger},
+    "skipped": {"model": Explodes, "nonfinite_loss": "skip"},
+    "stopped on one": {"at": {4: lambda state: os.environ["RANK"] == "1" and state.stop_training()}},
+}
+
+
+def compare_on_a_rank(folder):
+    rank = int(os.environ["RANK"])
+    with pytest.MonkeyPatch.context() as patch:
+        made = count_plain_steps(patch)
+        num_plain = {}
+        for case, given in RANK_CASES.items():
+            arguments = {**given, "train_dataloader": batches_of(rank), "auto_shard": False}
+            made.clear()
+            found = run(arguments, Path(folder))
+            num_plain[case] = len(made)
+            with patch.context() as inner:
+                inner.setattr(loop, "prepare_steps", lambda run: None)
+                made.clear()
+                check_same(found, run(arguments, Path(folder)))
+                assert not made
+                # The agreement by an all-reduce, as on several hosts, gives the same bits as by sockets.
+                inner.setattr(step_sync, "connect_ranks", lambda *ranks, **options: None)
+                check_same(found, run(arguments, Path(folder)))
+        return num_plain
+
+
+def test_on_two_ranks_the_loop_the_prepared_steps_and_both_ways_to_agree_make_the_same_run(tmp_path):
+    for num_plain in run_ranks(compare_on_a_rank, 2, str(tmp_path), timeout_s=240):
+        # Of two epochs of 5 steps the first is the loop's, as the epoch begins there.
+        assert num_plain.pop("stopped on one") in (3, 4)
+        assert set(num_plain.values()) == {8}
 
 
 def test_a_bad_loss_raises_before_the_update_of_a_plain_step():

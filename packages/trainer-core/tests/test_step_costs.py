@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.trainer import Algorithm, Callback, Event
+from hocket.trainer import Algorithm, Callback, Event, step_sync
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import FileLogger, InMemoryLogger, ProgressBarLogger
@@ -79,23 +79,30 @@ def count_on_a_rank():
         "an algorithm elsewhere": {"callbacks": [Touches()], "algorithms": Elsewhere()},
         "an algorithm at the batch": {"algorithms": Here()},
     }
-    return policies, {name: collectives_of_a_step(**arguments)[0] for name, arguments in cases.items()}
+    counts = {name: collectives_of_a_step(**arguments)[0] for name, arguments in cases.items()}
+    # As on several hosts.
+    step_sync.connect_ranks = lambda *ranks, **options: None
+    for name in ("plain", "an algorithm at the batch"):
+        counts[f"{name}, without sockets"] = collectives_of_a_step(**cases[name])[0]
+    return policies, counts
 
 
 def test_the_collectives_of_a_step():
-    """One for the gradients (the model fits one bucket), one for the agreement."""
+    """One for the gradients (the model fits one bucket); the agreement is one where there are no sockets."""
     for policies, counts in run_ranks(count_on_a_rank, 2, timeout_s=240):
         assert counts == {
-            "plain": 2,
-            "clipped": 2,  # gradients are whole on each rank
-            "logged": 3,  # the mean loss; nobody waits for it
-            "logged at times": 2,
-            "callbacks that may touch the batch": 2,
-            "an algorithm elsewhere": 2,
-            "an algorithm at the batch": 3,  # the batch's facts again
+            "plain": 1,
+            "clipped": 1,  # gradients are whole on each rank
+            "logged": 2,  # the mean loss; nobody waits for it
+            "logged at times": 1,
+            "callbacks that may touch the batch": 1,
+            "an algorithm elsewhere": 1,
+            "an algorithm at the batch": 1,
+            "plain, without sockets": 2,
+            "an algorithm at the batch, without sockets": 3,  # the batch's facts again
         }
         steps = {policy: step for policy, (step, _) in policies.items()}
-        assert steps == {"every": 3, "last": 2, "replicas_last": 2, None: 2}
+        assert steps == {"every": 2, "last": 1, "replicas_last": 1, None: 1}
         expected = policies["last"][1]
         for _, trained in policies.values():
             for name, value in expected.items():

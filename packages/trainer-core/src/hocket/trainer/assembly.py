@@ -94,6 +94,8 @@ def assemble(
         config.parallel, device, precision_name, as_list(config.events.algorithms), made
     )
     sync = StepSync(parallelism)
+    made.callback(sync.close)
+    sync.connect(config.parallel.dist_timeout)
     state = _make_state(classes.state, config, parallelism, sync, device, precision_name)
     logger = classes.logger(state, _destinations(config.log, config.events.callbacks))
     run_state = RunState(state, precision, keeps_run_name=config.log.run_name is not None)

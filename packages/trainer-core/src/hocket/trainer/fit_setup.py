@@ -1,44 +1,137 @@
-"""What `Trainer.fit` prepares before the loop: schedules, the end of the run, the parts it runs with."""
+"""What `Trainer.fit` does around the loop: the data, the schedules, the parts, and the notes on an error."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.trainer.arguments import as_list, scaled_duration
+from hocket.trainer.assembly import attach_loader
+from hocket.trainer.configs import DataConfig
 from hocket.trainer.errors import DurationReachedError, TrainerConfigError
+from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.fit_run import Run
+from hocket.trainer.fit_targets import FitTargets
+from hocket.trainer.garbage import collecting_every
+from hocket.trainer.interval import IsTime
+from hocket.trainer.loader_checks import check_ends
+from hocket.trainer.loop import train
+from hocket.trainer.microbatch_search import MicrobatchSearch
 from hocket.trainer.nonfinite import NonFiniteGuard
+from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
 from hocket.trainer.optim import prepare_schedulers
 from hocket.trainer.parts import Parts
-from hocket.trainer.run_summary import print_notices
+from hocket.trainer.preemption import SigtermStop
+from hocket.trainer.run_summary import print_notices, print_summary
 from hocket.trainer.state import State
+from hocket.trainer.time import TimeInput
+from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
 
 
-def set_schedules(
-    state: State,
-    schedulers: Any,
-    ratio: float | None,
-    every_batch: bool | None,
-    *,
-    keeps_duration: bool,
-) -> None:
-    """Take what `fit` was given about schedules.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """The arguments of `Trainer.fit`, which explains them; None for no change."""
+
+    duration: TimeInput | None
+    train_dataloader: Any
+    train_dataloader_label: str
+    train_subset_num_batches: int | None
+    spin_dataloaders: bool | None
+    reset_time: bool
+    schedulers: Any
+    scale_schedule_ratio: float | None
+    step_schedulers_every_batch: bool | None
+    eval_dataloader: Any
+    eval_subset_num_batches: int
+    eval_interval: TimeInput | IsTime
+    device_train_microbatch_size: int | str | MicrobatchSearch | None
+    precision: str | None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the training data change."""
+        return self.train_dataloader is not None or self.train_subset_num_batches is not None
+
+    def change(self, data: DataConfig) -> DataConfig:
+        """Return the arguments about the training data, with those of this call in place of the old ones."""
+        named = {
+            "train_dataloader": self.train_dataloader,
+            "train_dataloader_label": self.train_dataloader_label,
+            "train_subset_num_batches": self.train_subset_num_batches,
+            "spin_dataloaders": self.spin_dataloaders,
+        }
+        return replace(data, **{name: value for name, value in named.items() if value is not None})
+
+
+def prepare_fit(parts: Parts, given: FitConfig, targets: FitTargets, made: ExitStack) -> TrainLoader | None:
+    """Make the changes that a call of `fit` asks for, and print the summary of the run. Collective.
 
     Args:
-        state: Of the run.
-        schedulers: The new ones; None for those that there are.
-        ratio: The factor by which schedules are stretched; None for the present one.
-        every_batch: Whether they advance with each batch; None for no change.
-        keeps_duration: Whether `max_duration` stays as it is, as `fit` was given another.
+        parts: Of the run.
+        given: The arguments.
+        targets: Where the calls of `fit` end.
+        made: Closes a new loader at the end.
+
+    Returns:
+        The batches to train on; None where a resumed run has nothing left to train.
+
+    Raises:
+        TrainerConfigError: If there is no data or no duration.
+        DurationReachedError: If a run that was not resumed has nothing left.
+    """
+    state = parts.state
+    if given.has_data:
+        _set_data(parts, given.change(parts.config.data), made)
+    if parts.loader is None:
+        raise TrainerConfigError("`train_dataloader` is required by `fit`; pass it to `Trainer` or to `fit`")
+    if given.reset_time:
+        parts.loader.close()
+        parts.loader.epoch_rng = None
+        state.timestamp = state.previous_timestamp = Timestamp()
+    if given.eval_dataloader is not None:
+        state.evaluators = as_evaluators(
+            given.eval_dataloader,
+            subset_num_batches=given.eval_subset_num_batches,
+            eval_interval=given.eval_interval,
+        )
+    if given.device_train_microbatch_size is not None:
+        parts.set_microbatch_size(given.device_train_microbatch_size)
+    if given.precision is not None:
+        parts.set_precision(given.precision)
+    _set_schedules(state, given)
+    targets.set_duration(parts, given.duration, given.scale_schedule_ratio or 1.0)
+    if _is_finished(parts):
+        return None
+    if parts.loader.prefetcher.max_batches is None:
+        check_ends(state.dataloader, state.max_duration)
+    _announce_fit(parts)
+    return parts.loader
+
+
+def _set_data(parts: Parts, data: DataConfig, made: ExitStack) -> None:
+    """Take other training data; a new epoch begins."""
+    if data.train_dataloader is None:
+        return
+    if parts.loader is not None:
+        parts.loader.close()
+    attach_loader(parts, data, made)
+    if parts.state.counts.batch_in_epoch:
+        parts.state.advance(parts.state.timestamp.to_next_epoch().counts)
+
+
+def _set_schedules(state: State, given: FitConfig) -> None:
+    """Take what `fit` was given about schedules.
 
     Raises:
         TrainerConfigError: If torch's schedulers would have to be stretched while they run.
     """
-    if every_batch is not None:
-        state.step_schedulers_every_batch = every_batch
+    schedulers, ratio = given.schedulers, given.scale_schedule_ratio
+    if given.step_schedulers_every_batch is not None:
+        state.step_schedulers_every_batch = given.step_schedulers_every_batch
     if schedulers is None and ratio is None:
         return
     before = state.scale_schedule_ratio
@@ -54,11 +147,11 @@ def set_schedules(
     else:
         prepare_schedulers(state.schedulers, state.optimizers, ratio=now)
     state.scale_schedule_ratio = now
-    if not keeps_duration and state.max_duration is not None:
+    if given.duration is None and state.max_duration is not None:
         state.max_duration = scaled_duration(state.max_duration, now / before)
 
 
-def is_finished(parts: Parts) -> bool:
+def _is_finished(parts: Parts) -> bool:
     """Whether a run that was resumed has nothing left to train, which is said; clears an earlier stop.
 
     Raises:
@@ -85,7 +178,7 @@ def is_finished(parts: Parts) -> bool:
     )
 
 
-def make_run(parts: Parts, loader: TrainLoader) -> Run:
+def _make_run(parts: Parts, loader: TrainLoader) -> Run:
     """Put the parts of a fit together. Collective."""
     state, logger = parts.state, parts.logger
     is_first = state.parallelism.data_parallel[0] == 0
@@ -112,3 +205,40 @@ def make_run(parts: Parts, loader: TrainLoader) -> Run:
         clock=parts.clock,
         clock_s=clock_s,
     )
+
+
+def _announce_fit(parts: Parts) -> None:
+    """Check the folder of checkpoints, and print the summary of the run. Collective."""
+    state = parts.state
+    # A search for the size measures what fits by itself.
+    limit = None if parts.auto_step is not None else parts.microbatch_limit
+    if notice := limit_microbatch(state, limit):
+        parts.notices.append(notice)
+    if parts.checkpointer is not None:
+        parts.checkpointer.check_folder(parts.sync)
+    print_summary(
+        state,
+        data_source=parts.data_source,
+        notices=parts.notices,
+        is_searched=parts.auto_step is not None,
+    )
+    parts.notices = []
+    state.model.train()
+
+
+def train_parts(parts: Parts, loader: TrainLoader) -> None:
+    """Run the loop with the parts of a run; an error gets a note that says when it came. Collective."""
+    state = parts.state
+    try:
+        if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:
+            parts.evaluation.rehearse(steps)
+        with SigtermStop(state.stop) as sigterm, collecting_every(parts.config.numerics.gc_interval):
+            train(_make_run(parts, loader))
+            parts.logger.flush()
+        sigterm.exit_if_received(parts.sync)
+    except BaseException as error:
+        if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"raised while training, at {state.timestamp}")
+        if (facts := parts.context.facts) is not None and parts.auto_step is None:
+            record_out_of_memory(error, state, num_samples=facts.samples)
+        raise

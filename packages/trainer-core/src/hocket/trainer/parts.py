@@ -138,6 +138,24 @@ class Parts:
             )
             once.save()
 
+    def save_soon(self) -> None:
+        """Save in the folder of checkpoints, now or at the next boundary of a fit. Collective.
+
+        Raises:
+            TrainerConfigError: If there is no `save_folder`.
+        """
+        checkpointer = self.checkpointer
+        if checkpointer is None and self.config.trial.num_batches is not None:
+            return  # a `fast_dev_run` saves nothing
+        if checkpointer is None:
+            raise TrainerConfigError(
+                "there is no `save_folder` to save in; set it, or use `save_checkpoint(path)`"
+            )
+        if self.run_state.can_save():
+            checkpointer.save()
+        else:
+            checkpointer.request_save()
+
 
 def own(part: Any, made: ExitStack) -> None:
     """Have `made` close a part that can be closed."""

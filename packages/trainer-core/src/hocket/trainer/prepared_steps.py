@@ -22,8 +22,8 @@ from hocket.trainer.timestamp import after_batch
 def prepare_steps(run: Run) -> Callable[[], bool] | None:
     """Bind the parts of a run for its plain steps.
 
-    A step is plain in one process, with the standard train step on unscaled gradients, whose batch is
-    ahead, where nobody listens between `BEFORE_DATALOADER` and `AFTER_BACKWARD` and no stop was requested.
+    A step is plain with the standard train step and a batch that is ahead, where nobody listens between
+    `BEFORE_DATALOADER` and `AFTER_BACKWARD` and no stop was requested.
 
     Returns:
         A function that makes plain steps as long as they come, and returns whether it made one; None where
@@ -31,10 +31,9 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     """
     state, context, loader, guard = run.state, run.context, run.loader, run.guard
     standard, checkpointer, precision = context.standard, run.checkpointer, context.precision
-    if run.sync.num_ranks > 1 or not run.prefetches or type(standard) is not StandardStep:
+    if not run.prefetches or type(standard) is not StandardStep:
         return None
-    if precision.is_scaled or context.train_metrics or context.spec.microbatch_transforms:
-        return None
+    metrics, is_alone = context.train_metrics, run.sync.num_ranks == 1
     on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
     take_ahead, fetch_ahead, clock = loader.take_ahead, loader.fetch_ahead, run.clock
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
@@ -47,7 +46,6 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
             not on.in_step
             and stop.reason is None
             and state.train_step is standard
-            and not precision.is_scaled
             and (taken := take_ahead((counts := state.counts)[2])) is not None
         ):
             has_made_one = True
@@ -57,7 +55,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 apply_schedulers(state)
             if (loss := compute(facts)) is None:
                 loss = compute_gradients(facts.batch)
-            time_s = perf_counter() - clock.excluded_s
+            time_s: Any = perf_counter() - clock.excluded_s if is_alone else step.clock_s
             after = after_batch(counts, step.samples, step.tokens, time_s - run.clock_s)
             run.clock_s = time_s
             is_known = state.max_duration is duration and not stop.is_final
@@ -65,24 +63,31 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
             if not (is_last or stop.is_agreed or (checkpointer and checkpointer.is_due_at(after))):
                 fetch_ahead()
             state.loss = loss
+            if precision.is_scaled:
+                precision.unscale(state.optimizers)
             if on.after_train_batch:
                 fire(Event.AFTER_TRAIN_BATCH)
             # A finite number minus itself is 0, and no other is. The guard says what is wrong with it.
             if (reads_loss and (value := loss.tolist()) - value == 0.0) or allows(loss):  # type: ignore[operator]
-                if step.weight:
+                if precision.is_scaled:
+                    standard.update()
+                else:
+                    if step.weight:
+                        for optimizer in state.optimizers:
+                            optimizer.step()
                     for optimizer in state.optimizers:
-                        optimizer.step()
-                for optimizer in state.optimizers:
-                    optimizer.zero_grad(set_to_none=True)
-                standard.has_gradients = False
+                        optimizer.zero_grad(set_to_none=True)
+                    standard.has_gradients = False
             else:
                 precision.step(state.optimizers, skip=True)
-            if run.is_loss_logged and after[2] % run.log_every == 0:
+            if should_log := run.is_loss_logged and after[2] % run.log_every == 0:
                 if reads_loss and context.mean is None and not context.loss_parts.sums:
                     log_metrics({LOSS: value}, after[2])  # the number is there already
                 else:
                     log_loss(run, loss, step, after[2])
             state.previous_counts, state.counts = counts, after
+            if metrics:
+                metrics.end_batch(should_log=should_log)
             if on.batch_end:
                 fire(Event.BATCH_END)
                 is_last = is_over()
@@ -99,8 +104,11 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
 def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], Tensor | None]:
     """Return what does as `StandardStep.compute_gradients` does, in short, for one process without scaling.
 
-    It returns None, and has done nothing, for a batch that is not one microbatch with a known weight.
+    It returns None, and has done nothing, for a batch that is not one microbatch with a known weight, or that
+    needs more, as on several ranks.
     """
+    if run.sync.num_ranks > 1 or run.context.train_metrics or run.context.spec.microbatch_transforms:
+        return _leave_to_standard
     state, context, engine, precision = run.state, run.context, run.engine, run.context.precision
 
     def compute(facts: DeviceBatch) -> Tensor | None:
@@ -109,6 +117,7 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], T
             or state.device_train_microbatch_size is not None
             or not facts.weight
             or type(facts.weights) is Tensor
+            or precision.is_scaled
         ):
             return None
         standard.has_gradients = True
@@ -132,3 +141,7 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], T
         return loss.detach()
 
     return compute
+
+
+def _leave_to_standard(facts: DeviceBatch) -> None:
+    """Have `StandardStep.compute_gradients` compute."""

@@ -1,13 +1,16 @@
-"""The small all-reduce in which ranks exchange facts about their batches, one step ahead of their use."""
+"""The small exchange in which ranks tell each other about their batches, one step ahead of their use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hocket.trainer.protocols import Work
+from hocket.trainer.rank_sockets import RankSockets, connect_ranks
 
 if TYPE_CHECKING:
     from hocket.trainer.clock import TrainingClock
@@ -50,21 +53,37 @@ class GlobalStep:
 
 
 class StepSync:
-    """Exchanges facts about batches with one asynchronous all-reduce per batch.
+    """Exchanges facts about batches, once per batch and without waiting.
 
-    Every rank fills its own slot of a zero vector, so the sum is a gather and also gives the largest batch. A
-    job of one process has no vector and no reduction.
+    Few ranks of one host use sockets of their own, once `connect` was called. Else it is one asynchronous
+    all-reduce: every rank fills its own slots of a zero vector, so the sum is a gather. A job of one process
+    exchanges nothing.
 
     Args:
         parallelism: Performs the reduction.
     """
 
-    _FIELDS = 5
+    _FIELDS = 6
+    """What a rank tells: samples, tokens, loss weight, whether to stop, rank 0's clock, rows."""
 
     def __init__(self, parallelism: Reduces) -> None:
         self._parallelism = parallelism
         self.rank, self.num_ranks = parallelism.data_parallel
+        self._sockets: RankSockets | None = None
         self._spare, self._in_use = (GlobalStep(False, False, 0, 0, 0.0, 0, None) for _ in range(2))
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect the ranks by sockets where they are few and on one host. Collective.
+
+        Args:
+            timeout_s: How long an exchange may wait for a rank.
+        """
+        self._sockets = connect_ranks(self, num_numbers=self._FIELDS, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Close what `connect` opened."""
+        if self._sockets is not None:
+            self._sockets.close()
 
     def begin(
         self,
@@ -84,15 +103,20 @@ class StepSync:
         """
         if self.num_ranks == 1:
             return self.of_one(batch, wants_stop, has_failed)
-        vector = [0.0] * (self._FIELDS + self.num_ranks)
-        vector[3] = wants_stop
-        if self.rank == 0 and clock is not None:
-            vector[4] = clock.now()
-        if batch is not None:
-            vector[:3] = batch.counted, batch.tokens, batch.weight
-        # A slot holds the rows of a batch, at least 1; 0 for no batch; -1 for a failure.
-        vector[self._FIELDS + self.rank] = -1 if has_failed else 0 if batch is None else batch.samples
-        return PendingStep(self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64)))
+        now = clock.now() if self.rank == 0 and clock is not None else 0.0
+        # The rows of a batch, at least 1; 0 for no batch; -1 for a failure.
+        rows = -1 if has_failed else 0 if batch is None else batch.samples
+        facts = (
+            (0, 0, 0.0, wants_stop, now, rows)
+            if batch is None
+            else (batch.counted, batch.tokens, batch.weight, wants_stop, now, rows)
+        )
+        if (sockets := self._sockets) is not None:
+            return PendingStep(partial(sockets.receive, sockets.send(*facts)))
+        vector = [0.0] * (self._FIELDS * self.num_ranks)
+        vector[self._FIELDS * self.rank : self._FIELDS * (self.rank + 1)] = facts
+        work = self._parallelism.reduce_async(torch.tensor(vector, dtype=torch.float64))
+        return PendingStep(partial(_rows_of, work, self._FIELDS))
 
     def of_one(self, batch: DeviceBatch | None, wants_stop: bool, has_failed: bool = False) -> GlobalStep:
         """Return the facts in a job of one process: those of its batch."""
@@ -138,25 +162,29 @@ class StepSync:
 class PendingStep:
     """An exchange that may still be in progress."""
 
-    __slots__ = ("_work",)
+    __slots__ = ("_receive",)
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, receive: Callable[[], Sequence[Sequence[float]]]) -> None:
+        self._receive = receive
 
     def wait(self) -> GlobalStep:
         """Return the facts about the global batch; blocks only if a rank is more than a step late."""
-        vector = self._work.wait().tolist()
-        samples, tokens, weight, stops, clock_s = vector[: StepSync._FIELDS]
-        rows = vector[StepSync._FIELDS :]
-        is_end = min(rows) <= 0.0
+        samples, tokens, weights, stops, clocks, rows = zip(*self._receive(), strict=True)
+        is_end = min(rows) <= 0
         return GlobalStep(
             is_end=is_end,
-            should_stop=stops > 0,
-            samples=int(samples),
-            tokens=int(tokens),
-            weight=weight,
+            should_stop=any(stops),
+            samples=int(sum(samples)),
+            tokens=int(sum(tokens)),
+            weight=sum(weights),
             most_samples=int(max(rows)),
-            clock_s=clock_s,
-            failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0),
+            clock_s=clocks[0],
+            failed_ranks=tuple(rank for rank, number in enumerate(rows) if number < 0) if is_end else (),
             ended_ranks=tuple(rank for rank, number in enumerate(rows) if not number) if is_end else (),
         )
+
+
+def _rows_of(work: Work, num_fields: int) -> list[list[float]]:
+    """Wait for a reduction, and return what each rank told."""
+    flat = work.wait().tolist()
+    return [flat[start : start + num_fields] for start in range(0, len(flat), num_fields)]

@@ -135,20 +135,25 @@ class TrainLoader:
         return batch, step
 
     def take_ahead(self, batch: int) -> tuple[DeviceBatch, GlobalStep] | None:
-        """Return the batch that is ahead, as `take` does; None where `take` has more to do. One process only.
+        """Return the batch that is ahead, as `take` does; None where `take` has more to do. Collective.
 
         Args:
             batch: Batches trained on so far.
         """
         if not self._is_plainly_ahead:
             return None
-        taken, step = self._next, self._pending
+        step: Any = self._pending
         self._is_plainly_ahead = False
+        if type(step) is not GlobalStep:
+            self._pending = step = step.wait()
+            if step.is_end or step.should_stop:
+                return None
+        taken = self._next
         self._pending = self._next = None
         self._taken_at = batch
         if self._points:
             self._points.popleft()
-        return taken, step  # type: ignore[return-value]  # a batch is ahead, and its facts are known
+        return taken, step  # type: ignore[return-value]  # a batch is ahead
 
     def fetch_ahead(self) -> None:
         """Fetch batches up to the prefetcher's depth, and start the exchange for the next one."""
@@ -246,8 +251,7 @@ class TrainLoader:
             has_failed=self._error is not None,
             clock=self._clock,
         )
-        step = self._pending
-        self._is_plainly_ahead = batch is not None and type(step) is GlobalStep and not step.should_stop
+        self._is_plainly_ahead = batch is not None and self._stop.reason is None and self._error is None
 
     def _prepare_fetch(self) -> None:
         """Start the epoch, and note the state before the fetch, where either is needed."""

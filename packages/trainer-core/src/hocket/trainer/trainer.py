@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
@@ -16,35 +15,25 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.trainer.arguments import as_duration, scaled_duration
-from hocket.trainer.assembly import assemble, attach_loader
-from hocket.trainer.configs import DataConfig, TrainerConfig
+from hocket.trainer.assembly import assemble
+from hocket.trainer.configs import TrainerConfig
 from hocket.trainer.engine import Engine
 from hocket.trainer.errors import TrainerConfigError
-from hocket.trainer.evaluator import as_evaluators
 from hocket.trainer.export import export_for_inference
-from hocket.trainer.fit_setup import is_finished, make_run, set_schedules
-from hocket.trainer.garbage import collecting_every
+from hocket.trainer.fit_setup import FitConfig, prepare_fit, train_parts
+from hocket.trainer.fit_targets import FitTargets
 from hocket.trainer.gradient_clipping import GradientClippingConfig
 from hocket.trainer.interval import IsTime
-from hocket.trainer.loader_checks import check_ends
 from hocket.trainer.logger import Logger
-from hocket.trainer.loop import train
 from hocket.trainer.microbatch_search import MicrobatchSearch
-from hocket.trainer.oom_restart import limit_microbatch, record_out_of_memory
 from hocket.trainer.optim import Scheduler
 from hocket.trainer.optim.batch_size import BatchSizeWarmupScheduler
-from hocket.trainer.parts import PartClasses, Parts
+from hocket.trainer.parts import PartClasses
 from hocket.trainer.prediction import predict
-from hocket.trainer.preemption import SigtermStop
 from hocket.trainer.protocols import CheckpointStore, GradientSync, Parallelism
-from hocket.trainer.registry import Part
-from hocket.trainer.run_summary import print_summary
 from hocket.trainer.state import State
-from hocket.trainer.time import Time, TimeInput
-from hocket.trainer.timestamp import Timestamp
+from hocket.trainer.time import TimeInput
 from hocket.trainer.trace import Trace
-from hocket.trainer.train_loader import TrainLoader
 
 if TYPE_CHECKING:
     from hocket.trainer.profiler import Profiler
@@ -265,12 +254,11 @@ class Trainer:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._is_closed = False
-        self._targets: list[str] = []
-        self._num_fits = 0
+        self._targets = FitTargets()
         # Everything that is made here is closed here, the last first: by `close`, and if the setup fails.
         with ExitStack() as self._made:
             self._parts = assemble(
-                TrainerConfig.of(arguments), self._made, self._register_targets, self.part_classes
+                TrainerConfig.of(arguments), self._made, self._targets.register, self.part_classes
             )
             self._made = self._made.pop_all()
 
@@ -337,66 +325,14 @@ class Trainer:
             TrainerConfigError: If there is no data or no duration, or the trainer is closed.
             DurationReachedError: If the training is as long as that already, without `autoresume`.
         """
+        given = FitConfig(**{name: value for name, value in locals().items() if name != "self"})
         self._check_open()
-        state, parts = self.state, self._parts
-        if train_dataloader is not None or train_subset_num_batches is not None:
-            self._set_data(
-                train_dataloader=train_dataloader,
-                train_dataloader_label=train_dataloader_label,
-                train_subset_num_batches=train_subset_num_batches,
-                spin_dataloaders=spin_dataloaders,
-            )
-        if parts.loader is None:
-            raise TrainerConfigError(
-                "`train_dataloader` is required by `fit`; pass it to `Trainer` or to `fit`"
-            )
-        if reset_time:
-            self._reset_time(parts.loader)
-        if eval_dataloader is not None:
-            state.evaluators = as_evaluators(
-                eval_dataloader, subset_num_batches=eval_subset_num_batches, eval_interval=eval_interval
-            )
-        if device_train_microbatch_size is not None:
-            parts.set_microbatch_size(device_train_microbatch_size)
-        if precision is not None:
-            parts.set_precision(precision)
-        has_duration, every_batch = duration is not None, step_schedulers_every_batch
-        set_schedules(state, schedulers, scale_schedule_ratio, every_batch, keeps_duration=has_duration)
-        self._set_duration(duration, scale_schedule_ratio or 1.0)
-        if not is_finished(self._parts):
-            if parts.loader.prefetcher.max_batches is None:
-                check_ends(state.dataloader, state.max_duration)
-            self._train(parts.loader)
-
-    def _train(self, loader: TrainLoader) -> None:
-        state, parts = self.state, self._parts
-        # A search for the size measures what fits by itself.
-        limit = None if parts.auto_step is not None else parts.microbatch_limit
-        if notice := limit_microbatch(state, limit):
-            parts.notices.append(notice)
-        if parts.checkpointer is not None:
-            parts.checkpointer.check_folder(parts.sync)
-        print_summary(
-            state,
-            data_source=parts.data_source,
-            notices=parts.notices,
-            is_searched=parts.auto_step is not None,
-        )
-        parts.notices = []
-        state.model.train()
+        loader = prepare_fit(self._parts, given, self._targets, self._made)
+        if loader is None:
+            return
         try:
-            if (steps := parts.config.trial.num_sanity_val_steps) and not state.counts.batch:
-                parts.evaluation.rehearse(steps)
-            gc_interval = parts.config.numerics.gc_interval
-            with SigtermStop(state.stop) as sigterm, collecting_every(gc_interval):
-                train(make_run(self._parts, loader))
-                self.logger.flush()
-            sigterm.exit_if_received(parts.sync)
+            train_parts(self._parts, loader)
         except BaseException as error:
-            if not any(note.startswith("raised by `") for note in getattr(error, "__notes__", ())):
-                error.add_note(f"raised while training, at {state.timestamp}")
-            if (facts := parts.context.facts) is not None and parts.auto_step is None:
-                record_out_of_memory(error, state, num_samples=facts.samples)
             self._close_after(error)
             raise
 
@@ -478,17 +414,7 @@ class Trainer:
             TrainerConfigError: If the trainer is closed, or there is no `save_folder`.
         """
         self._check_open()
-        checkpointer = self._parts.checkpointer
-        if checkpointer is None and self._parts.config.trial.num_batches is not None:
-            return  # a `fast_dev_run` saves nothing
-        if checkpointer is None:
-            raise TrainerConfigError(
-                "there is no `save_folder` to save in; set it, or use `save_checkpoint(path)`"
-            )
-        if self._parts.run_state.can_save():
-            checkpointer.save()
-        else:
-            checkpointer.request_save()
+        self._parts.save_soon()
 
     def export_for_inference(
         self,
@@ -561,47 +487,3 @@ class Trainer:
             self.close()
         except Exception as second:  # noqa: BLE001 - it is reported with the first
             error.add_note(f"and while closing: {type(second).__name__}: {second}")
-
-    def _register_targets(self, parts: Parts) -> None:
-        """Have checkpoints store where each call of `fit` ends."""
-
-        def load(targets: Any) -> None:
-            self._targets = list(targets)
-
-        parts.run_state.registry.add(
-            Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
-        )
-
-    def _set_data(self, **given: Any) -> None:
-        parts = self._parts
-        named = {name: value for name, value in given.items() if value is not None}
-        data: DataConfig = replace(parts.config.data, **named)
-        if data.train_dataloader is None:
-            return
-        if parts.loader is not None:
-            parts.loader.close()
-        attach_loader(parts, data, self._made)
-        if self.state.counts.batch_in_epoch:
-            self.state.advance(self.state.timestamp.to_next_epoch().counts)
-
-    def _reset_time(self, loader: TrainLoader) -> None:
-        loader.close()
-        loader.epoch_rng = None
-        self.state.timestamp = self.state.previous_timestamp = Timestamp()
-
-    def _set_duration(self, duration: TimeInput | None, ratio: float) -> None:
-        state, index = self.state, self._num_fits
-        is_resumed = self._parts.is_own_checkpoint and index < len(self._targets)
-        if duration is not None:
-            length = scaled_duration(as_duration(duration), ratio)
-            if is_resumed:
-                state.max_duration = Time.from_timestring(self._targets[index])
-            else:
-                state.max_duration = state.timestamp.get(length.unit) + length
-        if state.max_duration is None:
-            raise TrainerConfigError(
-                "no training duration was given; pass `max_duration=` to `Trainer` or `duration=` to `fit`"
-            )
-        self._num_fits += 1
-        later = self._targets[index + 1 :] if is_resumed else []
-        self._targets = [*self._targets[:index], str(state.max_duration), *later]

@@ -1,0 +1,57 @@
+"""`FitTargets`: where each call of `Trainer.fit` ends, so that a resumed run ends its calls there, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.trainer.arguments import as_duration, scaled_duration
+from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.parts import Parts
+from hocket.trainer.registry import Part
+from hocket.trainer.time import Time, TimeInput
+
+
+class FitTargets:
+    """The durations at which the calls of `fit` end, in order; checkpoints store them."""
+
+    def __init__(self) -> None:
+        self._targets: list[str] = []
+        self._num_fits = 0
+
+    def register(self, parts: Parts) -> None:
+        """Have the checkpoints of a run store the targets."""
+
+        def load(targets: Any) -> None:
+            self._targets = list(targets)
+
+        parts.run_state.registry.add(
+            Part(name="fits", save=lambda: list(self._targets), load=load, placement="rank_zero")
+        )
+
+    def set_duration(self, parts: Parts, duration: TimeInput | None, ratio: float) -> None:
+        """Set `max_duration` for the next call of `fit`.
+
+        Args:
+            parts: Of the run.
+            duration: How much more than now; in a resumed run it counts from where that call began. None for
+                the `max_duration` that there is.
+            ratio: A factor by which `duration` is stretched.
+
+        Raises:
+            TrainerConfigError: If there is no duration.
+        """
+        state, index = parts.state, self._num_fits
+        is_resumed = parts.is_own_checkpoint and index < len(self._targets)
+        if duration is not None:
+            length = scaled_duration(as_duration(duration), ratio)
+            if is_resumed:
+                state.max_duration = Time.from_timestring(self._targets[index])
+            else:
+                state.max_duration = state.timestamp.get(length.unit) + length
+        if state.max_duration is None:
+            raise TrainerConfigError(
+                "no training duration was given; pass `max_duration=` to `Trainer` or `duration=` to `fit`"
+            )
+        self._num_fits += 1
+        later = self._targets[index + 1 :] if is_resumed else []
+        self._targets = [*self._targets[:index], str(state.max_duration), *later]

@@ -1,0 +1,195 @@
+"""Sockets between the ranks of one host, over which they tell each other a few numbers a step.
+
+An all-reduce of eight numbers wakes up several threads of each rank, which on a host whose cores all compute
+takes longer than the numbers are worth. Here the training thread itself sends them, and a rank that looks for
+another's numbers a step later finds them in its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from hocket.trainer.errors import RankFailedError
+
+MAX_RANKS = 8
+"""With more ranks, each has too many others to send to, and an all-reduce takes less."""
+
+_SETUP_S = 30.0
+
+
+class Rendezvous(Protocol):
+    """Blocking exchanges between the ranks, which the setup needs."""
+
+    rank: int
+    num_ranks: int
+
+    def gather(self, number: float) -> list[float]:
+        """Return every rank's number, on every rank."""
+
+    def text_from_rank_0(self, text: str) -> str:
+        """Return rank 0's text, on every rank."""
+
+
+class RankSockets:
+    """Gathers a few numbers from all ranks of a host, without another thread.
+
+    Each rank sends in each exchange as many numbers as the others; a later `receive` returns those of the
+    oldest exchange that was not received yet. `connect_ranks` makes it.
+
+    Args:
+        rank: This process's.
+        sockets: To each other rank, by rank.
+        num_numbers: In an exchange.
+        timeout_s: How long to wait for another rank's numbers.
+    """
+
+    def __init__(
+        self, rank: int, sockets: dict[int, socket.socket], *, num_numbers: int, timeout_s: float
+    ) -> None:
+        self._rank = rank
+        self._sockets = sockets
+        self._format = struct.Struct(f"={num_numbers + 1}d")
+        self._timeout_s = timeout_s
+        self._num_sent = self._num_received = 0
+        self._sent: dict[int, bytes] = {}
+        for one in sockets.values():
+            one.setblocking(False)
+
+    def send(self, *numbers: float) -> int:
+        """Send this rank's numbers to all others; return the number of the exchange."""
+        self._num_sent += 1
+        number = self._num_sent
+        self._sent[number] = data = self._format.pack(number, *numbers)
+        for rank, one in self._sockets.items():
+            try:
+                sent = one.send(data)
+            except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
+                raise self._lost(rank, "ended before the other ranks did") from error
+            if sent != len(data):
+                raise self._lost(rank, f"took {sent} of {len(data)} bytes")
+        return number
+
+    def receive(self, number: int) -> list[tuple[float, ...]]:
+        """Return the numbers of each rank, by rank, of an exchange; the oldest that was not received yet.
+
+        Raises:
+            RankFailedError: If a rank has ended, is too late, or is at another exchange.
+        """
+        self._num_received += 1
+        assert number == self._num_received, "exchanges are received in the order in which they were sent"
+        unpack, own = self._format.unpack, self._sent.pop(number)
+        rows = [own] * (len(self._sockets) + 1)
+        for rank, one in self._sockets.items():
+            rows[rank] = self._read(rank, one)
+        unpacked = [unpack(row) for row in rows]
+        for rank, row in enumerate(unpacked):
+            if row[0] != number:
+                raise self._lost(rank, f"is at exchange {row[0]:g}, and this rank at {number}")
+        return [row[1:] for row in unpacked]
+
+    def _read(self, rank: int, one: socket.socket) -> bytes:
+        data, size, deadline = b"", self._format.size, 0.0
+        while len(data) < size:
+            try:
+                part = one.recv(size - len(data))
+            except BlockingIOError:
+                deadline = deadline or time.monotonic() + self._timeout_s
+                if not select.select([one], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise self._lost(rank, f"sent nothing for {self._timeout_s:g} s") from None
+                continue
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise self._lost(rank, "ended before the other ranks did")
+            data += part
+        return data
+
+    def _lost(self, rank: int, what: str) -> RankFailedError:
+        return RankFailedError(
+            f"data-parallel rank {rank} {what}; its own error, if it had one, says why. Every rank has to "
+            "make the same steps"
+        )
+
+    def close(self) -> None:
+        """Close the sockets. A second call does nothing."""
+        for one in self._sockets.values():
+            one.close()
+
+
+def connect_ranks(ranks: Rendezvous, *, num_numbers: int, timeout_s: float) -> RankSockets | None:
+    """Connect the ranks, if they are few and on one host; None on every rank if not. Collective.
+
+    Args:
+        ranks: Exchanges what the setup needs.
+        num_numbers: How many numbers an exchange has.
+        timeout_s: How long an exchange may take.
+    """
+    if not 1 < ranks.num_ranks <= MAX_RANKS or len(set(ranks.gather(_host_number()))) > 1:
+        return None
+    with contextlib.ExitStack() as made:
+        folder = ""
+        if ranks.rank == 0:
+            with contextlib.suppress(OSError):
+                # Nobody else may enter it, so nobody else can connect.
+                folder = tempfile.mkdtemp(prefix="hocket-")
+                made.callback(shutil.rmtree, folder, ignore_errors=True)
+        if not (folder := ranks.text_from_rank_0(folder)):
+            return None
+        listener = made.enter_context(socket.socket(socket.AF_UNIX))
+        listener.settimeout(_SETUP_S)
+        sockets: dict[int, socket.socket] = {}
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: _listen(listener, folder, ranks.rank),
+            lambda: _connect(listener, folder, ranks, sockets),
+        )
+        for step in steps:
+            is_done = False
+            with contextlib.suppress(OSError):
+                step()
+                is_done = True
+            if not all(ranks.gather(float(is_done))):
+                for one in sockets.values():
+                    one.close()
+                return None
+        return RankSockets(
+            ranks.rank, dict(sorted(sockets.items())), num_numbers=num_numbers, timeout_s=timeout_s
+        )
+
+
+def _host_number() -> float:
+    """Return a number that the processes of one running system share; a negative one without sockets."""
+    if not hasattr(socket, "AF_UNIX"):
+        return -1.0 - os.getpid()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
+    return float(int.from_bytes(name.encode()) % (2**53 - 111))
+
+
+def _listen(listener: socket.socket, folder: str, rank: int) -> None:
+    listener.bind(os.path.join(folder, str(rank)))
+    listener.listen(MAX_RANKS)
+
+
+def _connect(
+    listener: socket.socket, folder: str, ranks: Rendezvous, sockets: dict[int, socket.socket]
+) -> None:
+    """Connect to the ranks below, and wait for those above; each says first which it is."""
+    for rank in range(ranks.rank):
+        sockets[rank] = one = socket.socket(socket.AF_UNIX)
+        one.settimeout(_SETUP_S)
+        one.connect(os.path.join(folder, str(rank)))
+        one.sendall(bytes([ranks.rank]))
+    for _ in range(ranks.rank + 1, ranks.num_ranks):
+        one, _ = listener.accept()
+        one.settimeout(_SETUP_S)
+        sockets[one.recv(1)[0]] = one

@@ -128,7 +128,7 @@ def test_an_expanded_view_is_refused_unless_allowed(tmp_path):
     for attempt in (
         lambda: checkpoint["w"],
         lambda: convert(path, tmp_path / "out", to="hocket"),
-        lambda: convert(path, tmp_path / "out.pt", to="torch"),
+        lambda: convert(path, tmp_path / "out", to="dcp"),
     ):
         with pytest.raises(CheckpointIncompatibleError, match=r"expanded view.*--allow-expand"):
             attempt()
@@ -144,6 +144,25 @@ def test_an_expanded_view_is_refused_unless_allowed(tmp_path):
     assert hocket.ckpt.open(path, allow_expand=True)["w"].sum() == 17 << 20
 
 
+def test_an_expanded_view_stays_a_view_in_a_file_of_torch(tmp_path):
+    path, out = tmp_path / "bomb.pt", tmp_path / "out.pt"
+    column = torch.arange(3.0)[:, None]
+    view = column.expand(1 << 20, 3, 1 << 20)
+    torch.save({"w": view, "again": view, "u": torch.arange(4.0)[1:].expand(2, 3)}, path)
+    convert(path, out, to="torch", dtype="bf16")
+    assert out.stat().st_size < 1 << 16
+    loaded = torch.load(out, weights_only=True)
+    assert loaded["w"].shape == view.shape
+    assert loaded["w"].stride() == (0, 1, 0)
+    assert loaded["w"].data_ptr() == loaded["again"].data_ptr()
+    assert loaded["w"][5, :, 7].tolist() == [0, 1, 2]
+    assert loaded["u"].tolist() == [[1, 2, 3], [1, 2, 3]]
+    # Overlapping rows have no item that a stride of 0 repeats, so they stay refused.
+    torch.save({"w": torch.zeros(1 << 17).as_strided((4, 1 << 16, 1 << 16), (0, 1, 1))}, path)
+    with pytest.raises(CheckpointIncompatibleError, match="expanded view"):
+        convert(path, tmp_path / "other.pt", to="torch")
+
+
 def test_convert_records_step_and_user_and_takes_dtypes_by_any_name(tmp_path):
     torch.save({"w": torch.arange(4.0)}, tmp_path / "file.pt")
     command = [
@@ -156,5 +175,9 @@ def test_convert_records_step_and_user_and_takes_dtypes_by_any_name(tmp_path):
     assert checkpoint.record("w").dtype == "BF16"
     with pytest.raises(ValueError, match="`hocket` only"):
         convert(tmp_path / "file.pt", tmp_path / "o.safetensors", to="safetensors", step=1)
-    with pytest.raises(ValueError, match="BF17"):
+    with pytest.raises(ValueError, match="'bf17'"):
         convert(tmp_path / "file.pt", tmp_path / "o", to="hocket", dtype="bf17")
+    for step in (-1, 1 << 64, True):
+        with pytest.raises(ValueError, match=rf"`step` is {step}; expected an integer from 0"):
+            convert(tmp_path / "file.pt", tmp_path / "o", to="hocket", step=step)
+    assert not (tmp_path / "o").exists()

@@ -5,9 +5,10 @@ import fnmatch
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from hocket.ckpt.boxes import whole
 from hocket.ckpt.errors import (
     CheckpointExistsError,
     CheckpointIncompatibleError,
@@ -125,8 +126,8 @@ def convert(
             otherwise. The other formats never use conditional writes.
         step: The step to record, for `hocket`; if None, the source's step, or 0.
         user: The `user` value to record, for `hocket`: a JSON value. If None, the source's value.
-        allow_expand: Write tensors that are far larger in memory than in their file, because a stride is 0.
-            They are refused otherwise.
+        allow_expand: Write every item of tensors that are far larger in memory than in their file, because a
+            stride is 0. Otherwise `torch` keeps the stride, and the other formats, which have none, refuse.
         on_progress: Called with the bytes written so far and the bytes of all files.
 
     Raises:
@@ -153,8 +154,8 @@ def convert(
     opened = open_checkpoint(source, follow=False, allow_expand=allow_expand)
     _refuse_idle_globs(opened, include)
     content = _content(opened, request)
-    if isinstance(opened, Foreign):
-        opened.check_expansion(tensor.source for tensor in content.tensors)
+    if isinstance(opened, Foreign) and not allow_expand:
+        content = _limit_expansion(opened, content, to)
     plan = _plan(opened, destination, content, request, unfenced=unfenced)
     if _is_committed(plan, destination):
         num_found = len(plan.files)
@@ -215,15 +216,18 @@ def _conversion(
 
 def _dtype_name(name: str) -> str:
     upper = name.upper().removeprefix("TORCH.")
-    return _DTYPE_NAMES.get(upper, upper)
+    known = _DTYPE_NAMES.get(upper, upper)
+    if known not in _FLOATS:
+        raise ValueError(
+            f"`dtype` is {name!r}; expected one of {', '.join(_FLOATS)}, or torch's name, such as `bfloat16`"
+        )
+    return known
 
 
 def _check_request(request: _Request, memory_bytes: int) -> None:
-    to, dtype, compression = request.to, request.dtype, request.compression
+    to, compression, step = request.to, request.compression, request.step
     if to not in get_args(Format):
         raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
-    if dtype is not None and dtype not in _FLOATS:
-        raise ValueError(f"`dtype` is {dtype!r}; expected one of {', '.join(_FLOATS)}")
     if memory_bytes < 16 << 20 or request.max_shard_bytes < 1:
         raise ValueError(
             f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {request.max_shard_bytes}; expected at "
@@ -233,7 +237,9 @@ def _check_request(request: _Request, memory_bytes: int) -> None:
         raise ValueError(
             f"`compression` is {compression!r}, but `to` is {to!r}; only `hocket` compresses its data"
         )
-    if to != "hocket" and (request.step is not None or request.user is not None):
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64):
+        raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
+    if to != "hocket" and (step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
     check_globs("include", request.include)
     check_globs("exclude", request.exclude)
@@ -311,6 +317,27 @@ def _content(opened: Checkpoint, request: _Request) -> Content:
         step=request.step,
         user=request.user,
     )
+
+
+def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
+    """Return the content with expanded views kept as views, where the destination format has strides.
+
+    Raises:
+        CheckpointIncompatibleError: A tensor is far larger in memory than in its file.
+    """
+    opened.locate(tensor.source for tensor in content.tensors)
+    tensors = [_unexpanded(opened, tensor) if to == "torch" else tensor for tensor in content.tensors]
+    opened.check_expansion([(tensor.source, whole(tensor.shape)) for tensor in tensors])
+    return replace(content, tensors=tensors)
+
+
+def _unexpanded(opened: Foreign, tensor: Tensor) -> Tensor:
+    """Return a tensor whose repeated items are stored once."""
+    repeated = opened.repeated_dims(tensor.source)
+    if not repeated:
+        return tensor
+    stored = tuple(1 if dim in repeated else extent for dim, extent in enumerate(tensor.shape))
+    return replace(tensor, shape=stored, expanded_to=tensor.shape)
 
 
 def _renamed(path: tuple[PathItem, ...], rename: Mapping[str, str]) -> tuple[PathItem, ...]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from hocket.ckpt.box_reads import BoxReads
 from hocket.ckpt.catalogue import FORMATS, Catalogue
-from hocket.ckpt.chunks import ForeignChunk
+from hocket.ckpt.chunks import Chunk, ForeignChunk
 from hocket.ckpt.errors import CheckpointIncompatibleError
-from hocket.ckpt.formats.expanded import check_expansion
+from hocket.ckpt.formats.expanded import check_expansion, repeated_dims, without_repeats
 from hocket.ckpt.formats.temp_tensor import TempTensor
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.planning import Box
@@ -117,29 +117,42 @@ class Foreign(Checkpoint):
                         wrapped=None,
                     )
 
-    def check_expansion(self, names: Iterable[str]) -> None:
+    def check_expansion(self, wanted: Sequence[tuple[str, Box]]) -> None:
         """Raise if a tensor is far larger in memory than in its file, unless `allow_expand` is set.
+
+        A box that takes one item of each that is repeated, by a stride of 0, is checked without the repeats.
 
         Raises:
             CheckpointIncompatibleError: A tensor is an expanded view; the message gives its name and sizes.
         """
         if self._allow_expand:
             return
-        names = list(names)
-        self.locate(names)
-        for name in names:
+        self.locate(name for name, _ in wanted)
+        for name, box in wanted:
             record = self.record(name)
-            for chunk in record.chunks:
-                assert isinstance(chunk, ForeignChunk)
-                located = self._located.get((chunk.file, chunk.offset), chunk)
-                check_expansion(self.uri, name, record.dtype, located)
+            for chunk in map(self._placed, record.chunks):
+                dims = repeated_dims(chunk)
+                has_repeats = any(box.size[dim] > 1 for dim in dims)
+                check_expansion(
+                    self.uri, name, record.dtype, chunk if has_repeats else without_repeats(chunk, dims)
+                )
+
+    def repeated_dims(self, name: str) -> tuple[int, ...]:
+        """Return the dims along which a located tensor of one chunk repeats the same items."""
+        chunks = self.record(name).chunks
+        return repeated_dims(self._placed(chunks[0])) if len(chunks) == 1 else ()
+
+    def _placed(self, chunk: Chunk) -> ForeignChunk:
+        """Return a chunk at its offset in the file, if `locate` has found it."""
+        assert isinstance(chunk, ForeignChunk)
+        return self._located.get((chunk.file, chunk.offset), chunk)
 
     def read(
         self, wanted: Sequence[tuple[str, Box]], into: Sequence[npt.NDArray[Any]] | None = None
     ) -> list[npt.NDArray[Any]]:
         """Read parts of tensors in C order, into new arrays or those of `into`, in one parallel read."""
-        self.check_expansion(name for name, _ in wanted)
         self.locate(name for name, _ in wanted)
+        self.check_expansion(wanted)
         root = self._contents.root
         plan = BoxReads(is_remote="://" in root and not root.startswith("file://"))
         arrays = []
@@ -148,11 +161,11 @@ class Foreign(Checkpoint):
             array = np.empty(box.size, numpy_dtype(record.dtype)) if into is None else into[number]
             plain = []
             for chunk in record.chunks:
-                assert isinstance(chunk, ForeignChunk)
-                if chunk.wrapped == "zstd":
-                    self._unpack(array, box, chunk, record)
+                placed = self._placed(chunk)
+                if placed.wrapped == "zstd":
+                    self._unpack(array, box, placed, record)
                 else:
-                    plain.append(self._located.get((chunk.file, chunk.offset), chunk))
+                    plain.append(placed)
             plan.add(array, box, plain)
             arrays.append(array)
         plan.run(self._files.read)

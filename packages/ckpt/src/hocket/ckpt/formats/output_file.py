@@ -27,6 +27,8 @@ class Tensor:
     shape: tuple[int, ...]
     same_as: str | None = None
     """The destination's tensor whose storage it shares."""
+    expanded_to: tuple[int, ...] | None = None
+    """The shape that dims of size 1 are expanded to by a stride of 0; None if every item is stored."""
 
     @property
     def num_bytes(self) -> int:

@@ -75,7 +75,12 @@ def _rebuild(tensor: Tensor, key: str) -> Call:
         if typed is not None
         else ("storage", Global("torch.storage", "UntypedStorage"), key, "cpu", tensor.num_bytes)
     )
-    arguments = (Persistent(storage), 0, tensor.shape, c_strides(tensor.shape), False, _ORDERED_DICT)
+    shape, strides = tensor.shape, c_strides(tensor.shape)
+    if tensor.expanded_to is not None:
+        is_stored = [stored == extent for stored, extent in zip(shape, tensor.expanded_to, strict=True)]
+        strides = tuple(stride if stored else 0 for stride, stored in zip(strides, is_stored, strict=True))
+        shape = tensor.expanded_to
+    arguments = (Persistent(storage), 0, shape, strides, False, _ORDERED_DICT)
     if typed is not None:
         return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
     return Call(Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, torch_dtype(tensor.dtype)))

@@ -333,6 +333,31 @@ def test_install_refuses_composer_itself_unless_forced(monkeypatch: pytest.Monke
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+def test_names_are_imported_from_the_modules_that_define_them_in_composer() -> None:
+    script = """
+import hocket.compat.composer as ours
+ours.install()
+from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERTGatedFFOutput
+from composer.algorithms.stochastic_depth.stochastic_layers import make_resnet_bottleneck_stochastic
+from composer.algorithms.utils import augmentation_sets
+from composer.algorithms.utils.augmentation_primitives import augmentation_sets as same_sets
+from composer.checkpoint.download import download_monolithic_checkpoint
+from composer.checkpoint.state_dict import get_model_state_dict
+from composer.checkpoint.upload import upload_file
+from composer.devices.device_tpu import DeviceTPU
+from composer.distributed.prepare_distributed import parallelize_composer_model
+from composer.distributed.shared_utils import get_summon_params_fn
+from composer.metrics.map import MAP
+from composer.utils.object_store.uc_object_store import UCObjectStore
+from composer.utils.object_store.utils import build_remote_backend
+assert augmentation_sets is same_sets and "all" in augmentation_sets
+assert get_model_state_dict is ours.checkpoint.get_model_state_dict
+assert MAP is ours.metrics.MAP
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_a_published_script_runs_unchanged_and_resumes(tmp_path: Path) -> None:
     script = HERE / "composer_scripts" / "digits.py"

@@ -59,16 +59,20 @@ _PARTS = {
         "remote_uploader_downloader", "slack_logger", "tensorboard_logger", "wandb_logger",
     ),
     "loss": ("loss", "utils"),
-    "metrics": ("metrics", "nlp"),
+    "metrics": ("map", "metrics", "nlp"),
     "profiler": ("json_trace_handler", "marker", "profiler", "profiler_action", "profiler_schedule",
                  "system_profiler", "torch_profiler", "trace_handler"),
+    "checkpoint": ("download", "state_dict", "upload"),
     "utils": ("misc", "iter_helpers", "string_enum", "import_helpers", "batch_helpers", "parallelism",
               "auto_log_hparams", "checkpoint", "collect_env", "compression", "device", "file_helpers",
               "inference", "object_store", "object_store.gcs_object_store", "object_store.object_store",
               "object_store.oci_object_store", "object_store.s3_object_store", "remote_uploader", "retrying",
-              "warnings"),
-    "devices": ("device", "device_cpu", "device_gpu", "device_mps"),
-    "distributed": ("dist_strategy",),
+              "warnings", *(f"object_store.{name}" for name in (
+                  "libcloud_object_store", "mlflow_object_store", "sftp_object_store", "uc_object_store",
+                  "utils"))),
+    "devices": ("device", "device_cpu", "device_gpu", "device_hpu", "device_mps", "device_neuron",
+                "device_tpu"),
+    "distributed": ("dist_strategy", "prepare_distributed", "shared_utils"),
 }  # fmt: skip
 
 #: Modules of the training methods; each has a module of its own name within.
@@ -88,8 +92,11 @@ MODULES = {
        for name in _METHODS for within in ("", f".{name}")},
     **{f"composer.algorithms.{name}": f"{_OURS}.methods" for name in (
         "alibi.attention_surgery_functions", "alibi.attention_surgery_functions.utils",
-        "blurpool.blurpool_layers", "factorize.factorize_core", "factorize.factorize_modules", "warnings",
+        "blurpool.blurpool_layers", "factorize.factorize_core", "factorize.factorize_modules",
+        "gated_linear_units.gated_linear_unit_layers", "stochastic_depth.stochastic_layers", "warnings",
     )},
+    "composer.algorithms.utils": "hocket.algos.augmentations",
+    "composer.algorithms.utils.augmentation_primitives": "hocket.algos.augmentations",
     "composer._version": _OURS,
     "composer.trainer._scale_schedule": f"{_OURS}.optim.scheduler",
 }  # fmt: skip

@@ -248,6 +248,24 @@ def test_a_file_of_a_format_that_cannot_be_written_is_named(script: Path, tmp_pa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("is_slurm", [False, True])
+def test_variables_of_the_rank_in_arguments_are_expanded(tmp_path: Path, is_slurm: bool) -> None:
+    """As Composer's launcher does; other words with a `$` are the script's own."""
+    path = tmp_path / "job.py"
+    path.write_text("import sys; print(*sys.argv[1:])")
+    arguments = ["log-$RANK-of-${WORLD_SIZE}", "$HOME", "$RANKS", "${LOCAL_RANK"]
+    if is_slurm:
+        environment = {**_environment(tmp_path), **SLURM, "SLURM_NTASKS": "8", "SLURM_PROCID": "6"}
+        done = subprocess.run(
+            _command(path, *arguments), env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == "log-6-of-8 $HOME $RANKS ${LOCAL_RANK\n", done.stderr
+        return
+    done = _run(tmp_path, "-n", "2", "--stdout", tmp_path / "{rank}.out", path, *arguments)
+    assert done.stdout == "log-0-of-2 $HOME $RANKS ${LOCAL_RANK\n", done.stderr
+    assert (tmp_path / "1.out").read_text().startswith("log-1-of-2 ")
+
+
 def test_a_command_is_run_without_python(tmp_path: Path) -> None:
     done = _run(tmp_path, "-n", "1", "-c", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo $0", "more")
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
+from hocket.dist import rank_arguments
 from hocket.dist.absent_machines import describe_absent_machines, notice_absent_machines
 from hocket.dist.agent_options import DEFAULT_PORT, missing_options
 from hocket.dist.errors import AbsentRanksError, ConfigError, DistError
@@ -128,6 +129,8 @@ def _configure(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
             tee=theirs._tee,
             local_ranks_filter=theirs._local_ranks_filter,
         )
+    if isinstance(command, str) and rank_arguments.has_variables(options.training_script_args):
+        command, arguments = sys.executable, ["-P", rank_arguments.__file__, command, *arguments]
     return config, command, arguments
 
 
@@ -169,7 +172,7 @@ def _run_in_place(options: argparse.Namespace, world: dict[str, str]) -> int:
         os.environ[DATA_PATHS] = json.dumps(options.data)
     command = [] if options.no_python else [sys.executable, "-u"]
     command += ["-m"] if options.module else []
-    command += [options.training_script, *options.training_script_args]
+    command += [options.training_script, *map(rank_arguments.expand, options.training_script_args)]
     os.execvp(command[0], command)
 
 

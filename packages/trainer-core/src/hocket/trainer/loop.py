@@ -38,7 +38,7 @@ def train(run: Run) -> None:
             if (taken := loader.take()) is None:
                 break
             facts, step = taken
-            state.batch = facts.batch
+            state.batch, facts.batch = facts.batch, None
             if on.after_dataloader: fire(Event.AFTER_DATALOADER)
 
             if on.batch_start: fire(Event.BATCH_START)

@@ -40,6 +40,11 @@ class DeviceBatch:
     """The summed loss weight; the number of counted rows where `weights` is a device tensor."""
     arrival: torch.cuda.Event | None = None
     """Recorded when the copy to the device is done; None where there is no copy to wait for."""
+    global_step: Any = None
+    """The facts about the global batch, where one process has all of it and asked for them before."""
+
+
+_NO_RECORD = DeviceBatch(None, 0, 0, 0, None, 0.0)
 
 
 class BatchPrefetcher:
@@ -77,6 +82,9 @@ class BatchPrefetcher:
         # Nearly every batch then needs no more than its rows.
         self._counts_rows = self._share is None and spec.counts_plainly()
         self._only_counts_rows = self._counts_rows and spec.batch_transforms is None and not self._copies
+        self.reuses_records = False
+        """Whether a batch's record serves again for the second one after it, if that has as many rows."""
+        self._record = self._spare = _NO_RECORD
         self.is_started = False
         """Whether an epoch is in progress."""
         self._iterator: Iterator[Any] | None = None
@@ -170,7 +178,13 @@ class BatchPrefetcher:
             if type(first) is type(second) is Tensor and (shape := first.shape) and (other := second.shape):
                 samples = shape[0]
                 if samples == other[0] and samples:
-                    return DeviceBatch(batch, samples, samples, 0, None, samples * 1.0)
+                    record = self._spare
+                    if record.samples == samples and self.reuses_records:
+                        record.batch = batch
+                    else:
+                        record = DeviceBatch(batch, samples, samples, 0, None, samples * 1.0)
+                    self._spare, self._record = self._record, record
+                    return record
         if self.spec.batch_transforms is not None:
             batch = self.spec.batch_transforms(batch)
         if self._counts_rows and (type(batch) is list or type(batch) is tuple):

@@ -50,11 +50,13 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
         ):
             has_made_one = True
             facts, step = context.facts, context.step = taken
-            state.batch = facts.batch
+            # The record may serve again, and must not keep the batch alive until then.
+            state.batch = batch = facts.batch
+            facts.batch = None
             if state.schedulers:
                 apply_schedulers(state)
-            if (loss := compute(facts)) is None:
-                loss = compute_gradients(facts.batch)
+            if (loss := compute(batch, facts)) is None:
+                loss = compute_gradients(batch)
             time_s: Any = perf_counter() - clock.excluded_s if is_alone else step.clock_s
             after = after_batch(counts, step.samples, step.tokens, time_s - run.clock_s)
             run.clock_s = time_s
@@ -101,7 +103,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     return make_plain_steps
 
 
-def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], Tensor | None]:
+def _bind_compute(run: Run, standard: StandardStep) -> Callable[[Any, DeviceBatch], Tensor | None]:
     """Return what does as `StandardStep.compute_gradients` does, in short, for one process without scaling.
 
     It returns None, and has done nothing, for a batch that is not one microbatch with a known weight, or that
@@ -111,7 +113,7 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], T
         return _leave_to_standard
     state, context, engine, precision = run.state, run.context, run.engine, run.context.precision
 
-    def compute(facts: DeviceBatch) -> Tensor | None:
+    def compute(batch: Any, facts: DeviceBatch) -> Tensor | None:
         if (
             standard.has_gradients
             or state.device_train_microbatch_size is not None
@@ -124,12 +126,12 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], T
         state.outputs = None
         model: Any = state.model
         if precision.is_plain:
-            state.outputs = outputs = state.module(facts.batch)
-            loss = model.loss(outputs, facts.batch)
+            state.outputs = outputs = state.module(batch)
+            loss = model.loss(outputs, batch)
         else:
             with precision.forward():
-                state.outputs = outputs = state.module(facts.batch)
-                loss = model.loss(outputs, facts.batch)
+                state.outputs = outputs = state.module(batch)
+                loss = model.loss(outputs, batch)
         del outputs
         if type(loss) is not Tensor or loss.ndim:
             state.loss = loss
@@ -143,5 +145,5 @@ def _bind_compute(run: Run, standard: StandardStep) -> Callable[[DeviceBatch], T
     return compute
 
 
-def _leave_to_standard(facts: DeviceBatch) -> None:
+def _leave_to_standard(batch: Any, facts: DeviceBatch) -> None:
     """Have `StandardStep.compute_gradients` compute."""

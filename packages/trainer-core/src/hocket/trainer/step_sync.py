@@ -70,7 +70,6 @@ class StepSync:
         self._parallelism = parallelism
         self.rank, self.num_ranks = parallelism.data_parallel
         self._sockets: RankSockets | None = None
-        self._spare, self._in_use = (GlobalStep(False, False, 0, 0, 0.0, 0, None) for _ in range(2))
 
     def connect(self, timeout_s: float) -> None:
         """Connect the ranks by sockets where they are few and on one host. Collective.
@@ -122,11 +121,14 @@ class StepSync:
         """Return the facts in a job of one process: those of its batch."""
         if batch is None:
             return GlobalStep(True, wants_stop, 0, 0, 0.0, 0, None, (0,) if has_failed else ())
-        # Two records take turns: the present step's, and that of the batch ahead.
-        self._spare, step = self._in_use, self._spare
-        self._in_use = step
-        step.should_stop, step.samples, step.tokens = wants_stop, batch.counted, batch.tokens
-        step.weight, step.most_samples = batch.weight, batch.samples
+        step: GlobalStep | None = batch.global_step
+        if step is None:
+            step = GlobalStep(
+                False, wants_stop, batch.counted, batch.tokens, batch.weight, batch.samples, None
+            )
+            batch.global_step = step
+        else:
+            step.should_stop = wants_stop
         return step
 
     def sum_of(self, *numbers: float) -> list[float]:

@@ -77,6 +77,8 @@ class TrainLoader:
         self._fetch = prefetcher.fetch_now if prefetcher.is_immediate else prefetcher.next
         self._is_alone = sync.num_ranks == 1 and not keeps_resume_points
         self._is_deep = prefetcher.depth > 1
+        # At most one batch is ahead of that in use, so two records are enough.
+        prefetcher.reuses_records = not self._is_deep
         self._points: deque[ResumePoint] | None = deque() if keeps_resume_points else None
         self._next: DeviceBatch | None = None
         self._pending: GlobalStep | PendingStep | None = None

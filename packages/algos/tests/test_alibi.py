@@ -113,6 +113,8 @@ def test_models_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         parameter for each, parameter in model.named_parameters() if "wpe" in each or "position_emb" in each
     ]
     assert positions
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert not held & {id(parameter) for parameter in positions}
     assert all(not parameter.requires_grad and not parameter.any() for parameter in positions)
 
 

@@ -108,6 +108,20 @@ def test_an_optimizer_follows_by_name_and_keeps_the_state_of_what_remains() -> N
     assert any(name == "3.weight" for _, name in actions)
 
 
+def test_a_frozen_replacement_of_a_trained_parameter_leaves_the_optimizer() -> None:
+    model = small()
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    report = replace_module_classes(
+        model, {nn.Linear: lambda module, index: swap(module, index).requires_grad_(False)}, optimizer
+    )
+    # `2.0` was frozen before, in the optimizer, and keeps its place.
+    assert optimizer.param_groups[0]["params"] == [model[2][0].weight]
+    removed = {change.name for change in report.optimizer_changes if change.action == "removed"}
+    assert removed == {"0.weight", "0.bias", "2.0.bias", "3.weight", "3.bias"}
+    assert not any(change.action == "not optimized" for change in report.optimizer_changes)
+
+
 def test_parameters_are_exchanged_in_an_optimizer() -> None:
     model, other = nn.Linear(2, 2), nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from torch import nn
 
@@ -57,6 +57,7 @@ class LoRA(SurgeryAlgorithm):
     """
 
     order = Order.LORA
+    can_reapply: ClassVar[bool] = False  # `peft` takes a model without adapters
 
     def __init__(
         self,

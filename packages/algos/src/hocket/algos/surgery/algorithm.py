@@ -39,7 +39,10 @@ class SurgeryAlgorithm(Algorithm):
 
     Attributes:
         report: What the surgery did; None before it.
+        can_reapply: Whether the method can treat a model that it has treated in part.
     """
+
+    can_reapply: ClassVar[bool] = True
 
     events: ClassVar[frozenset[Event] | None] = frozenset({Event.INIT, Event.AFTER_LOAD, *_COMPARED_AT})
     operates_at: Event = Event.INIT
@@ -132,9 +135,10 @@ class SurgeryAlgorithm(Algorithm):
         fresh = [change for change in changes if change not in self._named]
         if fresh:
             self._named |= set(fresh)
+            treat = ", or pass `reapply=True` to have them treated" * self.can_reapply
             warnings.warn(
                 f"modules changed after `{type(self).__name__}` was applied: {'; '.join(fresh[:5])}. Swap "
-                "modules before the trainer is made, or pass `reapply=True` to have them treated.",
+                f"modules before the trainer is made{treat}.",
                 SurgeryWarning,
                 stacklevel=3,
             )

@@ -34,7 +34,7 @@ def repair_optimizers(
     Other new parameters go to the group of the parameters they replace: those whose names share the longest
     prefix, and the same last part (`weight`, `bias`) where groups differ in that. What is gone is removed
     with its state. Where the replaced parameters were in no optimizer (frozen, say), the new ones are not
-    added.
+    added; nor is a frozen one in place of one that was trained.
 
     Args:
         optimizers: One or several; None repairs nothing.
@@ -47,7 +47,11 @@ def repair_optimizers(
     kept = {id(parameter) for parameter in after.values()}
     gone = {name: parameter for name, parameter in before.items() if id(parameter) not in kept}
     known = {id(parameter) for parameter in before.values()}
-    new = {name: parameter for name, parameter in after.items() if id(parameter) not in known}
+    new = {
+        name: parameter
+        for name, parameter in after.items()
+        if id(parameter) not in known and not _is_frozen_now(before.get(name), parameter)
+    }
     changes: list[OptimizerChange] = []
     placed: set[str] = set()
     for index, optimizer in enumerate(as_optimizers(optimizers)):
@@ -105,6 +109,11 @@ def _repair(
             changes.append(OptimizerChange(title, "added", name, index))
         group["params"] = params
     return changes
+
+
+def _is_frozen_now(old: nn.Parameter | None, new: nn.Parameter) -> bool:
+    """Whether a parameter that no gradient reaches stands for a trained one, or for none."""
+    return not new.requires_grad and (old is None or old.requires_grad)
 
 
 def _home(name: str, before: Mapping[str, Any], homes: Mapping[str, int]) -> int | None:

@@ -1,0 +1,67 @@
+"""Every method that replaces modules treats the ones that are swapped in later, with `reapply=True`."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from hocket.algos import SurgeryWarning
+from hocket.algos.surgery import SurgeryAlgorithm
+from hocket.trainer.callback import Callback
+from support.methods import CASES, common_kind, make_model, train
+
+for library in ("torchvision", "peft", "torchao", "bitsandbytes"):
+    pytest.importorskip(library, reason=f"needs {library}")
+
+
+SURGERY = [name for name, case in sorted(CASES.items()) if isinstance(case.make(), SurgeryAlgorithm)]
+ONCE = {"LoRA", "QLoRA"}  # `peft` takes a model without adapters
+
+
+class SwapsAll(Callback):
+    """Puts untreated copies in the place of all of the model's children, at the end of the first batch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        if state.timestamp.counts.batch == 1:
+            fresh = make_model(common_kind([self.name]), seed=2)  # type: ignore[arg-type]
+            for child, module in fresh.named_children():
+                setattr(state.model, child, module)
+
+
+def _run(name: str, *callbacks: Callback) -> tuple[dict[str, str], Any, Any]:
+    """Train for two epochs of a batch; return the class of each module, the model and its optimizer."""
+    algorithm = CASES[name].make()
+    algorithm.reapply = True
+    model: Any = make_model(common_kind([name]))  # type: ignore[arg-type]
+    seen: list[Any] = []
+    train(
+        [name], algorithms=[algorithm], model=model, steps=1, max_duration="2ep", callbacks_more=callbacks,
+        look=lambda trainer: seen.append(trainer.state.optimizers[0]),
+    )  # fmt: skip
+    return {place: type(module).__name__ for place, module in model.named_modules()}, model, seen[0]
+
+
+def test_methods_offer_it_where_they_can() -> None:
+    offering = {
+        name for name in SURGERY if "reapply" in inspect.signature(type(CASES[name].make())).parameters
+    }
+    assert offering == set(SURGERY) - ONCE
+
+
+@pytest.mark.parametrize("name", [name for name in SURGERY if name not in ONCE])
+def test_modules_that_are_swapped_in_are_treated(name: str) -> None:
+    expected, _, _ = _run(name)
+    found, model, optimizer = _run(name, SwapsAll(name))
+    assert found == expected
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("name", sorted(ONCE))
+def test_methods_that_act_once_name_the_modules_and_no_argument(name: str) -> None:
+    with pytest.warns(SurgeryWarning, match=r"is new and was not treated.* Swap modules before") as seen:
+        train([name], steps=1, max_duration="2ep", callbacks_more=[SwapsAll(name)])
+    assert not any("reapply" in str(one.message) for one in seen)

@@ -16,7 +16,7 @@ A peer that is not installed is left out and named; `uv pip install lightning ac
 Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
 over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead,
 `--steps` prints quantiles of single steps, which are steady on a busy machine too, and `--counts` counts
-calls and context switches, which are steady on any.
+calls, context switches and bytecodes, which are steady on any.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
     parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
     parser.add_argument("--steps", action="store_true", help="quantiles of single steps, in one process")
-    parser.add_argument("--counts", action="store_true", help="calls and switches a step, in one process")
+    parser.add_argument("--counts", action="store_true", help="calls, switches and bytecodes, in one process")
     parser.add_argument("--small", action="store_true", help="with --steps, a model of one layer")
     options = parser.parse_args()
     if options.profile:

@@ -1,4 +1,4 @@
-"""Calls and context switches a step: `tests/bench/trainer.py --counts`.
+"""Calls, context switches and bytecodes a step: `tests/bench/trainer.py --counts`.
 
 Unlike times, they do not depend on what else the machine does; only the switches vary somewhat.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import resource
 import sys
 import threading
@@ -31,6 +32,16 @@ def main(names: list[str]) -> None:
         keys = [(is_main, event) for is_main in (True, False) for event in ("call", "c_call")]
         told = [f"{calls[key] / STEPS:.1f}" for key in keys]
         print(f"| {name} | {' | '.join(told)} | {switches / STEPS:.2f} |")
+    for name in names:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            bytecodes = _count_bytecodes(name)
+        if not bytecodes:
+            continue
+        print(f"\n{name}: {sum(bytecodes.values()) / STEPS:.0f} bytecodes of Hocket's on the training thread")
+        print("\n| function | bytecodes a step |\n|---|---|")
+        for function, number in bytecodes.most_common():
+            if number >= STEPS:
+                print(f"| `{function}` | {number / STEPS:.0f} |")
 
 
 def _count(name: str) -> tuple[Counter[tuple[bool, str]], int]:
@@ -55,3 +66,27 @@ def _count(name: str) -> tuple[Counter[tuple[bool, str]], int]:
         sys.setprofile(None)
         threading.setprofile(None)
     return calls, switches
+
+
+def _count_bytecodes(name: str) -> Counter[str]:
+    """Count the bytecodes of Hocket's functions on this thread, by function."""
+    run = CELLS[name](Batches())
+    run()  # the first round warms up
+    bytecodes: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if event == "call":
+            if f"{os.sep}hocket{os.sep}" not in code.co_filename:
+                return None
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        elif event == "opcode":
+            bytecodes[code.co_qualname] += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return bytecodes

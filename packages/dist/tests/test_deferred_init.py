@@ -3,6 +3,7 @@ ranks."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,16 @@ def test_a_tensor_without_values_is_named(one_rank: None, has_reset: bool, messa
         parallelism.lay_out(model)
 
 
+def test_a_layer_with_two_owners_is_initialised_once(one_rank: None) -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(5, 5)
+        model = nn.Sequential(nn.Sequential(layer), nn.Sequential(layer))
+    with provide({"auto_wrap": False}, device="cpu") as parallelism:
+        parallelism.lay_out(model)
+    assert model[0][0].weight is model[1][0].weight
+    assert 0 < _whole(model)["0.0.weight"].abs().max() <= 5**-0.5
+
+
 def test_replicas_refuse_the_meta_device() -> None:
     with torch.device("meta"):
         model = Tied()
@@ -190,6 +201,43 @@ def test_values_of_rank_0_reach_shards_of_models_on_the_meta_device(two_ranks: S
         for name, value in expected.items():
             if not name.endswith("scale"):  # never written
                 assert torch.equal(found[name], value), name
+
+
+class Sharing(nn.Module):
+    """Modules that hold the same parameter, buffer or module; its own name for the parameter is the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.register_buffer("table", torch.arange(3.0))
+        for block in self.blocks:
+            block.norm = self.norm
+            block.register_buffer("table", self.table)
+        self.weight = self.blocks[1].weight
+
+
+def _share() -> tuple[bool, list[torch.Tensor]]:
+    with torch.device("cpu" if os.environ["RANK"] == "0" else "meta"):
+        torch.manual_seed(3)
+        model = Sharing()
+    with provide({"auto_wrap": False}, device="cpu", timeout_s=60) as parallelism:
+        parallelism.lay_out(model)
+        first, second = model.blocks
+        is_shared = (
+            model.weight is second.weight
+            and first.norm is model.norm is second.norm
+            and first.table is model.table is second.table
+        )
+        return is_shared, [*_whole(model).values()]
+
+
+def test_what_modules_share_is_sent_once_and_stays_shared(two_ranks: StandingRanks) -> None:
+    torch.manual_seed(3)
+    expected = [*_whole(Sharing()).values()]
+    for is_shared, found in two_ranks.run(_share):
+        assert is_shared
+        assert all(map(torch.equal, found, expected))
 
 
 def _try_to_build_elsewhere() -> str:

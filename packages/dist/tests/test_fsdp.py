@@ -197,6 +197,11 @@ CASES_OF_2: dict[str, Case] = {
         {},
         lambda step: step.shapes["head.weight"] == (36, 4) and step.num_reduced == (LAYERS, 1),
     ),
+    "gradient_sync of FULL_SHARD": (
+        {},
+        {"microbatches": 2},
+        lambda step: step.num_reduced == (2 * (LAYERS + 1), 0),
+    ),
     "gradient_sync=every": (
         {"gradient_sync": "every"},
         {"microbatches": 2},
@@ -249,6 +254,11 @@ CASES_OF_4: dict[str, Case] = {
         {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": 2},
         {},
         lambda step: step.ranks_of_gathers == [2] * (2 * LAYERS + 1) and step.num_reduced[1] == LAYERS + 1,
+    ),
+    "gradient_sync of HYBRID_SHARD": (
+        {"sharding_strategy": "HYBRID_SHARD", "data_parallel_shard_degree": 2},
+        {"microbatches": 2},
+        lambda step: step.num_reduced == (2 * (LAYERS + 1), LAYERS + 1),
     ),
     "sharding_strategy=_HYBRID_SHARD_ZERO2": (
         {"sharding_strategy": "_HYBRID_SHARD_ZERO2", "data_parallel_shard_degree": 2},

@@ -59,12 +59,7 @@ class DeferredModel:
             device: The device of the values, "cpu" with CPU offload.
         """
         _to_empty(self._model, device)
-        modules = dict(self._model.named_modules())
-        for first, others in self._ties.items():
-            owner, _, leaf = first.rpartition(".")
-            for other in others:
-                module, _, other_leaf = other.rpartition(".")
-                modules[module]._parameters[other_leaf] = modules[owner]._parameters[leaf]
+        _tie(self._model, self._ties)
 
     def initialize(self, seed: int, *, given: set[str] | None = None) -> None:
         """Draw the values of every module that is not among `given`. No communication.
@@ -183,16 +178,17 @@ def _replace_tensors(model: nn.Module, replace: Callable[[str, torch.Tensor], to
         replace: Gets the first name of a tensor and the tensor; a tied one has one result for all its names.
     """
     tensors = {id(tensor): (name, tensor) for name, tensor in _named_tensors(model)}
+    pending = dict(tensors)  # `tensors` keeps them alive, so that no other tensor gets an id of theirs
     slots = Counter(id(getattr(module, leaf)) for module in model.modules() for leaf in _leaves(module))
     shared: dict[int, torch.Tensor] = {}
 
     def visit(tensor: torch.Tensor) -> torch.Tensor:
         key = id(tensor)
-        if key not in tensors:
-            return tensor  # replaced already, in a module that several others hold
         if key in shared:
             return shared[key]
-        result = replace(*tensors[key])
+        if key not in pending:
+            return tensor  # replaced already, in a module that several others hold
+        result = replace(*pending.pop(key))
         if slots[key] > 1:
             shared[key] = result
         return result
@@ -213,12 +209,11 @@ def _to_empty(model: nn.Module, device: torch.device) -> None:
 
 
 def _tie(model: nn.Module, ties: dict[str, list[str]]) -> None:
-    modules = dict(model.named_modules())
     for first, others in ties.items():
         owner, _, leaf = first.rpartition(".")
         for other in others:
             module, _, other_leaf = other.rpartition(".")
-            modules[module]._parameters[other_leaf] = modules[owner]._parameters[leaf]
+            model.get_submodule(module)._parameters[other_leaf] = model.get_submodule(owner)._parameters[leaf]
 
 
 def _ties(model: nn.Module) -> dict[str, list[str]]:

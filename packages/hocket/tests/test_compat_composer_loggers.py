@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from hocket.compat.composer import Logger, State, Trainer
-from hocket.compat.composer.callbacks import EarlyStopper, SystemMetricsMonitor
+from hocket.compat.composer.callbacks import EarlyStopper, ImageVisualizer, SystemMetricsMonitor
 from hocket.compat.composer.loggers import InMemoryLogger
 from hocket.compat.composer.models import ComposerClassifier
-from hocket.trainer import Callback, Timestamp
+from hocket.trainer import Callback, LoggerDestination, Timestamp
 
 
 def by_hand() -> tuple[State, InMemoryLogger, Logger]:
@@ -112,3 +112,32 @@ def test_the_hosts_numbers_have_composers_names():
     assert len(kept.data["cpu_percentage"]) == 2
     assert {"cpu_memory_percent", "disk_memory_used", "network_bytes_sent"} <= set(kept.data)
     assert 0 < kept.most_recent_values["cpu_memory_percent"] <= 100
+
+
+class KeepImages(LoggerDestination):
+    """Keeps the name and number of the images that it gets, and whether they are a table."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, int, bool]] = []
+
+    def log_images(self, images: Any, name: str = "Images", step: int = 0) -> None:
+        self.got.append((name, len(images.images), images.use_table))
+
+
+def test_images_are_tables_named_as_composers():
+    data = DataLoader(TensorDataset(torch.rand(8, 3, 4, 4), torch.arange(8) % 3), batch_size=4)
+    model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3)
+    kept = KeepImages()
+    with Trainer(
+        model=model,
+        train_dataloader=data,
+        eval_dataloader=data,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=ImageVisualizer("2ba", num_images=3),
+        loggers=kept,
+        max_duration="2ep",
+        device="cpu",
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+    assert kept.got == [("Images/Train", 3, True), ("Images/Eval", 3, True)] * 2

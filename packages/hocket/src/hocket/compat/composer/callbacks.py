@@ -17,7 +17,6 @@ from hocket.trainer.callbacks import (
     ExportForInferenceCallback,
     FreeOutputs,
     Generate,
-    ImageVisualizer,
     LRMonitor,
     MemoryMonitor,
     MemorySnapshot,
@@ -46,6 +45,17 @@ class EarlyStopper(_callbacks.EarlyStopper):
         """Check a training metric that is not checked after each batch."""
         if self.patience.unit is not TimeUnit.BATCH:
             super().epoch_end(state, logger)
+
+
+class ImageVisualizer(_callbacks.ImageVisualizer):
+    """`hocket.trainer.callbacks.ImageVisualizer`, which logs tables, `Images/Train` and `Images/Eval`."""
+
+    uses_table = True
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Log the first batch of an evaluation."""
+        if state.eval_timestamp.counts.batch == 0:
+            self._log(state, logger, "Images/Eval")
 
 
 class LoadCheckpoint(_callbacks.LoadCheckpoint):

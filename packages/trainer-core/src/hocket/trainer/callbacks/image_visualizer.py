@@ -39,6 +39,9 @@ class ImageVisualizer(Callback):
         TrainerConfigError: If an argument is out of range.
     """
 
+    #: Whether images without masks are logged as a table too.
+    uses_table = False
+
     def __init__(
         self,
         interval: TimeInput = "100ba",
@@ -99,7 +102,7 @@ class ImageVisualizer(Callback):
             name,
             channels_last=self.channels_last,
             masks=masks,
-            use_table=masks is not None,
+            use_table=self.uses_table or masks is not None,
         )
 
 

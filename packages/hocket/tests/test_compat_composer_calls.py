@@ -129,16 +129,25 @@ def test_mixed_precision_sets_half_precision() -> None:
         make_trainer(algorithms=[MixedPrecision()], precision="fp32")
 
 
-def test_the_profiler_writes_a_memory_page_with_everything_else_at_its_default(tmp_path: Path) -> None:
+def test_the_profiler_writes_a_memory_page_with_everything_else_at_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
     profiler = Profiler(
-        trace_handlers=[JSONTraceHandler(folder=str(tmp_path / "traces"))],
+        trace_handlers=[JSONTraceHandler(folder="traces")],
         schedule=cyclic_schedule(wait=0, warmup=1, active=2, repeat=1),
-        torch_prof_folder=str(tmp_path / "torch"),
         torch_prof_memory_filename="memory_timeline.html",
     )
-    fit(profiler=profiler, callbacks=[SystemProfiler(profile_cpu=True, stats_thread_interval_seconds=0.01)])
-    assert list((tmp_path / "torch").rglob("memory_timeline.html"))
+    fit(
+        run_name="profiled",
+        profiler=profiler,
+        callbacks=[SystemProfiler(profile_cpu=True, stats_thread_interval_seconds=0.01)],
+    )
+    assert list((tmp_path / "profiled" / "torch_traces").rglob("memory_timeline.html"))
     assert list((tmp_path / "traces").iterdir())
+    told = [line for line in caplog.messages if "memory timeline needs" in line]
+    assert told == ["the memory timeline needs record_shapes, with_stack, which are on now"]
     with pytest.raises(TrainerConfigError, match="set `Trainer"):
         fit(callbacks=[SystemProfiler()])
 

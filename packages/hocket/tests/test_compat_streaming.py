@@ -341,6 +341,18 @@ def test_shards_are_fetched_and_evicted_by_number(folder: str, tmp_path: Path) -
     assert len(list(Path(folder).glob("*.mds"))) == first
 
 
+def test_a_large_shard_is_fetched_whole(tmp_path: Path) -> None:
+    with MDSWriter(columns={"data": "bytes"}, out=str(tmp_path / "remote"), size_limit=2 << 20) as writer:
+        for number in range(40):
+            writer.write({"data": bytes([number]) * 100_000})
+    dataset = StreamingDataset(remote=str(tmp_path / "remote"), local=str(tmp_path / "cache"), batch_size=4)
+    assert dataset.num_shards == 2
+    assert dataset[0]["data"] == bytes(100_000)
+    assert not (tmp_path / "cache" / "shard.00000.mds").exists(), "one sample was read by its range"
+    dataset.prepare_shard(1)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"index.json", "shard.00001.mds"}
+
+
 def test_streams_are_resampled_by_epoch(folder: str, tmp_path: Path) -> None:
     streams = [
         Stream(local=folder, repeat=0.5),

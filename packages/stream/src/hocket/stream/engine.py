@@ -212,8 +212,8 @@ class Engine:
             data, _ = _fetch_index(source)
             if _parse_index(source, data).fingerprint != index.fingerprint:
                 raise IndexCorruptError(
-                    f"the data set at `{source.location.origin}` was written again while it was opened: "
-                    "open it again when its writer has finished"
+                    f"the data set at `{source.location.origin}` was rewritten while it was being opened: "
+                    "open it again after its writer has finished"
                 )
             found.append([shard["samples"] for shard in json.loads(data)["shards"]])
         return found
@@ -332,21 +332,40 @@ class Engine:
             SampleCorruptError: A sample cannot be decoded.
             ShardNotFoundError: As `StreamingDataset.read_batches`, with its other errors.
         """
+        return self._retry_with_new_keys(lambda: self._look_up(numbers))
+
+    def fetch_shard(self, number: int) -> None:
+        """Fetch the whole shard of a sample into its cache, where a lookup may read a part of it alone.
+
+        Args:
+            number: Number of the sample in storage order.
+
+        Raises:
+            SampleCorruptError: And the others of `look_up`.
+        """
+        self._retry_with_new_keys(lambda: self._read_listed(self._listed([number])))
+
+    def _retry_with_new_keys(self, read: Callable[[], dict[str, Column]]) -> dict[str, Column]:
         self._renew_after_fork()
         try:
-            return self._look_up(numbers)
+            return read()
         except StorePermissionError:
             if not self._reopen_with_new_keys():
                 raise
-            return self._look_up(numbers)
+            return read()
+
+    def _listed(self, numbers: Sequence[int]) -> _native.EpochOrder:
+        """Return an order of one batch that holds these samples."""
+        ids = np.array(numbers, np.uint64)
+        return self.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
 
     def _look_up(self, numbers: Sequence[int]) -> dict[str, Column]:
-        ids = np.array(numbers, np.uint64)
-        order = self.mix.listed_order(ids.data, np.array([0, len(ids)], np.uint64).data)
+        order = self._listed(numbers)
         with self._logging_notices():
             columns = self._waits.look_up(self._caches, order)
-        if columns is not None:
-            return self._columns.decode(columns, len(ids))
+        return self._read_listed(order) if columns is None else self._columns.decode(columns, len(numbers))
+
+    def _read_listed(self, order: _native.EpochOrder) -> dict[str, Column]:
         reader = self._reader(order)
         try:
             (batch,) = self._take_all(reader)
@@ -401,7 +420,7 @@ class Engine:
             if index.fingerprint != known:
                 raise IndexCorruptError(
                     f"the data set at `{source.location.origin}` has fingerprint {index.fingerprint}, and "
-                    f"had {known} when this run started: it was written anew; start the run again"
+                    f"had {known} when this run started: the data set was rewritten; restart the run"
                 )
         self.sizes = [index.num_samples for index in self.indexes]
         self.counts = state["counts"]

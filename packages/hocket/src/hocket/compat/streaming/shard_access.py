@@ -118,7 +118,7 @@ class ShardAccess:
             ShardNotFoundError: And the others of `read_batches`.
         """
         if self.samples_per_shard[shard_id]:
-            self._engine.look_up([int(self.sample_offset_per_shard[shard_id])])
+            self._engine.fetch_shard(int(self.sample_offset_per_shard[shard_id]))
 
     def evict_shard(self, shard_id: int) -> None:
         """Remove a shard's files from the cache folder. The next reader fetches it again.

@@ -59,6 +59,8 @@ assert trainer.state.timestamp.batch == "8ba"
 - The learning rate of batch k is the schedule at batch k. Composer's is the schedule at batch k - 1, because
   it steps its schedules before it advances the time. Several schedules multiply; in Composer the last one
   wins.
+- A schedule with warmup whose `t_max` is before the end of the run keeps its last value from there on, as
+  the other schedules do; Composer refuses it.
 - A checkpoint is a folder that any number of ranks can load. `load_path` may be a checkpoint, a folder or
   `…/latest-rank0.pt`, which mean the newest checkpoint there, or a file that Composer saved.
 - `save_num_checkpoints_to_keep=0` keeps the newest checkpoint: in Composer it keeps none where they were

@@ -11,11 +11,13 @@ import torch
 import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
+from hocket.ckpt import list_checkpoints
 from hocket.recipes.cli import app
 from hocket.recipes.config import config_of_checkpoint, resolve, trainer_from
 from hocket.stream import MDSWriter
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models import ComposerClassifier
+from support.s3d import Server
 
 
 def classifier(*, width: int = 4) -> ComposerClassifier:
@@ -161,6 +163,23 @@ def test_the_command_prints_trains_and_resumes(tmp_path: Path, capsys: pytest.Ca
     assert "did you mean `optimizer`" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(TrainerConfigError, match="no file"):
         trainer_from(tmp_path / "none.yaml")
+
+
+def test_a_run_in_a_bucket_resumes_by_its_uri_alone(
+    s3d: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in s3d.env.items():
+        monkeypatch.setenv(name, value)
+    folder = s3d.uri("runs/from-file")
+    with trainer_from(CONFIG, [f"checkpoint.save_folder={folder}", "training.max_duration=1ep"]) as trainer:
+        trainer.fit()
+    again = ["train", "--resume", f"{folder}/ep1-ba6", "training.max_duration=2ep"]
+    assert not app([*again, "--print"], standalone_mode=False)
+    resolved = yaml.safe_load(capsys.readouterr().out)
+    assert resolved["checkpoint"]["load_path"] == f"{folder}/ep1-ba6"
+    assert resolved["algorithms"] == [{"name": "label_smoothing", "smoothing": 0.2}]
+    assert not app(again, standalone_mode=False)
+    assert [entry.uri for entry in list_checkpoints(folder)] == [f"{folder}/ep1-ba6", f"{folder}/ep2-ba12"]
 
 
 def test_a_recipe_takes_its_own_settings_and_streamed_data(tmp_path: Path) -> None:

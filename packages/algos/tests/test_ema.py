@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,31 @@ def test_averages_follow_the_formula_and_are_seen_by_evaluation_alone() -> None:
     # A half-life after its update, a weight's share is half of what it was.
     assert ema.smoothing is not None
     assert ema.smoothing**2 == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_weights_saved_alone_are_the_averages(tmp_path: Path, weights_only: bool) -> None:
+    model, ema = make_model("images"), EMA("2ba")
+    with Trainer(
+        model=model,
+        train_dataloader=make_loader("images", 3),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=ema,
+        max_duration="3ba",
+        save_folder=str(tmp_path),
+        save_weights_only=weights_only,
+        device="cpu",
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+    trained = model.head.weight.detach().clone()  # type: ignore[operator]
+    average = ema.get_ema_model(make_model("images", seed=5)).head.weight  # type: ignore[union-attr]
+    assert not torch.equal(trained, average)  # type: ignore[arg-type]
+    again = make_model("images", seed=6)
+    path = tmp_path / "latest"
+    with Trainer(model=again, load_path=str(path), load_weights_only=True, device="cpu", progress_bar=False):
+        expected = average if weights_only else trained
+        assert torch.equal(again.head.weight, expected)  # type: ignore[arg-type]
 
 
 def test_a_late_start_and_a_longer_interval() -> None:

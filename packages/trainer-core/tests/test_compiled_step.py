@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hocket.trainer import Callback
 from hocket.trainer.compiled_step import CompiledStep
@@ -14,6 +15,7 @@ from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.graphed_step import CudaGraphStep
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
+from support.ranks import run_ranks
 from support.training import Net, loader, make, parameters
 
 
@@ -59,6 +61,43 @@ def test_a_step_compiled_as_a_whole_trains_alike(optimizer):
     assert compiled[3] == plain[3] == [float]
     # An optimizer's second step may compile again, as its state is there then. Another rate never does.
     assert {1} <= set(compiled[4]) <= {1, 2}
+
+
+def test_the_default_compiler_trains_alike():
+    options = {"optimizer": partial(torch.optim.AdamW, lr=0.01), "schedulers": LinearScheduler()}
+    plain, compiled = losses(**options), losses(CompiledStep, **options)
+    torch.testing.assert_close(compiled[:2], plain[:2], rtol=1e-5, atol=1e-6)
+    assert {1} <= set(compiled[4]) <= {1, 2}
+
+
+def compiled_and_plain_on_ranks(backend):
+    found = []
+    for config in (None, {}):
+        for step in (None, partial(CompiledStep, backend=backend)):
+            named, values, *_ = losses(
+                step,
+                optimizer=partial(torch.optim.AdamW, lr=0.01),
+                schedulers=LinearScheduler(),
+                device_train_microbatch_size=1,
+                gradient_clipping=1.0,
+                fsdp_config=config,
+            )
+            whole = {
+                name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in values.items()
+            }
+            found.append((named, whole, sum(isinstance(one, DTensor) for one in values.values())))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_replicas_and_shards_train_alike_in_a_compiled_step(backend):
+    for replicas, compiled_replicas, shards, compiled_shards in run_ranks(
+        compiled_and_plain_on_ranks, 2, backend, timeout_s=240
+    ):
+        torch.testing.assert_close(compiled_replicas[:2], replicas[:2], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled_shards[:2], shards[:2], rtol=1e-5, atol=1e-6)
+        assert [one[2] for one in (replicas, compiled_replicas, shards, compiled_shards)] == [0, 0, 4, 4]
 
 
 def test_the_loss_is_compiled_with_the_model():

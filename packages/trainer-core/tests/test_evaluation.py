@@ -15,6 +15,7 @@ from torchmetrics.utilities import dim_zero_cat
 from hocket.trainer import Callback, DataSpec, Evaluator, Event
 from hocket.trainer.errors import DataError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
+from support.live_bytes import LiveBytes
 from support.training import Net, Recorder, Watch, data, loader, make, parameters
 
 
@@ -331,6 +332,16 @@ def test_predict_without_keeping_outputs_shows_them_to_callbacks():
         assert trainer.predict(loader(8, 2), subset_num_batches=3, return_outputs=False) == []
         assert len(seen) == 3
         assert trainer.state.outputs is None
+
+
+def test_predict_without_keeping_outputs_takes_no_more_memory_for_more_batches():
+    def peak_of(num_batches, **options):
+        with make(model=Measured()) as trainer, LiveBytes() as live:
+            trainer.predict(loader(4000, 400), num_batches, **options)
+        return live.peak
+
+    assert peak_of(10, return_outputs=False) == peak_of(4, return_outputs=False)
+    assert peak_of(10) - peak_of(4) == 6 * 400 * 3 * 4  # batches of 400 samples, 3 floats each
 
 
 def test_a_spec_with_functions_of_its_own_is_evaluated():

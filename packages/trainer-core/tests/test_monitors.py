@@ -214,9 +214,19 @@ def test_speed_counts_operations_and_evaluation():
         def eval_start(self, state, logger):
             time.sleep(0.2)
 
+    clocks = []
     speed = SpeedMonitor(gpu_flops_available=1e6, time_unit="seconds")
-    trainer, memory = fit(speed, Pause(), model=Counted(), eval_dataloader=loader(8), eval_interval="1ep")
+    trainer, memory = fit(
+        speed,
+        Pause(),
+        Watch(lambda state: clocks.append(state.timestamp.counts.total_wct)),
+        model=Counted(),
+        eval_dataloader=loader(8),
+        eval_interval="1ep",
+    )
     last = memory.most_recent_values
+    # Rates are by the clock of the training, which leaves out the evaluation that lies between two batches.
+    assert last["throughput/batches_per_sec"] == pytest.approx((len(clocks) - 1) / (clocks[-1] - clocks[0]))
     assert last["throughput/flops_per_sec"] == pytest.approx(4000 * last["throughput/batches_per_sec"])
     assert last["throughput/device/mfu"] == pytest.approx(last["throughput/flops_per_sec"] / 1e6)
     assert 0.2 <= last["time/val"] < 5

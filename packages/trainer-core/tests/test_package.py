@@ -13,6 +13,8 @@ before, handlers = set(sys.modules), [signal.getsignal(s) for s in (signal.SIGTE
 import hocket.trainer, hocket.trainer.callbacks, hocket.trainer.loggers, hocket.trainer.optim
 brought = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert not brought & {"rich", "torchmetrics", "tensorboard", "wandb", "torchvision", "transformers"}
+# The time of an import follows from how much it reads: torch alone brings over 1,500 modules.
+assert len(set(sys.modules) - before) < 250, len(set(sys.modules) - before)
 assert handlers == [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
 assert threading.active_count() == 1
 assert not torch.cuda.is_initialized() and not torch.distributed.is_initialized()

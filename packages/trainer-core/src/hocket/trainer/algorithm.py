@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hocket.trainer.event import Event
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.trainer.logger import Logger
     from hocket.trainer.state import State
 
@@ -48,6 +50,14 @@ class Algorithm(ABC):
     def required_on_load() -> bool:
         """Whether it must be applied before a checkpoint of a run with it is loaded; no unless overridden."""
         return False
+
+    def averaged_weights(self) -> Mapping[str, Tensor]:
+        """Return averages of the model's tensors, by name; nothing unless overridden.
+
+        A checkpoint of weights alone has them in place of the model's. A whole checkpoint has the weights
+        that are trained, and the averages where `state_dict` has them.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to keep in a checkpoint; nothing unless overridden."""

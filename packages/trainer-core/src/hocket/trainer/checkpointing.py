@@ -29,9 +29,6 @@ from hocket.trainer.tree_filter import ignored_names, without
 if TYPE_CHECKING:
     from hocket.trainer.state import State
 
-WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
-"""The parts of a checkpoint of weights alone."""
-
 _FIELDS = ("run_name", "iteration", "epoch", "batch", "sample", "token", "batch_in_epoch")
 _RANK_PART = re.compile(r"[-_.]?(?:rank)?\{(?:local_|node_)?rank\}")
 _EXTENSION = re.compile(r"(?:\.(?:pt|bin|tar|gz|tgz|bz2|lzma|zst|lz4|symlink))+$")
@@ -236,9 +233,8 @@ class Checkpointer:
         self._is_pending = False
         counts = self._state.timestamp.counts
         fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
-        tree, weights_only = self._run_state.tree(), self._weights_only
-        if weights_only:
-            tree = {name: tree[name] for name in WEIGHTS_ONLY}
+        weights_only = self._weights_only
+        tree = self._run_state.weights_tree() if weights_only else self._run_state.tree()
         user = {} if weights_only else self._run_state.rank_zero()
         user[REQUIRED] = required_algorithms(self._state)
         if self._has_metrics:

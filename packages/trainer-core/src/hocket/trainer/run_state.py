@@ -10,8 +10,10 @@ from hocket.trainer.errors import ResumeError
 from hocket.trainer.optimizer_state import (
     model_state,
     optimizer_state,
+    plain_name,
     take_model_state,
     take_optimizer_state,
+    tied_names,
 )
 from hocket.trainer.precision import Precision
 from hocket.trainer.protocols import Loaded, StateTree
@@ -20,6 +22,9 @@ from hocket.trainer.rng import capture_rng, reseed, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
+
+WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
+"""The parts of a checkpoint of weights alone."""
 
 
 class RunState:
@@ -130,6 +135,22 @@ class RunState:
     def tree(self) -> StateTree:
         """Return the tree to save, or to load into: tensors are those in use, not copies."""
         return self.registry.collect("shared")
+
+    def weights_tree(self) -> StateTree:
+        """Return the tree of a checkpoint of weights alone: an algorithm's averages stand for the model's."""
+        tree = self.tree()
+        model = tree["model"]
+        for algorithm in self._state.algorithms:
+            averages = getattr(algorithm, "averaged_weights", dict)()
+            by_name = {plain_name(name): average for name, average in averages.items()}
+            by_name |= {
+                name: by_name[first]
+                for name, first in tied_names(self._state.model).items()
+                if first in by_name
+            }
+            # A model may leave tensors out of its state: frozen ones beside adapters, transient buffers.
+            model |= {name: one.to(model[name].dtype) for name, one in by_name.items() if name in model}
+        return {name: tree[name] for name in WEIGHTS_ONLY}
 
     def tree_to_fill(self) -> StateTree:
         """Return the tree to load into: `tree`, whose parts without tensors take what a checkpoint has.

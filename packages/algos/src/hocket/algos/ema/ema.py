@@ -159,6 +159,10 @@ class EMA(Algorithm):
         self._made().swap_out()
         return model
 
+    def averaged_weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the averages, which a checkpoint of weights alone has in place of the trained weights."""
+        return self._average.tensors if self._average is not None and self._num_updates else {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, which are laid out as the parameters, and the number of updates."""
         if self._average is None:

@@ -477,6 +477,7 @@ def test_the_place_of_a_machine_is_read_from_the_environment(
         ("WORLD_SIZE", "four", "`WORLD_SIZE` is 'four', expected a whole number from 0"),
         ("MASTER_PORT", "70000", "`MASTER_PORT` is '70000', expected a whole number from 0 to 65535"),
         ("NODE_RANK", "2", "`--node_rank` is 2, expected 0 to 1 of 2 machines"),
+        ("WORLD_SIZE", "2", "Did you mean: hocket-launch --world_size 4 x.py"),
     ],
 )
 def test_a_wrong_variable_of_the_place_is_named(

@@ -83,6 +83,7 @@ def test_the_estimate_is_near_what_two_ranks_use(name: str) -> None:
     env = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     estimated = _estimate(LAYOUTS[name], MeshShape(replicate=1, shard=2))
     for measured in run_ranks(_peak, 2, LAYOUTS[name], init="gloo", timeout_s=120, env=env):
+        print(f"{name}: {measured / MIB:.0f} MiB resident, {measured / estimated:.2f} of the estimate")
         assert 0.7 < measured / estimated < 1.3, (
             f"{measured / MIB:.0f} MiB used, {estimated / MIB:.0f} estimated"
         )

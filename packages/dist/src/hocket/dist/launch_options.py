@@ -302,7 +302,8 @@ def _with_world_size(argv: Sequence[str], size: int) -> list[str]:
             changed[index + 1] = str(size)
         elif word.startswith(("--world_size=", "--world-size=")):
             changed[index] = f"--world_size={size}"
-    return changed
+    # Without the option, the size came from the environment.
+    return changed if changed != list(argv) else ["--world_size", str(size), *argv]
 
 
 def _resolve_node_rank(options: argparse.Namespace, count: int, num_nodes: int) -> None:

@@ -104,9 +104,15 @@ def _drop(node: dict[str, Any], glob: str, path: str) -> bool:
     found = False
     for name in list(node):
         here = f"{path}{name}"
-        if fnmatch.fnmatchcase(here, glob):
+        if fnmatch.fnmatchcase(here, glob) or _is_list_of(node[name], here, glob):
             del node[name]
             found = True
         elif type(node[name]) is dict:
             found |= _drop(node[name], glob, f"{here}/")
     return found
+
+
+def _is_list_of(value: Any, path: str, glob: str) -> bool:
+    """Whether a glob such as `optimizers/*` matches each entry of a list."""
+    numbers = range(len(value)) if type(value) is list else ()
+    return bool(numbers) and all(fnmatch.fnmatchcase(f"{path}/{number}", glob) for number in numbers)

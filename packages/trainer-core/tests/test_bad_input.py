@@ -140,6 +140,26 @@ MISUSES = {
     ),
     "a callback of two trainers": (two_trainers, ["`Callback` still belongs to a trainer", "`close()`"]),
     "a closed trainer": (closed, ["this trainer is closed"]),
+    "a class where an instance is expected": (
+        lambda: make(callbacks=[EarlyStopper]),
+        ["`callbacks` has the class `EarlyStopper`", "pass an instance: `EarlyStopper(…)`"],
+    ),
+    "an algorithm that is none": (
+        lambda: make(algorithms="EMA"),
+        ["`algorithms` has a `str`", "no `match`", "pass an instance"],
+    ),
+    "a logger that is none": (
+        lambda: make(loggers=[Callback()]),
+        ["`loggers` has a `Callback`", "no `log_metrics`", "pass an instance"],
+    ),
+    "an optimizer of another model": (
+        lambda: make(optimizers=torch.optim.SGD(Net().parameters(), lr=0.1)),
+        ["hold no parameter of `model`, a `Net`", "`model.parameters()`"],
+    ),
+    "an unknown key of the compilation": (
+        lambda: make(compile_config={"fullgraf": True}),
+        ["`compile_config` has the unknown key `fullgraf`", "did you mean `fullgraph`?"],
+    ),
     "a precision of a package that is missing": (
         lambda: make(precision="amp_fp8"),
         ["`amp_fp8`", "GPU", "`amp_bf16`"],

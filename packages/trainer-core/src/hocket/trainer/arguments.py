@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -40,6 +42,58 @@ def as_optimizers(given: Any) -> list[Optimizer]:
                 "dict of them by name"
             )
     return optimizers
+
+
+def check_trains(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
+    """Refuse optimizers that hold no parameter of the model.
+
+    Raises:
+        TrainerConfigError: If none does.
+    """
+    held = {
+        id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]
+    }
+    own = {id(one) for one in model.parameters()}
+    if held and own and not held & own:
+        raise TrainerConfigError(
+            f"`optimizers` hold no parameter of `model`, a `{type(model).__name__}`, so nothing would be "
+            "trained; make them of `model.parameters()` of the very object that is passed as `model`"
+        )
+
+
+def check_instances(name: str, given: Any, *methods: str) -> None:
+    """Refuse classes and texts where instances are expected, and instances without a method.
+
+    Raises:
+        TrainerConfigError: If one of them is none.
+    """
+    if isinstance(given, Iterator):
+        return  # reading it would use it up
+    for one in [given] if isinstance(given, (str, type)) else as_list(given):
+        if isinstance(one, type):
+            raise TrainerConfigError(
+                f"`{name}` has the class `{one.__name__}`; pass an instance: `{one.__name__}(…)`"
+            )
+        missing = [method for method in methods if not hasattr(one, method)]
+        if missing or isinstance(one, str):
+            lacks = f", which has no `{missing[0]}`" if missing else ""
+            raise TrainerConfigError(
+                f"`{name}` has a `{type(one).__name__}`{lacks}; pass an instance, or a list of instances"
+            )
+
+
+def check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a dict of arguments with a key that there is not.
+
+    Raises:
+        TrainerConfigError: If it has one.
+    """
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            answer = f"did you mean `{near[0]}`?" if near else f"expected some of {', '.join(known)}"
+            raise TrainerConfigError(f"`{name}` has the unknown key `{key}`; {answer}")
 
 
 def as_schedulers(given: Any, optimizers: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from hocket.trainer.arguments import (
     as_list,
     as_optimizers,
     as_schedulers,
+    check_trains,
 )
 from hocket.trainer.callback import Callback
 from hocket.trainer.checkpoint_setup import find_store, load_checkpoint, make_checkpointers
@@ -271,9 +272,11 @@ def _make_state(
     seed, made_at, salt = _agree_on_seed(config.numerics, sync)
     seed_rng(seed + parallelism.data_parallel[0])
     model, updates = config.model.build_model(), config.model
+    optimizers = as_optimizers(updates.optimizers)
+    check_trains(optimizers, model)
     state = state_class(
         model=model,
-        optimizers=as_optimizers(updates.optimizers) or [AdamW(model.parameters(), lr=1e-3)],
+        optimizers=optimizers or [AdamW(model.parameters(), lr=1e-3)],
         schedulers=as_schedulers(updates.schedulers, updates.optimizers),
         callbacks=[
             *([] if config.events.profiler is None else [config.events.profiler]),

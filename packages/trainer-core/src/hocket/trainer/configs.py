@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,6 +16,8 @@ from hocket.trainer.arguments import (
     as_list,
     check_choice,
     check_count,
+    check_instances,
+    check_keys,
     check_microbatch_size,
     number_to_keep,
     one_config,
@@ -62,6 +65,9 @@ class ModelConfig(_Group):
 
     def __post_init__(self) -> None:
         step_ranges(self.steps_to_skip)
+        if self.compile_config is not None:
+            known = inspect.signature(torch.compile).parameters
+            check_keys("compile_config", self.compile_config, [name for name in known if name != "model"])
 
     @property
     def has_compiled_step(self) -> bool:
@@ -161,6 +167,10 @@ class EventConfig(_Group):
     callbacks: Any
     profiler: Any
 
+    def __post_init__(self) -> None:
+        check_instances("algorithms", self.algorithms, "match", "apply")
+        check_instances("callbacks", self.callbacks)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig(_Group):
@@ -179,6 +189,7 @@ class LogConfig(_Group):
 
     def __post_init__(self) -> None:
         check_count("log_every", self.log_every)
+        check_instances("loggers", self.loggers, "log_metrics")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The steps and the time to the same held-out quality, plain training beside each method and the whole stack.
 
 `uv run python tests/bench/recipes.py` runs every recipe of `hocket.recipes` with five seeds: plain, with each
-of its methods alone, and with its stack. Each run is appended to `--out` as it ends, and a run that the file
+of its methods alone, and with its stack; and the recipes of `method_recipes.py`, which have no stack, for the
+methods that the others do not try. Each run is appended to `--out` as it ends, and a run that the file
 has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, goes on where it
 stopped, and `--show` prints the tables of the runs so far. Seeds go outside and recipes inside, so that an
 interrupted benchmark has all recipes alike; `--settings plain stack` leaves the single methods out. The
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import io
 import itertools
@@ -25,10 +27,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import method_recipes
 import torch
 
 RECIPES = {"resnet": "images", "vit": "images", "gpt": "language", "bert": "language", "unet": "diffusion",
            "diffusers": "diffusion", "text": "embeddings"}  # fmt: skip
+NAMES = [*RECIPES, *method_recipes.RECIPES]
 FIRST_SEED = 100
 EXTREMES = ("plain", "stack")
 Run = dict[str, Any]
@@ -37,18 +41,21 @@ Run = dict[str, Any]
 
 def recipe_of(name: str) -> Any:
     """Return a recipe by name."""
+    if name in method_recipes.RECIPES:
+        return method_recipes.RECIPES[name]
     return importlib.import_module(f"hocket.recipes.{RECIPES[name]}").RECIPES[name]
 
 
-def settings_of(recipe: Any) -> dict[str, Any]:
-    """Return the names of the methods of each setting; None for the stack."""
-    return {"plain": (), **{method: (method,) for method in recipe.methods}, "stack": None}
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the names of the methods of each of a recipe's settings; None for the stack."""
+    alone = {"plain": (), **{method: (method,) for method in recipe_of(name).methods}}
+    return alone if name in method_recipes.RECIPES else {**alone, "stack": None}
 
 
 def planned(names: list[str], settings: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
     """Yield recipe, setting and seed of each run, in the order in which they are made."""
     for seed, name in itertools.product(range(FIRST_SEED, FIRST_SEED + num_seeds), names):
-        for setting in settings_of(recipe_of(name)):
+        for setting in settings_of(name):
             if (setting if setting in EXTREMES else "methods") in settings:
                 yield name, setting, seed
 
@@ -57,10 +64,13 @@ def measure(name: str, setting: str, seed: int) -> Run:
     """Make one run."""
     from hocket.recipes.recipe import run
 
-    recipe = recipe_of(name)
-    methods = settings_of(recipe)[setting]
+    recipe, methods = recipe_of(name), settings_of(name)[setting]
+    options: dict[str, Any] = {}
+    if setting in method_recipes.OPTIMIZERS:
+        recipe = dataclasses.replace(recipe, make_optimizer=method_recipes.OPTIMIZERS[setting])
+        options["schedulers"] = None
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        curve = run(recipe, methods, seed=seed, device="cpu", clock=time.process_time)
+        curve = run(recipe, methods, seed=seed, device="cpu", clock=time.process_time, **options)
     return {"recipe": name, "setting": setting, "seed": seed, "curve": curve}
 
 
@@ -75,7 +85,7 @@ def table(name: str, runs: list[Run], num_seeds: int) -> str:
     ran = [run for run in runs if run["recipe"] == name]
     curves: dict[str, dict[int, Any]] = {
         setting: {run["seed"]: run["curve"] for run in ran if run["setting"] == setting}
-        for setting in settings_of(recipe)
+        for setting in settings_of(name)
     }
     curves = {setting: by_seed for setting, by_seed in curves.items() if by_seed or setting in EXTREMES}
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in curves.values())))[:num_seeds]
@@ -83,8 +93,7 @@ def table(name: str, runs: list[Run], num_seeds: int) -> str:
     lines = [
         f"### {name}: {recipe.metric} {sign} {recipe.target:g}, {recipe.steps} steps, {len(seeds)} seeds",
         "",
-        f"The stack is {', '.join(recipe.stack or recipe.methods)}.",
-        "",
+        *([f"The stack is {', '.join(recipe.stack or recipe.methods)}.", ""] if "stack" in curves else []),
         "| setting | reached | steps | of plain | CPU seconds | of plain | quality at the end |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -124,7 +133,7 @@ def _spread(values: list[Any], digits: int) -> str:
 def main() -> None:
     """Make the runs that are missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--recipes", nargs="+", default=NAMES, choices=NAMES)
     kinds = [*EXTREMES, "methods"]
     parser.add_argument("--settings", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--seeds", type=int, default=5)

@@ -9,11 +9,21 @@ import pytest
 PACKAGE = Path(__file__).parents[1]
 READMES = sorted([PACKAGE / "README.md", *PACKAGE.glob("src/hocket/algos/*/README.md")])
 
+NO_METHODS = {"algos", "surgery"}
+
 
 def test_every_method_has_a_readme() -> None:
     folders = [path.parent for path in PACKAGE.glob("src/hocket/algos/*/__init__.py")]
     assert folders
     assert {folder / "README.md" for folder in folders} <= set(READMES)
+
+
+@pytest.mark.parametrize("readme", [page for page in READMES if page.parent.name not in NO_METHODS])
+def test_a_methods_effect_is_stated_with_where_it_was_measured(readme: Path) -> None:
+    _, _, measured = " ".join(readme.read_text().split()).partition("**Measured.** ")
+    assert re.search(r"`tests/bench/\w+\.py|; a test holds that", measured), (
+        "say what was measured, and by what"
+    )
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)

@@ -84,6 +84,7 @@ WHOLE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "Alibi": ("BERT", {"max_sequence_length": 64, "train_sequence_length_scaling": 1.0}),
     "GatedLinearUnits": ("BERT", {}),
     "LowPrecisionLayerNorm": ("BERT in bf16", {}),
+    "FusedLayerNorm": ("Llama", {}),
 }
 
 
@@ -145,12 +146,28 @@ class Bert(ComposerModel):
         return outputs.loss
 
 
+class Llama(Bert):
+    """A language model of transformers' with norms written out in Python: two layers, 128 wide."""
+
+    def __init__(self) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=512, max_position_embeddings=64,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config)
+
+
 MODELS: dict[str, Any] = {
     "convolutions": Net,
     "bottlenecks": Bottlenecks,
     "group norms in bf16": lambda: Bottlenecks(lambda width: nn.GroupNorm(4, width)),
     "BERT": Bert,
     "BERT in bf16": Bert,
+    "Llama": Llama,
 }
 
 
@@ -196,7 +213,7 @@ def measure_steps(kind: str, name: str, arguments: dict[str, Any]) -> dict[str, 
 
 def make_data(kind: str) -> DataLoader[Any]:
     """Make random images of 32 × 32, or random tokens that are their own labels."""
-    if kind.startswith("BERT"):
+    if kind.startswith(("BERT", "Llama")):
         ids = torch.randint(0, 1000, (STEPS * BATCH, 64))
         return DataLoader([{"input_ids": row, "labels": row} for row in ids], batch_size=BATCH)  # type: ignore[arg-type]
     images, labels = torch.randn(STEPS * BATCH, 3, 32, 32), torch.randint(0, 10, (STEPS * BATCH,))

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class Recipe:
         target: The quality that the benchmark times.
         higher_is_better: Whether quality rises.
         batch_size: Samples of a step.
-        learning_rate: Of AdamW, with warmup and a cosine to 10%.
+        make_optimizer: Takes the parameters and the learning rate.
+        learning_rate: With warmup and a cosine to 10%.
         steps: The length of a training.
         eval_every: Steps between evaluations.
     """
@@ -41,6 +42,7 @@ class Recipe:
     target: float
     higher_is_better: bool = False
     batch_size: int = 32
+    make_optimizer: Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer] = torch.optim.AdamW
     learning_rate: float = 3e-3
     steps: int = 200
     eval_every: int = 10
@@ -117,7 +119,7 @@ def run(
     given: dict[str, Any] = {
         "train_dataloader": train,
         "eval_dataloader": Evaluator(label="eval", dataloader=evaluation, eval_interval=f"{every}ba"),
-        "optimizers": torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate),
+        "optimizers": recipe.make_optimizer(model.parameters(), recipe.learning_rate),
         "schedulers": CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur", alpha_f=0.1),
         "max_duration": f"{length}ba",
         "seed": seed,

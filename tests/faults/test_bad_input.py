@@ -144,7 +144,7 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
         (
             {"remote": "s3://bucket/nowhere", "local": cache, "download_timeout": 0.1, "env": NOWHERE},
             "native.errors.StoreTransientError",
-            ("`s3://bucket/nowhere/index.json`", "Connection refused", "check that the store is up"),
+            ("`s3://bucket/nowhere/index.json`", "Connection refused", "check that the store is running"),
         ),
         (
             {"remote": s3d.uri("keyless"), "local": cache, "env": no_keys},
@@ -189,7 +189,7 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
         (
             {"local": missing},
             "stream.errors.ShardNotFoundError",
-            ("looked for `", f"{missing}/", "copy the missing file back"),
+            ("was not found at `", f"{missing}/", "restore the missing file"),
         ),
         (
             {"local": altered},
@@ -245,7 +245,11 @@ def test_a_store_that_one_rank_cannot_reach_ends_all(tmp_path: Path) -> None:
     ended = run(tmp_path / "out", {"local": data, "rank1": elsewhere})
     assert ended.returncode == 1
     ended.check(
-        1, 0, "native.errors.StoreTransientError", "`s3://bucket/p/index.json`", "check that the store is up"
+        1,
+        0,
+        "native.errors.StoreTransientError",
+        "`s3://bucket/p/index.json`",
+        "check that the store is running",
     )
     assert "rank 1 (pid" in ended.stderr
     assert "hocket.native.errors.StoreTransientError" in ended.stderr
@@ -325,7 +329,7 @@ def test_an_unreachable_store_of_checkpoints_is_given_up(unreachable: Any) -> No
     words = (
         "`s3://bucket/saved/ep0-ba1/checkpoint.json.zst`",
         "Connection refused",
-        "check that the store is up",
+        "check that the store is running",
     )
     # Both raise at once, as they agree on it; the launcher may end the second before it has told.
     told = [rank for rank in range(2) if ended.ranks[rank]]

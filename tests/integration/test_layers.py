@@ -19,7 +19,7 @@ STORE_LAYERS = (
     ("retry", "retry"),
     ("clients", "client credentials http handle"),
     ("runtime, budget and process table", "runtime budget counters process"),
-    ("durable files", "durable"),
+    ("durable files, cancellation and workers", "durable execution"),
     ("options, URIs and values", "options uri env meta pin local_meta ranges memory"),
     ("errors", "error service"),
 )

@@ -4,16 +4,17 @@
 //! can therefore abandon requests at once.
 
 use std::future::Future;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 
 use bytes::Bytes;
+use hocket_store::execution::{defect, receive};
 use hocket_store::{Store, StoreError, Upload, runtime};
 
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::file_names::is_ours;
 use crate::safetensors::Layout;
-use crate::workers::{Interrupted, TICK};
+use crate::workers::Interrupted;
 
 /// Limit of concurrent requests of one operation.
 const WINDOW: usize = 16;
@@ -57,18 +58,8 @@ where
     (0..count.min(WINDOW)).for_each(&mut begin);
     let mut begun = count.min(WINDOW);
     for _ in 0..count {
-        let (index, result) = loop {
-            match receiver.recv_timeout(TICK) {
-                Ok(ended) => break ended,
-                Err(RecvTimeoutError::Timeout) if interrupted() => {
-                    return Err(CkptError::Interrupted);
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(CkptError::process("an I/O task ended without an answer"));
-                }
-            }
-        };
+        let ended = receive(&receiver, interrupted)?;
+        let (index, result) = ended.ok_or_else(|| defect("an I/O task"))?;
         if begun < count {
             begin(begun);
             begun += 1;
@@ -97,9 +88,7 @@ impl<T> Answer<T> {
 impl<T> Drop for Answer<T> {
     fn drop(&mut self) {
         if !self.is_given {
-            let error = CkptError::process(
-                "an I/O task ended without an answer; this is a defect of Hocket",
-            );
+            let error = CkptError::from(defect("an I/O task"));
             let _ = self.sender.send((self.index, Err(error)));
         }
     }

@@ -100,7 +100,7 @@ fn entry(item: EntryItem) -> PyResult<Entry> {
     let (name, dtype, shape, address, bytes) = item;
     let Some(dtype) = Dtype::parse(&dtype) else {
         return Err(PyValueError::new_err(format!(
-            "entry `{name}`: `{dtype}` is no dtype of safetensors; expected a name such as `F32` or `BF16`"
+            "entry `{name}`: `{dtype}` is not a dtype of safetensors; expected a name such as `F32` or `BF16`"
         )));
     };
     // SAFETY: the caller keeps the memory alive and unchanged during the call, as the stub requires.

@@ -50,7 +50,7 @@ fn ckpt_gc<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let Ok(min_age) = Duration::try_from_secs_f64(min_age_s) else {
         return Err(PyValueError::new_err(format!(
-            "`min_age_s` is {min_age_s}; expected seconds from 0 on"
+            "`min_age_s` is {min_age_s}; expected a number of seconds of at least 0"
         )));
     };
     let collected = call(py, |interrupted| {

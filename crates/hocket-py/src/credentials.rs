@@ -39,7 +39,7 @@ fn credentials_used(profile: &str) -> bool {
 fn credentials_rest(py: Python<'_>, profile: &str, pause_s: f64) -> PyResult<bool> {
     let pause = Duration::try_from_secs_f64(pause_s).map_err(|_| {
         PyValueError::new_err(format!(
-            "`pause_s` is {pause_s}; expected seconds from 0 on"
+            "`pause_s` is {pause_s}; expected a number of seconds of at least 0"
         ))
     })?;
     py.detach(|| credentials::is_sought_within(profile, pause))

@@ -159,7 +159,7 @@ pub struct CkptSink {
 impl CkptSink {
     fn take(&self) -> PyResult<StreamWriter> {
         let taken = self.sink.lock().ok().and_then(|mut sink| sink.take());
-        taken.ok_or_else(|| PyValueError::new_err("the file is finished, given up, or in use"))
+        taken.ok_or_else(|| PyValueError::new_err("the file is finished, abandoned, or in use"))
     }
 
     fn append(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {

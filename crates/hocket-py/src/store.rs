@@ -161,7 +161,7 @@ impl Store {
         };
         let uri = uri
             .to_str()
-            .ok_or_else(|| PyTypeError::new_err("`uri` must be text that UTF-8 can hold"))?;
+            .ok_or_else(|| PyTypeError::new_err("`uri` must be a string that UTF-8 can encode"))?;
         match hocket_store::Store::open(uri, options) {
             Ok(inner) => Ok(Self { inner }),
             Err(error) => Err(store_error(py, &error)),
@@ -215,7 +215,7 @@ impl Store {
             (false, Some(etag)) => PutMode::Match(etag),
             (true, Some(_)) => {
                 return Err(PyTypeError::new_err(
-                    "give `if_absent` or `if_match`, not both",
+                    "pass `if_absent` or `if_match`, not both",
                 ));
             }
         };

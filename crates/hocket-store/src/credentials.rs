@@ -186,7 +186,7 @@ pub(crate) fn region(profile: &str) -> Option<String> {
 /// Requests keys for `profile` and waits until valid ones arrive or the lookup fails.
 pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
     if !IS_ATTENDED.load(Ordering::Relaxed) {
-        let reason = "nobody looks for credentials in this process".to_owned();
+        let reason = "no thread fetches credentials in this process".to_owned();
         return Err(reason.into());
     }
     let mut keys = want(profile);
@@ -199,12 +199,14 @@ pub(crate) async fn keys(profile: &str) -> Result<Arc<AwsCredential>, Missing> {
                 _ => {}
             }
             if keys.changed().await.is_err() {
-                return Err("the search for credentials has ended".to_owned().into());
+                return Err("the thread that fetches credentials has ended"
+                    .to_owned()
+                    .into());
             }
         }
     };
     let waited_s = PATIENCE.as_secs();
-    let late = |_| Err(format!("no good keys were found within {waited_s} s").into());
+    let late = |_| Err(format!("no valid keys were found within {waited_s} s").into());
     tokio::time::timeout(PATIENCE, wait)
         .await
         .unwrap_or_else(late)

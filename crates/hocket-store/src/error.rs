@@ -11,14 +11,14 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 #[non_exhaustive]
 pub enum StoreError {
     /// The object or the bucket does not exist.
-    #[error("nothing at `{uri}`; check the key, the bucket and the endpoint")]
+    #[error("`{uri}` does not exist; check the key, the bucket and the endpoint")]
     NotFound {
         /// Full URI of the object.
         uri: String,
     },
     /// A conditional create found an existing object.
     #[error(
-        "`{uri}` exists already, and was to be created only if absent; choose another key or delete it first"
+        "`{uri}` exists already, but the write requires that it does not; choose another key or delete the object first"
     )]
     Exists {
         /// Full URI of the object.
@@ -26,7 +26,7 @@ pub enum StoreError {
     },
     /// The object is not the version that the caller, or an earlier part of the same read, saw.
     #[error(
-        "`{uri}` changed under way: expected ETag `{expected}`, found `{actual}`; read it again from the start"
+        "`{uri}` was replaced meanwhile: expected ETag `{expected}`, found `{actual}`; read it again from the start"
     )]
     Changed {
         /// Full URI of the object.
@@ -38,7 +38,7 @@ pub enum StoreError {
     },
     /// The object's size differs from the one that the caller expected.
     #[error(
-        "`{uri}` has {actual} bytes, expected {expected}; look whether it was replaced or cut off"
+        "`{uri}` has {actual} bytes, expected {expected}; check whether it was replaced or truncated"
     )]
     Size {
         /// Full URI of the object.
@@ -65,8 +65,8 @@ pub enum StoreError {
     /// The store was unreachable, or kept failing until the retries or the deadline ran out. After a
     /// conditional put the outcome is unknown, because the response was lost: read the object back to find out.
     #[error(
-        "`{uri}` failed {attempts} times in {:.1} s and was given up; last: {reason}; check that the store is up \
-         and that its endpoint{} is reached from here, then try again",
+        "`{uri}` failed {attempts} times in {:.1} s and is not retried again; last error: {reason}; check that the store \
+         is running and that its endpoint{} is reachable from this machine, then try again",
         elapsed.as_secs_f64(), endpoint_variable(uri)
     )]
     Transient {
@@ -110,7 +110,7 @@ impl StoreError {
 
     /// Builds the error for the use of an upload after it failed.
     pub(crate) fn upload_ended(uri: &str) -> Self {
-        Self::io(uri, "the upload ended with an earlier error; start it anew")
+        Self::io(uri, "the upload failed earlier; start a new upload")
     }
 
     /// Maps an operating-system error on `uri` to an error of this crate.

@@ -102,7 +102,10 @@ impl Handle {
     /// Returns `key` with the store's prefix, as the client's path type.
     pub(crate) fn path(&self, key: &str) -> Result<ObjectPath> {
         ObjectPath::parse(self.inner.location.full_key(key)).map_err(|error| {
-            StoreError::config(format!("`{}` is no key: {error}", self.object_uri(key)))
+            StoreError::config(format!(
+                "`{}` is not a valid key: {error}",
+                self.object_uri(key)
+            ))
         })
     }
 

@@ -175,7 +175,7 @@ impl Parts {
         let (index, part) = outcome.unwrap_or_else(|error| {
             Err(StoreError::io(
                 self.path.as_ref(),
-                format!("a part ended without an answer: {error}"),
+                format!("the task of a part ended without a result: {error}"),
             ))
         })?;
         self.sent[index] = Some(part);
@@ -242,7 +242,7 @@ impl Parts {
                 return Ok(meta.e_tag);
             }
             if is_gone {
-                return Err(tries.give_up("the answer to the completion was lost, and neither upload nor object is there; write it again"));
+                return Err(tries.give_up("the response to the completion was lost, and neither the upload nor the object exists; write the object again"));
             }
             tries.pause(fault).await?;
         }

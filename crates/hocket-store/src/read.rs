@@ -350,7 +350,7 @@ async fn next<T: 'static>(tasks: &mut JoinSet<Result<T>>) -> Result<Option<T>> {
         Some(Ok(outcome)) => outcome.map(Some),
         Some(Err(error)) => Err(StoreError::io(
             "hocket",
-            format!("a part ended without an answer: {error}"),
+            format!("the task of a part ended without a result: {error}"),
         )),
     }
 }

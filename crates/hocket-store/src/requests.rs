@@ -77,7 +77,7 @@ impl Requests {
                 Err(Fault::Final(StoreError::Exists { .. }) | Fault::Precondition)
                     if tries.may_have_landed() =>
                 {
-                    return Err(tries.give_up("the answer to an earlier try was lost, and now the condition is broken; read the object back to see whose write it was"));
+                    return Err(tries.give_up("the response to an earlier attempt was lost, and the condition no longer holds; read the object back to find out which write succeeded"));
                 }
                 Err(Fault::Precondition) => {
                     let expected = if let PutMode::Match(etag) = mode {

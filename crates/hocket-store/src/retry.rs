@@ -14,9 +14,9 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 /// The reason given when a web server ignores the `Range` header.
-const RANGE_IGNORED: &str = "the server answered a GET for a range with HTTP 200 and all of the object: expected HTTP 206 \
-     and that `Range` alone, without which nothing is read in parts; serve it by a server that knows ranges, such as \
-     nginx, Apache or an object store, or copy it to a local folder";
+const RANGE_IGNORED: &str = "the server ignored the `Range` header of a GET and answered HTTP 200 with the whole object: \
+     expected HTTP 206 with the requested range, because objects are read in parts; use a server that supports range \
+     requests, such as nginx, Apache or an object store, or copy the object to a local folder";
 
 /// A failed attempt.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl<'a> Tries<'a> {
             Fault::Precondition => {
                 return Err(StoreError::io(
                     &self.uri,
-                    "the store says 412 to a request without a condition",
+                    "the store answered HTTP 412 to a request without a condition",
                 ));
             }
             Fault::Range(reason) => return Err(StoreError::io(&self.uri, reason)),

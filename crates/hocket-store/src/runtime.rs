@@ -1,15 +1,12 @@
 //! The process's I/O runtime: runs futures and waits for them interruptibly (Ctrl-C), and file operations.
 
 use crate::error::{Result, StoreError};
+use crate::execution::{Interrupted, defect, receive};
 use crate::process;
 use std::future::Future;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
-
-/// Interval at which a wait checks for an interrupt.
-const POLL: Duration = Duration::from_millis(50);
 
 /// The runtime in the process table.
 #[derive(Default)]
@@ -60,7 +57,7 @@ where
 ///
 /// # Errors
 /// [`StoreError::Interrupted`]; [`StoreError::Io`] if the future panicked or no thread could be started.
-pub fn wait<T, F>(future: F, interrupted: &dyn Fn() -> bool) -> Result<T>
+pub fn wait<T, F>(future: F, interrupted: Interrupted<'_>) -> Result<T>
 where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
@@ -72,22 +69,8 @@ where
         // The receiver is gone only if the wait was interrupted.
         let _ = sender.send(value);
     });
-    loop {
-        match receiver.recv_timeout(POLL) {
-            Ok(value) => return Ok(value),
-            Err(RecvTimeoutError::Timeout) if interrupted() => {
-                task.abort();
-                return Err(StoreError::Interrupted);
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(StoreError::io(
-                    "hocket",
-                    "an I/O task ended without an answer; this is a defect of Hocket",
-                ));
-            }
-        }
-    }
+    let received = receive(&receiver, interrupted).inspect_err(|_| task.abort())?;
+    received.ok_or_else(|| defect("an I/O task"))
 }
 
 /// Runs file operations on a blocking thread.
@@ -98,7 +81,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(outcome) => outcome,
         Err(error) => Err(StoreError::io(
             "hocket",
-            format!("a file operation ended without an answer: {error}"),
+            format!("a file operation ended without a result: {error}"),
         )),
     }
 }

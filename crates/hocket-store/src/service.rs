@@ -57,20 +57,20 @@ impl Service {
         match self {
             Self::S3 => {
                 "check the keys (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, or those of \
-                 `AWS_PROFILE`) and what they may do there"
+                 `AWS_PROFILE`) and their permissions"
             }
             Self::Oci => {
-                "check the customer secret key in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` and what it may do there"
+                "check the customer secret key in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` and its permissions"
             }
             Self::Gcs => {
-                "check `GOOGLE_APPLICATION_CREDENTIALS` or `GOOGLE_SERVICE_ACCOUNT`, and what the account may do there"
+                "check `GOOGLE_APPLICATION_CREDENTIALS` or `GOOGLE_SERVICE_ACCOUNT`, and the account's permissions"
             }
             Self::Azure => {
                 "check `AZURE_STORAGE_ACCOUNT_NAME` and `AZURE_STORAGE_ACCOUNT_KEY` (or `AZURE_STORAGE_SAS_TOKEN`), \
-                 and what they may do there"
+                 and their permissions"
             }
             Self::Http | Self::Https => {
-                "the server wants a login, which plain HTTP stores do not have"
+                "the server requires a login, which is not supported over plain HTTP"
             }
         }
     }

@@ -76,7 +76,7 @@ impl Staged {
                     },
                     _ => write_error(
                         &self.uri,
-                        "link to (this file system must know hard links)",
+                        "link to (the file system must support hard links)",
                         &error,
                     ),
                 })?;

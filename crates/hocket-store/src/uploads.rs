@@ -29,7 +29,7 @@ impl Requests {
                     StoreError::io(
                         self.handle.uri(),
                         format!(
-                            "an upload was begun at `{}`, which is no time: {error}",
+                            "the start of an unfinished upload, `{}`, is not a valid time: {error}",
                             upload.initiated
                         ),
                     )
@@ -78,7 +78,7 @@ impl Requests {
                 Ok(text) => {
                     return quick_xml::de::from_str(&text).map_err(|error| {
                         let reason = format!(
-                            "the listing of unfinished uploads is not what S3 defines: {error}"
+                            "the listing of unfinished uploads is not valid S3 XML: {error}"
                         );
                         StoreError::io(self.handle.uri(), reason)
                     });

@@ -85,11 +85,11 @@ impl Bucket {
         {
             // The part before the `@` may be a password, possibly with a slash in it.
             return Err(StoreError::config(format!(
-                "an `{scheme}://` URI with an `@`; write `{expected}`, and give a login by the environment"
+                "an `{scheme}://` URI with an `@`; write `{expected}`, and pass credentials in the environment"
             )));
         } else if !is_bucket_name(name) || at.is_some_and(|at| !is_bucket_name(at)) {
             return Err(StoreError::config(format!(
-                "`{uri}`: `{authority}` is no bucket name; write `{expected}` in letters, digits, `.`, `-` and `_`"
+                "`{uri}`: `{authority}` is not a bucket name; write `{expected}` in letters, digits, `.`, `-` and `_`"
             )));
         }
         Ok(Self {
@@ -116,7 +116,7 @@ fn decoded(uri: &str, path: &str) -> Result<String> {
     match text {
         Ok(text) if !path.to_ascii_lowercase().contains("%2f") => Ok(text.into_owned()),
         _ => Err(StoreError::config(format!(
-            "`{uri}`: expected percent signs that stand for UTF-8, and `/` between folders, not `%2F`"
+            "`{uri}`: expected percent-encoded UTF-8, with `/` between folders in place of `%2F`"
         ))),
     }
 }
@@ -136,14 +136,14 @@ impl Location {
         if service.is_none() && scheme != "memory" {
             let uri = shown(uri, scheme);
             return Err(StoreError::config(format!(
-                "`{uri}` has the scheme `{scheme}`; known are `s3://`, `gs://`, `az://`, `abfss://`, `oci://`, \
+                "`{uri}` has the unknown scheme `{scheme}`; supported are `s3://`, `gs://`, `az://`, `abfss://`, `oci://`, \
                  `https://` (to read), `file:///dir`, `memory://name` and plain paths"
             )));
         }
         if name.is_empty() {
             let what = if service.is_none() { "name" } else { "bucket" };
             return Err(StoreError::config(format!(
-                "`{uri}` names no {what}; write `{scheme}://{what}/prefix`"
+                "`{uri}` does not name a {what}; write `{scheme}://{what}/prefix`"
             )));
         }
         let bucket = service
@@ -182,7 +182,7 @@ impl Location {
     fn local(path: &Path, uri: &str) -> Result<Self> {
         if uri.is_empty() || uri.contains('\0') {
             return Err(StoreError::config(format!(
-                "{uri:?} is no path; write a directory or a URI such as `s3://bucket/prefix`"
+                "{uri:?} is not a path; write a directory or a URI such as `s3://bucket/prefix`"
             )));
         }
         let root = std::path::absolute(path)
@@ -234,7 +234,7 @@ impl Location {
         match self {
             Self::Bucket { bucket, .. } if bucket.service.is_read_only() => {
                 Err(StoreError::config(format!(
-                    "`{}` cannot {verb}: over plain HTTP objects can only be read, by name; \
+                    "`{}` cannot {verb}: plain HTTP only supports reading objects by name; \
                      use an `s3://`, `gs://` or `az://` URI, or a local folder",
                     self.uri()
                 )))
@@ -264,7 +264,7 @@ pub(crate) fn check_segments(uri: &str, key: &str) -> Result<()> {
     };
     if !key.is_empty() && key.split('/').any(bad) {
         return Err(StoreError::config(format!(
-            "{key:?} in `{uri}` is no key; segments between slashes must not be empty, `.` or `..`, nor hold control characters"
+            "{key:?} in `{uri}` is not a valid key; segments between slashes must not be empty, `.` or `..`, nor contain control characters"
         )));
     }
     Ok(())

@@ -5,8 +5,8 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use hocket_store::Interrupted;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use crate::error::{Result, StreamError};
@@ -86,23 +86,23 @@ impl Compression {
         self.name
     }
 
-    /// Returns `raw` compressed. Checks `stop` about once per mebibyte.
+    /// Returns `raw` compressed. Checks for an interrupt about once per mebibyte.
     ///
     /// # Errors
-    /// [`StreamError::Closed`] once `stop` is set; [`StreamError::Config`] if the codec fails, for example for
+    /// [`StreamError::Closed`] if interrupted; [`StreamError::Config`] if the codec fails, for example for
     /// lack of memory.
-    pub fn pack(self, raw: &[u8], stop: &AtomicBool) -> Result<Vec<u8>> {
-        let packed = self.try_pack(raw, stop);
-        packed.map_err(|error| match stop.load(Ordering::Relaxed) {
+    pub fn pack(self, raw: &[u8], interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
+        let packed = self.try_pack(raw, interrupted);
+        packed.map_err(|error| match interrupted() {
             true => StreamError::Closed,
             false => StreamError::config(format!(
-                "{self} could not pack {} bytes: {error}",
+                "{self} could not compress {} bytes: {error}",
                 raw.len()
             )),
         })
     }
 
-    fn try_pack(self, raw: &[u8], stop: &AtomicBool) -> io::Result<Vec<u8>> {
+    fn try_pack(self, raw: &[u8], interrupted: Interrupted<'_>) -> io::Result<Vec<u8>> {
         match self.codec {
             Codec::Brotli => {
                 let params = brotli::enc::BrotliEncoderParams {
@@ -111,21 +111,31 @@ impl Compression {
                     ..Default::default()
                 };
                 let encoder = brotli::CompressorWriter::with_params(Vec::new(), 1 << 16, &params);
-                Ok(feed(encoder, raw, stop)?.into_inner())
+                Ok(feed(encoder, raw, interrupted)?.into_inner())
             }
             Codec::Bzip2 => {
                 let level = bzip2::Compression::new(self.level);
-                feed(bzip2::write::BzEncoder::new(Vec::new(), level), raw, stop)?.finish()
+                feed(
+                    bzip2::write::BzEncoder::new(Vec::new(), level),
+                    raw,
+                    interrupted,
+                )?
+                .finish()
             }
             Codec::Gzip => {
                 let level = flate2::Compression::new(self.level);
-                feed(flate2::write::GzEncoder::new(Vec::new(), level), raw, stop)?.finish()
+                feed(
+                    flate2::write::GzEncoder::new(Vec::new(), level),
+                    raw,
+                    interrupted,
+                )?
+                .finish()
             }
             Codec::Snappy => Ok(snap::raw::Encoder::new().compress_vec(raw)?),
             Codec::Zstd => {
                 let mut encoder = zstd::Encoder::new(Vec::new(), self.level as i32)?;
                 encoder.set_pledged_src_size(Some(raw.len() as u64))?;
-                feed(encoder, raw, stop)?.finish()
+                feed(encoder, raw, interrupted)?.finish()
             }
         }
     }
@@ -143,10 +153,10 @@ impl Compression {
             Codec::Snappy => unpack_snappy(packed, size),
             Codec::Zstd => unpack_zstd(packed, size),
         };
-        let raw = raw.map_err(|error| format!("bytes that do not unpack ({error})"))?;
+        let raw = raw.map_err(|error| format!("bytes that do not decompress ({error})"))?;
         match raw.len() {
-            len if len > size => Err(format!("bytes that unpack to more than {size}")),
-            len if len < size => Err(format!("bytes that unpack to {len}")),
+            len if len > size => Err(format!("bytes that decompress to more than {size}")),
+            len if len < size => Err(format!("bytes that decompress to {len}")),
             _ => Ok(raw),
         }
     }
@@ -161,9 +171,9 @@ impl fmt::Display for Compression {
     }
 }
 
-fn feed<W: Write>(mut encoder: W, raw: &[u8], stop: &AtomicBool) -> io::Result<W> {
+fn feed<W: Write>(mut encoder: W, raw: &[u8], interrupted: Interrupted<'_>) -> io::Result<W> {
     for piece in raw.chunks(1 << 20) {
-        if stop.load(Ordering::Relaxed) {
+        if interrupted() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         encoder.write_all(piece)?;
@@ -187,7 +197,7 @@ fn read_bounded(decoder: impl Read, packed: &[u8], size: usize) -> io::Result<Ve
 fn unpack_snappy(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
     let said = snap::raw::decompress_len(packed)?;
     if said != size || said > packed.len().saturating_mul(MOST_SNAPPY_RATIO) {
-        return Err(io::Error::other(format!("its header says {said} bytes")));
+        return Err(io::Error::other(format!("its header states {said} bytes")));
     }
     Ok(snap::raw::Decoder::new().decompress_vec(packed)?)
 }
@@ -211,7 +221,7 @@ fn unpack_zstd(packed: &[u8], size: usize) -> io::Result<Vec<u8>> {
         if raw.len() == raw.capacity() {
             raw.reserve_exact(raw.len().clamp(1, size + 1 - raw.len()));
         } else if is_read {
-            return Err(io::Error::other("the last frame is cut short"));
+            return Err(io::Error::other("the last frame is truncated"));
         }
     }
 }
@@ -232,7 +242,7 @@ mod tests {
     }
 
     fn pack(text: &str, raw: &[u8]) -> Vec<u8> {
-        parse(text).pack(raw, &AtomicBool::new(false)).unwrap()
+        parse(text).pack(raw, &|| false).unwrap()
     }
 
     #[test]
@@ -271,7 +281,7 @@ mod tests {
                 1 << 31,
             ] {
                 let reason = parse(text).unpack(&packed, said).unwrap_err();
-                assert!(reason.contains("unpack"), "{text} {said}: {reason}");
+                assert!(reason.contains("decompress"), "{text} {said}: {reason}");
             }
             assert!(
                 parse(text).unpack(&packed, raw.len() as u64).unwrap() == raw,

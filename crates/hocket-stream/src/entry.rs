@@ -157,7 +157,7 @@ impl Entry {
         let (names, types) = (&self.column_names, &self.column_encodings);
         if names.len() != types.len() {
             return Err(Finding::Corrupt(format!(
-                "shard {number} has {} `column_names` and {} `column_encodings`, expected as many of each",
+                "shard {number} has {} `column_names` and {} `column_encodings`, expected equal numbers",
                 names.len(),
                 types.len()
             )));
@@ -173,7 +173,7 @@ impl Entry {
         );
         if names.len() != encodings.len() || names.len() != sizes.len() {
             return Err(Finding::Corrupt(format!(
-                "shard {number} has {} `column_names`, {} `column_encodings` and {} `column_sizes`, expected as many of each",
+                "shard {number} has {} `column_names`, {} `column_encodings` and {} `column_sizes`, expected equal numbers",
                 names.len(),
                 encodings.len(),
                 sizes.len()
@@ -249,7 +249,7 @@ fn check_pair(
     let raw = check_file(raw, number)?;
     if raw.bytes > u64::from(u32::MAX) {
         return Err(Finding::Corrupt(format!(
-            "shard {number} (`{}`) has {} bytes, expected fewer than 2^32: its offsets cannot reach further",
+            "shard {number} (`{}`) has {} bytes, expected fewer than 2^32, because offsets have 32 bits",
             raw.basename, raw.bytes
         )));
     }
@@ -263,7 +263,7 @@ fn check_pair(
     let zip = zip.map(|zip| check_file(zip, number)).transpose()?;
     if let Some(zip) = zip.as_ref().filter(|zip| zip.bytes > MOST_PACKED_BYTES) {
         return Err(Finding::Corrupt(format!(
-            "shard {number} (`{}`) has {} bytes, expected at most {MOST_PACKED_BYTES}: no compression makes twice as many of what it packs",
+            "shard {number} (`{}`) has {} bytes, expected at most {MOST_PACKED_BYTES}: no codec more than doubles the size of a shard",
             zip.basename, zip.bytes
         )));
     }

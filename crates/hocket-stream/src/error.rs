@@ -31,7 +31,7 @@ pub enum StreamError {
     },
     /// A shard of the index is neither in the cache nor in the remote.
     #[error(
-        "shard `{shard}` is not there: looked for `{uri}`; copy the missing file back or write the data set again"
+        "shard `{shard}` was not found at `{uri}`; restore the missing file or write the data set again"
     )]
     ShardNotFound {
         /// The shard's base name in the index.
@@ -55,7 +55,7 @@ pub enum StreamError {
     },
     /// The bytes of a sample do not match its columns, although the shard matches the index.
     #[error(
-        "sample {sample} of shard `{shard}` is corrupt: in `{object}` it has {actual}, expected {expected}; write the data set again, or give `on_bad_sample='replace'`"
+        "sample {sample} of shard `{shard}` is corrupt: in `{object}` it has {actual}, expected {expected}; write the data set again, or pass `on_bad_sample='replace'`"
     )]
     SampleCorrupt {
         /// The sample's number in the shard.
@@ -77,7 +77,7 @@ pub enum StreamError {
     },
     /// A file that was to be created exists.
     #[error(
-        "`{path}` is there already: another writer appends to this data set; let one end before the next begins"
+        "`{path}` exists already, because another writer appends to this data set; run one writer after the other"
     )]
     Exists {
         /// The path of the file.

@@ -2,9 +2,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use hocket_store::Interrupted;
 use hocket_store::durable::{
     Direct, DurableError, is_same_file, open_in_folder, sync_parent, try_lock, unlock,
 };
@@ -32,24 +32,15 @@ impl Part {
     /// then check again whether the target exists, because another process may just have finished it.
     ///
     /// # Errors
-    /// [`StreamError::Io`] if the folder is not writable; [`StreamError::Closed`] once `stop` is set.
-    pub fn lock(target: &Path, stop: &AtomicBool) -> Result<Self> {
-        Self::lock_unless(target, &|| stop.load(Ordering::Relaxed))
-    }
-
-    /// Locks like [`lock`](Self::lock), until `gives_up` returns true.
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock); [`StreamError::Closed`] if `gives_up` returns true while another process holds
-    /// the lock.
-    pub fn lock_unless(target: &Path, gives_up: &dyn Fn() -> bool) -> Result<Self> {
+    /// [`StreamError::Io`] if the folder is not writable; [`StreamError::Closed`] if interrupted.
+    pub fn lock(target: &Path, interrupted: Interrupted<'_>) -> Result<Self> {
         let path = part_path(target);
         loop {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
             let file = open_in_folder(&path, &options).map_err(|failed| not_writable(&failed))?;
             // If the part was renamed or removed during the wait, the open file is no longer the part.
-            if wait_for_lock(&file, &path, gives_up)? {
+            if wait_for_lock(&file, &path, interrupted)? {
                 let part = Self {
                     file,
                     path,
@@ -135,7 +126,7 @@ impl Drop for Part {
 /// # Errors
 /// [`StreamError::Exists`]; [`StreamError::Io`] if the disk reports an error.
 pub fn stage(target: &Path, contents: &Contents, only_new: bool) -> Result<Part> {
-    let part = Part::lock(target, &AtomicBool::new(false))?;
+    let part = Part::lock(target, &|| false)?;
     // Checked under the lock that every writer of this target takes.
     if only_new && target.exists() {
         return Err(StreamError::Exists {
@@ -159,7 +150,7 @@ pub(crate) fn part_target(path: &Path) -> Option<PathBuf> {
 }
 
 /// Waits for the lock; returns false if by then `path` is another file or none.
-fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Result<bool> {
+fn wait_for_lock(file: &File, path: &Path, interrupted: Interrupted<'_>) -> Result<bool> {
     loop {
         let is_locked = try_lock(file).map_err(|e| StreamError::io(path, "lock it", &e))?;
         if !is_same_file(file, path) {
@@ -168,7 +159,7 @@ fn wait_for_lock(file: &File, path: &Path, gives_up: &dyn Fn() -> bool) -> Resul
         if is_locked {
             return Ok(true);
         }
-        if gives_up() {
+        if interrupted() {
             return Err(StreamError::Closed);
         }
         std::thread::sleep(LOCK_POLL);
@@ -184,7 +175,7 @@ fn not_writable(failed: &DurableError) -> StreamError {
     StreamError::Io {
         path: path.display().to_string(),
         reason: format!(
-            "could not {action}: {error}; give a folder with room that this user can write to as `local`"
+            "could not {action}: {error}; pass a writable folder with free space as `local`"
         ),
     }
 }
@@ -195,6 +186,7 @@ mod tests {
     use super::*;
     use crate::buffers::Buffer;
     use hocket_store::durable::DIRECT_MIN_BYTES;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
@@ -209,7 +201,7 @@ mod tests {
     fn a_part_becomes_the_target_or_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        drop(Part::lock(&target, &AtomicBool::new(false)).unwrap());
+        drop(Part::lock(&target, &|| false).unwrap());
         assert!(names(folder.path()).is_empty());
         let write = |text: &[u8], only_new| {
             let contents = Contents::new(text, Buffer::default());
@@ -239,11 +231,11 @@ mod tests {
     fn one_makes_it_while_the_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        let made = std::sync::atomic::AtomicU32::new(0);
+        let made = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let part = Part::lock(&target, &AtomicBool::new(false)).unwrap();
+                    let part = Part::lock(&target, &|| false).unwrap();
                     if !target.exists() {
                         made.fetch_add(1, Ordering::Relaxed);
                         fs::write(part.path(), b"whole").unwrap();
@@ -260,9 +252,9 @@ mod tests {
     fn a_waiter_leaves_when_told() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
-        let _held = Part::lock(&target, &AtomicBool::new(false)).unwrap();
+        let _held = Part::lock(&target, &|| false).unwrap();
         assert!(matches!(
-            Part::lock(&target, &AtomicBool::new(true)),
+            Part::lock(&target, &|| true),
             Err(StreamError::Closed)
         ));
     }

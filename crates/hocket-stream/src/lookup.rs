@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use hocket_store::Interrupted;
+
 use crate::batch::{BatchColumn, Gatherer};
 use crate::error::Result;
 use crate::order::Location;
@@ -17,7 +19,7 @@ use crate::sources::Sources;
 pub fn look_up(
     sources: &Sources,
     locations: &[Location],
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<Option<Vec<BatchColumn>>> {
     let mut wanted: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     for location in locations {

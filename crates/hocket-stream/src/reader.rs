@@ -126,7 +126,7 @@ impl Reader {
         if self.process != std::process::id() {
             self.is_done = true;
             return Err(Some(StreamError::config(
-                "this iteration was begun by the process that this one was forked from, where it goes on: begin another one here",
+                "this iteration belongs to the parent of this forked process, where it continues: start a new iteration in this process",
             )));
         }
         match self.batches.recv_timeout(patience) {
@@ -143,7 +143,7 @@ impl Reader {
                 self.is_done = true;
                 // The assembler always announces its end, so a closed channel means that it died.
                 Err(Some(StreamError::config(
-                    "a reading thread ended before its time; please report it",
+                    "a reader thread ended unexpectedly; this is a defect of Hocket",
                 )))
             }
         }
@@ -270,7 +270,7 @@ fn fetch(sources: &Sources, window: &Window, requests: &Receiver<u32>, fetching:
         if window.is_stopped() {
             return;
         }
-        let opened = sources.open_early(number, &window.stop);
+        let opened = sources.open_early(number, &|| window.is_stopped());
         drop(permit);
         let unsettled = match opened {
             Ok((shard, unsettled)) => {
@@ -332,7 +332,6 @@ mod tests {
     use crate::raw_file::assemble;
     use crate::writer::{WriterOptions, place};
     use std::path::Path;
-    use std::sync::atomic::AtomicBool;
 
     /// Writes five shards of 20 samples, each with its number as `uint32` and as a text of that many letters.
     fn write(folder: &Path) -> Arc<Index> {
@@ -358,7 +357,7 @@ mod tests {
             };
             let name = format!("{number}.mds");
             let file = assemble(name, b"{}", samples.iter().collect()).unwrap();
-            let placed = place(&options, file, &AtomicBool::new(false)).unwrap();
+            let placed = place(&options, file, &|| false).unwrap();
             let raw = placed.commit().unwrap().raw;
             shards.push(serde_json::json!({
                 "column_encodings": ["uint32", "str"], "column_names": ["id", "text"], "column_sizes": [4, null],

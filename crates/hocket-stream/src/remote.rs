@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use hocket_store::{Counts, Object, Store, StoreError, StoreOptions, runtime};
+use hocket_store::{Counts, Interrupted, Object, Store, StoreError, StoreOptions, runtime};
 
 use crate::error::{Result, StreamError};
 use crate::index_version::IndexVersion;
@@ -44,7 +43,7 @@ impl Remote {
     /// The store's errors; [`StreamError::Closed`] once `interrupted` returns true.
     pub(crate) fn index_version(
         &self,
-        interrupted: &dyn Fn() -> bool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Option<IndexVersion>> {
         let store = self.store.clone();
         let answer = runtime::wait(async move { store.head(INDEX_NAME).await }, interrupted);
@@ -66,7 +65,7 @@ impl Remote {
 pub fn get(
     object: &Object,
     bytes: Option<u64>,
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<Option<Vec<u8>>> {
     let handle = object.clone();
     let answer = runtime::wait(async move { handle.get(bytes).await }, interrupted);
@@ -81,7 +80,7 @@ pub fn get(
 pub fn get_ranges(
     object: &Object,
     ranges: &[Range<u64>],
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<Option<Vec<Bytes>>> {
     let (handle, ranges) = (object.clone(), ranges.to_owned());
     let answer = async move { handle.get_ranges(&ranges).await };
@@ -92,10 +91,15 @@ pub fn get_ranges(
 ///
 /// # Errors
 /// As [`get`]; [`StreamError::Io`] if the disk reports an error.
-pub fn download(object: &Object, bytes: u64, into: &Path, stop: &AtomicBool) -> Result<bool> {
+pub fn download(
+    object: &Object,
+    bytes: u64,
+    into: &Path,
+    interrupted: Interrupted<'_>,
+) -> Result<bool> {
     let (handle, target) = (object.clone(), into.to_owned());
     let download = async move { handle.download(&target, Some(bytes)).await };
-    let answer = runtime::wait(download, &|| stop.load(Ordering::Relaxed));
+    let answer = runtime::wait(download, interrupted);
     match settle(object.key(), answer) {
         // An error of the disk, not of the store.
         Err(StreamError::Store(StoreError::Io { uri, reason })) if Path::new(&uri) == into => {

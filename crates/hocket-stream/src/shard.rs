@@ -129,7 +129,7 @@ impl Shard {
             Format::Mds => {
                 return self.split(sample, take).ok_or_else(|| {
                     let actual = format!("sizes that do not add up to its {} bytes", sample.len());
-                    self.corrupt_sample(number, "columns that fill it".into(), actual)
+                    self.corrupt_sample(number, "columns that fill the sample".into(), actual)
                 });
             }
             Format::Json { newline } => text::read_json(sample, columns, newline, take),
@@ -148,12 +148,12 @@ impl Shard {
         };
         let place = place.ok_or_else(|| {
             StreamError::config(format!(
-                "sample {number} of shard `{}`: expected one of its {}",
+                "sample {number} of shard `{}`: expected one of its {} samples",
                 self.name, self.samples
             ))
         })?;
         let (Some(begin), Some(end)) = (self.offset(place), self.offset(place + 1)) else {
-            return Err(self.corrupt("a whole table of offsets", "a shorter one"));
+            return Err(self.corrupt("a complete table of offsets", "a shorter one"));
         };
         (*self.data).as_ref().get(begin..end).ok_or_else(|| {
             self.corrupt(

@@ -1,7 +1,8 @@
 //! The data sets of one reader.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
+use hocket_store::Interrupted;
 
 use crate::batch::Columns;
 use crate::cache::{Cache, Unsettled};
@@ -68,18 +69,22 @@ impl Sources {
     ///
     /// # Errors
     /// As [`Cache::open`].
-    pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
+    pub fn open(&self, number: u32, interrupted: Interrupted<'_>) -> Result<Shard> {
         let (cache, number, places) = self.locate(number)?;
-        Ok(moved(cache.open(number, stop)?, places))
+        Ok(moved(cache.open(number, interrupted)?, places))
     }
 
     /// Opens a shard early, as [`Cache::open_early`] does.
     ///
     /// # Errors
     /// As [`Cache::open`].
-    pub(crate) fn open_early(&self, number: u32, stop: &AtomicBool) -> Result<(Shard, Unsettled)> {
+    pub(crate) fn open_early(
+        &self,
+        number: u32,
+        interrupted: Interrupted<'_>,
+    ) -> Result<(Shard, Unsettled)> {
         let (cache, number, places) = self.locate(number)?;
-        let (shard, unsettled) = cache.open_early(number, stop)?;
+        let (shard, unsettled) = cache.open_early(number, interrupted)?;
         Ok((moved(shard, places), unsettled))
     }
 
@@ -101,7 +106,7 @@ impl Sources {
         &self,
         number: u32,
         numbers: &[u32],
-        interrupted: &dyn Fn() -> bool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Option<Shard>> {
         let (cache, number, places) = self.locate(number)?;
         let shard = cache.read_ranges(number, numbers, interrupted)?;

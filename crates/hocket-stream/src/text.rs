@@ -24,7 +24,7 @@ fn line<'a>(sample: &'a [u8], newline: &str) -> Fit<&'a str> {
     let text =
         std::str::from_utf8(sample).map_err(|error| misfit("UTF-8 text", error.to_string()))?;
     text.strip_suffix(newline)
-        .ok_or_else(|| misfit("its newline at the end", "none"))
+        .ok_or_else(|| misfit("a newline at the end", "none"))
 }
 
 /// Parses one JSON object. Keys that are not columns are ignored.
@@ -43,7 +43,8 @@ pub(crate) fn read_json(
                 let text = value.and_then(Value::as_str);
                 take(
                     place,
-                    text.ok_or_else(|| wrong(name, "a text", value))?.as_bytes(),
+                    text.ok_or_else(|| wrong(name, "a string", value))?
+                        .as_bytes(),
                 );
             }
             "int" => {
@@ -147,12 +148,12 @@ mod tests {
     #[test]
     fn says_what_is_wrong() {
         for (sample, expected) in [
-            (&b"{\"a\": 1}\n"[..], "a text as `b`; nothing"),
+            (&b"{\"a\": 1}\n"[..], "a string as `b`; nothing"),
             (
                 b"{\"a\": 9223372036854775808, \"b\": \"\", \"c\": 1}\n",
                 "64 bits as `a`; `9223372036854775808`",
             ),
-            (b"{\"a\": 1, \"b\": 2, \"c\": 1}\n", "a text as `b`; `2`"),
+            (b"{\"a\": 1, \"b\": 2, \"c\": 1}\n", "a string as `b`; `2`"),
             (b"{\"a\": 1}", "newline"),
             (b"[1]\n", "a JSON object"),
             (b"\xff\n", "UTF-8"),

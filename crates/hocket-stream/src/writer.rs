@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded, unbounded};
-use hocket_store::{PutMode, Store, StoreError, runtime};
+use hocket_store::{Interrupted, PutMode, Store, StoreError, runtime};
 
 use crate::codec::Compression;
 use crate::error::{Result, StreamError};
@@ -88,7 +88,15 @@ impl ShardWriter {
             let name = format!("hocket-seal-{number}");
             let thread = std::thread::Builder::new()
                 .name(name.clone())
-                .spawn(move || work(&options, &queue, &report, &stop, &in_hand))
+                .spawn(move || {
+                    work(
+                        &options,
+                        &queue,
+                        &report,
+                        &|| stop.load(Ordering::Relaxed),
+                        &in_hand,
+                    )
+                })
                 .map_err(|error| StreamError::io(name.as_ref(), "start the thread", &error))?;
             writer.threads.push(thread);
         }
@@ -156,7 +164,7 @@ impl ShardWriter {
             return Ok(());
         }
         Err(StreamError::config(
-            "this writer was begun by the process that this one was forked from: write there, or begin another one here",
+            "this writer belongs to the parent of this forked process: write there, or create a new writer in this process",
         ))
     }
 
@@ -200,7 +208,7 @@ fn work(
     options: &WriterOptions,
     queue: &Receiver<(usize, Vec<RawFile>)>,
     report: &Sender<Outcome>,
-    stop: &AtomicBool,
+    interrupted: Interrupted<'_>,
     in_hand: &Semaphore,
 ) {
     loop {
@@ -208,7 +216,9 @@ fn work(
         let Ok((number, shard)) = queue.recv() else {
             return;
         };
-        let files = shard.into_iter().map(|file| place(options, file, stop));
+        let files = shard
+            .into_iter()
+            .map(|file| place(options, file, interrupted));
         let files = files.collect::<Result<Vec<_>>>();
         drop(permit);
         let written = files.and_then(|files| files.into_iter().map(Placed::commit).collect());
@@ -239,21 +249,25 @@ impl Placed {
 ///
 /// # Errors
 /// As [`ShardWriter::submit`].
-pub(crate) fn place(options: &WriterOptions, file: RawFile, stop: &AtomicBool) -> Result<Placed> {
+pub(crate) fn place(
+    options: &WriterOptions,
+    file: RawFile,
+    interrupted: Interrupted<'_>,
+) -> Result<Placed> {
     let basename = file.basename.clone();
     let contents = file.into_contents();
     let raw = describe(basename, &contents, &options.hashes);
     let Some(compression) = options.compression else {
-        let part = put(options, &raw.basename, contents, stop)?;
+        let part = put(options, &raw.basename, contents, interrupted)?;
         let written = Written { raw, zip: None };
         return Ok(Placed { written, part });
     };
-    let packed = compression.pack(&contents, stop)?;
+    let packed = compression.pack(&contents, interrupted)?;
     drop(contents);
     let name = format!("{}.{}", raw.basename, compression.extension());
     let zip = describe(name, &packed, &options.hashes);
     let contents = Contents::new(&[], packed.into());
-    let part = put(options, &zip.basename, contents, stop)?;
+    let part = put(options, &zip.basename, contents, interrupted)?;
     let zip = Some(zip);
     let written = Written { raw, zip };
     Ok(Placed { written, part })
@@ -263,9 +277,9 @@ fn put(
     options: &WriterOptions,
     name: &str,
     contents: Contents,
-    stop: &AtomicBool,
+    interrupted: Interrupted<'_>,
 ) -> Result<Option<Part>> {
-    if stop.load(Ordering::Relaxed) {
+    if interrupted() {
         return Err(StreamError::Closed);
     }
     let local = options.local.as_ref();
@@ -281,7 +295,7 @@ fn put(
         false => PutMode::Overwrite,
     };
     let sent = async move { remote.put(&key, contents, mode).await };
-    match runtime::wait(sent, &|| stop.load(Ordering::Relaxed)).and_then(|answer| answer) {
+    match runtime::wait(sent, interrupted).and_then(|answer| answer) {
         Ok(_) => Ok(part),
         Err(StoreError::Interrupted) => Err(StreamError::Closed),
         Err(error) => Err(error.into()),

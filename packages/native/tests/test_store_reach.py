@@ -147,7 +147,9 @@ def test_a_web_server_without_ranges_is_told_apart(
     (tmp_path / "k").write_bytes(b"x" * 100)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
     serve(server)
-    with pytest.raises(errors.StoreIOError, match=r"with HTTP 200 .* expected HTTP 206 .* copy it to"):
+    with pytest.raises(
+        errors.StoreIOError, match=r"answered HTTP 200 .* expected HTTP 206 .* copy the object to"
+    ):
         Store(f"http://127.0.0.1:{server.server_address[1]}").get("k")
 
 

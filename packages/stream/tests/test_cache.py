@@ -321,7 +321,7 @@ def test_samples_of_a_data_set_that_was_written_anew_are_new(
         put_again(uri, value)
         assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
         assert read_ids(remote=uri, local=cache) == [value] * 50
-    assert "as it was last written" in caplog.text
+    assert "a file of the current version of" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [None, "64kb"])

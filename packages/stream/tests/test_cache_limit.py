@@ -200,7 +200,7 @@ def test_a_stopped_process_that_has_the_folders_lock_does_not_block_others(
     finally:
         os.close(folder)
     assert dataset.metrics()["stream/passed"] >= 12
-    assert "look for one that is stopped" in caplog.text
+    assert "look for a stopped process" in caplog.text
     assert read_ids(**options) == list(range(COUNT))
     assert len(names(cache)) > 1
 

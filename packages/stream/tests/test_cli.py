@@ -209,7 +209,7 @@ def test_verify_names_each_problem(tmp_path: Path, call: Callable[..., Any]) -> 
     assert code == 1
     problems = {bad["name"]: bad["problem"] for bad in document["bad"]}
     assert list(problems) == names[:4]
-    assert "is not there" in problems[names[0]]
+    assert "was not found at" in problems[names[0]]
     assert f"`{tmp_path}/{names[1]}` has 100 bytes" in problems[names[1]]
     assert "offset" in problems[names[2]]
     assert "is not UTF-8" in problems[names[3]]

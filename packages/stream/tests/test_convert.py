@@ -111,9 +111,9 @@ def test_values_that_do_not_fit_raise_and_leave_no_data_set(
 
 def test_an_unknown_format_raises(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("")
-    with pytest.raises(ConfigError, match=r"no file of a known name.*jsonl, csv, tsv, parquet"):
+    with pytest.raises(ConfigError, match=r"no file with a known suffix.*jsonl, csv, tsv, parquet"):
         convert.convert(tmp_path, tmp_path / "out")
-    with pytest.raises(SourceNotFoundError, match="is not there"):
+    with pytest.raises(SourceNotFoundError, match="does not exist"):
         convert.convert(tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(ConfigError, match="expected a local path"):
         convert.convert("s3://bucket/x.jsonl", tmp_path / "out")
@@ -325,7 +325,7 @@ def test_columns_that_no_encoding_holds_are_refused(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
     for values, message in [
         ([b"x", None], "`x` is of type binary and has nulls"),
-        ([dt.timedelta(1)], "duration.*no encoding holds"),
+        ([dt.timedelta(1)], "duration.*no encoding supports"),
     ]:
         parquet.write_table(arrow.table({"x": values}), tmp_path / "x.parquet")
         with pytest.raises(ConfigError, match=message):

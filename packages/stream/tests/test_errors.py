@@ -90,7 +90,7 @@ def test_a_count_that_lies_where_no_hash_tells(write: Callable[..., str]) -> Non
 def test_a_missing_shard(write: Callable[..., str]) -> None:
     path = Path(write(5), "shard.00000.mds")
     path.unlink()
-    with pytest.raises(errors.ShardNotFoundError, match=r"`shard\.00000\.mds` is not there"):
+    with pytest.raises(errors.ShardNotFoundError, match=r"`shard\.00000\.mds` was not found at"):
         list(StreamingDataset(local=path.parent, batch_size=1))
 
 
@@ -113,7 +113,7 @@ def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
         ({"batch_size": 0}, "global batch is 0"),
         ({"batch_size": 8, "num_canonical_nodes": 3}, "divisor"),
         ({"batch_size": 8, "tail": "wrap"}, "`tail` is 'wrap'"),
-        ({"batch_size": 100, "tail": "drop"}, "leaves nothing of 20 samples"),
+        ({"batch_size": 100, "tail": "drop"}, "leaves no batch of 20 samples"),
         ({"batch_size": 8, "shuffle_seed": -1}, "`shuffle_seed` is -1"),
         ({"batch_size": 8, "shuffle_block_size": 0}, "`shuffle_block_size` is 0"),
         ({"batch_size": 8, "validate_hash": "sha1"}, r"`sha1`.*\[\"xxh3_64\"\]"),
@@ -174,7 +174,7 @@ def test_streams_are_a_list(write: Callable[..., str]) -> None:
 def test_locations_that_do_not_work() -> None:
     with pytest.raises(errors.ConfigError, match="neither `remote` nor `local`"):
         StreamingDataset(batch_size=1)
-    with pytest.raises(errors.ConfigError, match="URIs belong in `remote`"):
+    with pytest.raises(errors.ConfigError, match="pass URIs as `remote`"):
         StreamingDataset(local="s3://bucket/data", batch_size=1)
 
 

@@ -149,8 +149,8 @@ def test_text_shards_byte_for_byte(tmp_path: Path, kind: str, data: bytes) -> No
         ("csv", {"name": "a,b"}, "holds ','.*no quoting"),
         ("xsv", {"name": "a\r\nb"}, "no quoting"),
         ("tsv", {"count": True}, "expected int"),
-        ("json", {"name": "a\ud800"}, r"`name`: 'a\\ud800': .* UTF-8 can hold"),
-        ("csv", {"name": "a\ud800"}, r"`name`: 'a\\ud800': .* UTF-8 can hold"),
+        ("json", {"name": "a\ud800"}, r"`name`: 'a\\ud800': .* UTF-8 can encode"),
+        ("csv", {"name": "a\ud800"}, r"`name`: 'a\\ud800': .* UTF-8 can encode"),
     ],
 )
 def test_text_samples_that_do_not_fit(tmp_path: Path, kind: str, value: dict[str, Any], message: str) -> None:

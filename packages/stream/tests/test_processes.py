@@ -78,7 +78,7 @@ def test_a_child_forked_in_the_middle_of_reading_reads_all(
     seen = [next(batches)["id"].tolist()]
 
     def child() -> None:
-        with pytest.raises(errors.ConfigError, match="forked from, where it goes on"):
+        with pytest.raises(errors.ConfigError, match="parent of this forked process, where it continues"):
             list(batches)
         # The same object, whose threads stayed behind, and a new one.
         again = [batch["id"].tolist() for batch in dataset.batches()]
@@ -97,7 +97,7 @@ def test_a_writer_stays_with_the_process_that_began_it(tmp_path: Path) -> None:
 
         def child() -> None:
             with pytest.raises(
-                errors.ConfigError, match="forked from: write there, or begin another one here"
+                errors.ConfigError, match="forked process: write there, or create a new writer"
             ):
                 writer.finish()
 

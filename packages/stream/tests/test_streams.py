@@ -199,19 +199,19 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
     fail("at most one kind", [{"proportion": 1, "repeat": 2}, {}, {}])
     fail("beside `repeat`", [{"repeat": 2}, {}, {}], epoch_size=10)
     fail("expected a number from 0", [{"repeat": -1}, {}, {}])
-    fail("come later", [{"proportion": [1, 2]}, {}, {}])
+    fail("during the run are not supported", [{"proportion": [1, 2]}, {}, {}])
     fail("depend on the number of ranks", NONE, order="native", batching_method="device_per_stream")
     fail("none of a stratified batch", PROPORTIONS, batching_method="stratified", global_batch_size=3)
     fail("add up to 0", [{"proportion": 0}] * 3)
     fail("`epoch_size` is '1x'", NONE, epoch_size="1x")
-    fail("one way to say", NONE, remote="s3://b/p")
+    fail("expected one of the two", NONE, remote="s3://b/p")
     cache = tmp_path / "cache"
-    with pytest.raises(ConfigError, match="both kept in"):
+    with pytest.raises(ConfigError, match="both cached in"):
         StreamingDataset(streams=[Stream(remote=folder, local=cache) for folder in folders])
     (tmp_path / "link").symlink_to(tmp_path)
     for other in (tmp_path / "none" / ".." / "cache", tmp_path / "link" / "cache"):
         streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[1], local=other)]
-        with pytest.raises(ConfigError, match=f"both kept in `{cache}`"):
+        with pytest.raises(ConfigError, match=f"both cached in `{cache}`"):
             StreamingDataset(streams=streams)
     # One data set by two names is one.
     streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[0], local=other)]

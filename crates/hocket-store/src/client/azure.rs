@@ -48,7 +48,7 @@ pub(super) fn connect(key: &ClientKey) -> Result<Remote> {
     };
     if find(AzureConfigKey::AccountName).is_none() && find(AzureConfigKey::UseEmulator).is_none() {
         return Err(StoreError::config(format!(
-            "`{}` names no storage account; set `AZURE_STORAGE_ACCOUNT_NAME`, or write \
+            "`{}` does not name a storage account; set `AZURE_STORAGE_ACCOUNT_NAME`, or write \
              `abfss://{}@account.dfs.core.windows.net/prefix`",
             key.bucket.uri(),
             key.bucket.name

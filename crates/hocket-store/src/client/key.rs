@@ -78,13 +78,13 @@ impl ClientKey {
 fn read_certificates(path: &str) -> Result<Vec<Certificate>> {
     let bad = |reason: &dyn std::fmt::Display| {
         StoreError::config(format!(
-            "`{CA_BUNDLE}` is `{path}`: expected a file of certificates in PEM form, and {reason}; correct the \
-             path, or unset it to trust those of the system"
+            "`{CA_BUNDLE}` is `{path}`: expected a file of certificates in PEM format, but {reason}; correct \
+             the path, or unset the variable to trust only the system's certificates"
         ))
     };
     let text = std::fs::read(path).map_err(|error| bad(&error))?;
     match Certificate::from_pem_bundle(&text) {
-        Ok(certificates) if certificates.is_empty() => Err(bad(&"it has none")),
+        Ok(certificates) if certificates.is_empty() => Err(bad(&"it holds no certificates")),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(bad(&error)),
     }

@@ -23,7 +23,7 @@ const ENDPOINTS: [&str; 4] = [
 /// The variables named in a message when there are no credentials.
 const CREDENTIALS_HELP: &str = "no credentials; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` \
     (and `AWS_SESSION_TOKEN` for temporary ones), or `AWS_WEB_IDENTITY_TOKEN_FILE` and `AWS_ROLE_ARN`, or \
-    `AWS_SKIP_SIGNATURE=true` for a public bucket, or have a profile that boto3 finds";
+    `AWS_SKIP_SIGNATURE=true` for a public bucket, or a profile that boto3 can read";
 
 /// How long an EC2 instance's metadata service may take to return keys. It answers in milliseconds; on other
 /// machines its address may not answer at all.
@@ -172,7 +172,7 @@ pub(super) async fn connect(key: &ClientKey) -> Result<Remote> {
         let is_given = answer.is_ok_and(|answer| answer.is_ok());
         is_given.then_some(()).ok_or_else(|| {
             refused(&format!(
-                "{without_boto3}; without boto3 only the role of an EC2 instance is found, and its metadata service gave no keys"
+                "{without_boto3}; without boto3 only the role of an EC2 instance can be used, and the instance's metadata service returned no keys"
             ))
         })?;
     }
@@ -199,7 +199,7 @@ fn oracle_endpoint(key: &ClientKey, region: Option<&str>) -> Result<String> {
             "https://{namespace}.compat.objectstorage.{region}.oraclecloud.com"
         )),
         _ => Err(StoreError::config(format!(
-            "`{}` has no address: write `oci://bucket@namespace/prefix` and set `region` or `OCI_REGION`, or give \
+            "`{}` has no known endpoint: write `oci://bucket@namespace/prefix` and set `region` or `OCI_REGION`, or give \
              `endpoint` or `AWS_ENDPOINT_URL`",
             key.bucket.uri()
         ))),

@@ -103,7 +103,10 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() {
         return Ok(file);
     }
-    Err(io::Error::new(ErrorKind::NotFound, "it is no regular file"))
+    Err(io::Error::new(
+        ErrorKind::NotFound,
+        "it is not a regular file",
+    ))
 }
 
 /// Returns whether a writer holds the lock of a file; none if the file system has no locks or the file is gone.

@@ -33,7 +33,7 @@ impl PageBuffer {
         }
         // Untouched pages take no memory, so the bytes beside the aligned range cost nothing.
         let pages = MmapMut::map_anon(BUFFER_BYTES + HUGE_PAGE_BYTES).map_err(|error| {
-            let reason = format!("no {BUFFER_BYTES} bytes for a buffer: {error}");
+            let reason = format!("cannot allocate a buffer of {BUFFER_BYTES} bytes: {error}");
             io::Error::new(io::ErrorKind::OutOfMemory, reason)
         })?;
         // Only a hint: other systems choose the size of pages themselves.

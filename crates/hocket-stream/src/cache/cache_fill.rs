@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Cache;
@@ -14,7 +14,7 @@ use crate::error::{Result, StreamError};
 use crate::files::Part;
 use crate::remote::{self, Remote};
 use crate::shard_info::{FileInfo, ShardInfo, StoredFile};
-use hocket_store::Object;
+use hocket_store::{Interrupted, Object};
 
 /// After this many removals of one unfinished file, its shard is held in memory.
 const MAX_REMOVALS: u32 = 3;
@@ -28,7 +28,7 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         path: &Path,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
     ) -> Result<(Mapped, Option<Part>)> {
         if !self.can_refetch(file) {
             return Err(StreamError::ShardNotFound {
@@ -37,11 +37,11 @@ impl Cache {
             });
         }
         if !self.is_keeping() {
-            return Ok((self.in_memory(shard, file, stop)?, None));
+            return Ok((self.in_memory(shard, file, interrupted)?, None));
         }
         let mut removals = 0;
         while removals < MAX_REMOVALS {
-            match self.admit_once(shard, file, path, stop) {
+            match self.admit_once(shard, file, path, interrupted) {
                 Ok(Some(admitted)) => return Ok(admitted),
                 Ok(None) => {}
                 Err(StreamError::Removed { .. }) => removals += 1,
@@ -49,10 +49,10 @@ impl Cache {
             }
         }
         self.note(format!(
-            "`{}` was removed {removals} times while it was being fetched: it is held in memory; look for a program that cleans up this folder",
+            "`{}` was removed {removals} times while it was being fetched, and is kept in memory instead; look for a program that deletes files in this folder",
             path.display()
         ));
-        Ok((self.in_memory(shard, file, stop)?, None))
+        Ok((self.in_memory(shard, file, interrupted)?, None))
     }
 
     /// Makes one attempt of [`admit`](Self::admit); returns none if the file was evicted or replaced right after
@@ -62,23 +62,23 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         path: &Path,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Option<(Mapped, Option<Part>)>> {
-        let Some(part) = self.part(path, file.raw.bytes, stop)? else {
-            return Ok(Some((self.in_memory(shard, file, stop)?, None)));
+        let Some(part) = self.part(path, file.raw.bytes, interrupted)? else {
+            return Ok(Some((self.in_memory(shard, file, interrupted)?, None)));
         };
         // Another process may have created it while this one waited for the lock.
-        if let Some(bytes) = self.map(path, Some(stop))?
+        if let Some(bytes) = self.map(path, Some(interrupted))?
             && self.check_held(shard, file, path, &bytes).is_ok()
         {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(Some((bytes, None)));
         }
-        if !self.has_room(stop)? {
+        if !self.has_room(interrupted)? {
             drop(part);
-            return Ok(Some((self.pass_through(shard, file, stop)?, None)));
+            return Ok(Some((self.pass_through(shard, file, interrupted)?, None)));
         }
-        self.attempt(|| self.make(shard, file, &part, stop))?;
+        self.attempt(|| self.make(shard, file, &part, interrupted))?;
         self.mark(&part);
         if self.limit.is_none() {
             let bytes = map(part.path())?;
@@ -89,31 +89,30 @@ impl Cache {
         }
         // A lock on the final name protects the file from eviction.
         let made = fs::metadata(part.path()).ok().and_then(|part| stamp(&part));
-        if let Some(part) = self.commit(part, stop)? {
+        if let Some(part) = self.commit(part, interrupted)? {
             self.counters.passed.fetch_add(1, Ordering::Relaxed);
             let bytes = fs::read(part.path());
             let bytes = bytes.map_err(|e| read_error(&part, "read", &e))?;
             return Ok(Some((Mapped::memory(bytes), None)));
         }
         // The file may be evicted or replaced before the lock is taken; it is then checked or created again.
-        let bytes = self.map(path, Some(stop))?;
+        let bytes = self.map(path, Some(interrupted))?;
         let bytes = bytes.filter(|bytes| bytes.stamp() == made);
         Ok(bytes.map(|bytes| (bytes, None)))
     }
 
     /// Returns the lock for creating a file of `bytes`; none if another process has held it for too long.
-    fn part(&self, path: &Path, bytes: u64, stop: &AtomicBool) -> Result<Option<Part>> {
+    fn part(&self, path: &Path, bytes: u64, interrupted: Interrupted<'_>) -> Result<Option<Part>> {
         let wait = self
             .options
             .wait
             .saturating_add(Duration::from_secs(bytes >> 20));
         let until = Instant::now().checked_add(wait);
         let is_late = || until.is_some_and(|until| Instant::now() > until);
-        let is_stopped = || stop.load(Ordering::Relaxed);
-        match Part::lock_unless(path, &|| is_stopped() || is_late()) {
-            Err(StreamError::Closed) if !is_stopped() => {
+        match Part::lock(path, &|| interrupted() || is_late()) {
+            Err(StreamError::Closed) if !interrupted() => {
                 self.note(format!(
-                    "`{}` is being made by a process that does not get on with it: it is held in memory here; look for one that is stopped",
+                    "`{}` is locked by a process that makes no progress on it, and is kept in memory here instead; look for a stopped process",
                     path.display()
                 ));
                 Ok(None)
@@ -127,26 +126,31 @@ impl Cache {
         &self,
         shard: &ShardInfo,
         file: &StoredFile,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Mapped> {
         let is_first = self.counters.passed.fetch_add(1, Ordering::Relaxed) == 0;
         let is_late = self.limit.as_ref().is_some_and(|limit| limit.is_late());
         if is_first && !is_late {
             self.note(format!(
-                "`cache_limit` leaves no room for shard `{}` beside those in use: it is held in memory, and fetched again when it is needed again; a larger limit is faster",
+                "`cache_limit` has no room for shard `{}` beside the shards in use, so it is kept in memory and fetched again for each use; a larger limit is faster",
                 file.raw.basename
             ));
         }
-        self.in_memory(shard, file, stop)
+        self.in_memory(shard, file, interrupted)
     }
 
     /// Returns the bytes of a raw file, held in memory only.
-    fn in_memory(&self, shard: &ShardInfo, file: &StoredFile, stop: &AtomicBool) -> Result<Mapped> {
+    fn in_memory(
+        &self,
+        shard: &ShardInfo,
+        file: &StoredFile,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Mapped> {
         let raw = self.attempt(|| {
             if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
-                return self.unpacked(shard, file, zip, compression, stop);
+                return self.unpacked(shard, file, zip, compression, interrupted);
             }
-            self.get(&file.raw, stop, |origin, bytes| {
+            self.get(&file.raw, interrupted, |origin, bytes| {
                 self.check_raw(shard, file, origin, &bytes)?;
                 Ok(bytes)
             })
@@ -179,14 +183,14 @@ impl Cache {
         shard: &ShardInfo,
         file: &StoredFile,
         part: &Part,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
     ) -> Result<()> {
         if let (Some(zip), Some(compression)) = (&file.zip, shard.compression) {
-            let raw = self.unpacked(shard, file, zip, compression, stop)?;
+            let raw = self.unpacked(shard, file, zip, compression, interrupted)?;
             check_is_there(part)?;
             return fs::write(part.path(), &raw).map_err(|e| read_error(part, "write", &e));
         }
-        self.download(&file.raw, part, stop, |origin, bytes| {
+        self.download(&file.raw, part, interrupted, |origin, bytes| {
             self.check_raw(shard, file, origin, bytes)
         })
     }
@@ -199,7 +203,7 @@ impl Cache {
         file: &StoredFile,
         zip: &FileInfo,
         compression: Compression,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Vec<u8>> {
         let unpack = |origin: &str, packed: &[u8]| {
             self.check(zip, origin, packed)?;
@@ -215,7 +219,7 @@ impl Cache {
             Ok(raw)
         };
         let path = self.options.local.join(&zip.basename);
-        if let Some(bytes) = self.map(&path, Some(stop))? {
+        if let Some(bytes) = self.map(&path, Some(interrupted))? {
             let is_ours = self.check_origin(zip, &path, &bytes);
             match is_ours.and_then(|()| unpack(&path.display().to_string(), &bytes)) {
                 Err(error @ StreamError::ShardCorrupt { .. }) if self.remote.is_some() => {
@@ -226,24 +230,24 @@ impl Cache {
         }
         // A compressed file that is not kept does not take up room during unpacking either, where room counts.
         if !self.options.keep_zip && (self.limit.is_some() || !self.is_keeping()) {
-            return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
+            return self.get(zip, interrupted, |origin, bytes| unpack(origin, &bytes));
         }
-        let packed = match self.part(&path, zip.bytes, stop)? {
-            Some(part) if self.has_room(stop)? => Some(part),
+        let packed = match self.part(&path, zip.bytes, interrupted)? {
+            Some(part) if self.has_room(interrupted)? => Some(part),
             _ => None,
         };
         let Some(packed) = packed else {
-            return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
+            return self.get(zip, interrupted, |origin, bytes| unpack(origin, &bytes));
         };
-        let raw = match self.download(zip, &packed, stop, unpack) {
+        let raw = match self.download(zip, &packed, interrupted, unpack) {
             Err(StreamError::Removed { .. }) => {
-                return self.get(zip, stop, |origin, bytes| unpack(origin, &bytes));
+                return self.get(zip, interrupted, |origin, bytes| unpack(origin, &bytes));
             }
             other => other?,
         };
         if self.options.keep_zip {
             self.mark(&packed);
-            match self.commit(packed, stop) {
+            match self.commit(packed, interrupted) {
                 // The raw file was unpacked already; the compressed one is not kept.
                 Err(StreamError::Removed { .. }) => {}
                 other => drop(other?),
@@ -253,21 +257,21 @@ impl Cache {
     }
 
     /// Evicts files as needed and returns whether the existing parts now fit under the limit.
-    fn has_room(&self, stop: &AtomicBool) -> Result<bool> {
+    fn has_room(&self, interrupted: Interrupted<'_>) -> Result<bool> {
         let Some(limit) = &self.limit else {
             return Ok(true);
         };
-        let turn = self.turn(limit, stop)?;
+        let turn = self.turn(limit, interrupted)?;
         turn.map_or(Ok(false), |turn| limit.make_room(&turn))
     }
 
     /// Returns the lock for changes to the cache folders; none if another process has held it for too long.
-    fn turn(&self, limit: &CacheLimit, stop: &AtomicBool) -> Result<Option<Turn>> {
+    fn turn(&self, limit: &CacheLimit, interrupted: Interrupted<'_>) -> Result<Option<Turn>> {
         let was_late = limit.is_late();
-        let turn = limit.turn(self.options.wait, stop)?;
+        let turn = limit.turn(self.options.wait, interrupted)?;
         if turn.is_none() && !was_late {
             self.note(format!(
-                "`{}` is locked by a process that does not get on with it: shards are held in memory here until it does; look for one that is stopped",
+                "`{}` is locked by a process that makes no progress, and shards are kept in memory here until it releases the lock; look for a stopped process",
                 self.options.local.display()
             ));
         }
@@ -286,14 +290,14 @@ impl Cache {
     }
 
     /// Commits a part; returns it if the lock of another process prevents the rename.
-    fn commit(&self, part: Part, stop: &AtomicBool) -> Result<Option<Part>> {
+    fn commit(&self, part: Part, interrupted: Interrupted<'_>) -> Result<Option<Part>> {
         part.sync()?;
         let Some(limit) = &self.limit else {
             return part.commit().map(|()| None);
         };
         // The rename must not happen while another process sums up the folder, which could then miss both
         // names.
-        match self.turn(limit, stop)? {
+        match self.turn(limit, interrupted)? {
             Some(_turn) => part.commit().map(|()| None),
             None => Ok(Some(part)),
         }
@@ -303,11 +307,10 @@ impl Cache {
     fn get<T>(
         &self,
         file: &FileInfo,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
         take: impl FnOnce(&str, Vec<u8>) -> Result<T>,
     ) -> Result<T> {
-        self.fetch(file, stop, |object| {
-            let interrupted = || stop.load(Ordering::Relaxed);
+        self.fetch(file, interrupted, |object| {
             let bytes = remote::get(object, Some(file.bytes), &interrupted)?;
             let bytes = bytes.ok_or_else(|| missing(file, object.uri()))?;
             self.counters.fetched(file.bytes);
@@ -320,12 +323,12 @@ impl Cache {
         &self,
         file: &FileInfo,
         part: &Part,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
         take: impl FnOnce(&str, &[u8]) -> Result<T>,
     ) -> Result<T> {
-        self.fetch(file, stop, |object| {
+        self.fetch(file, interrupted, |object| {
             check_is_there(part)?;
-            let is_found = match remote::download(object, file.bytes, part.path(), stop) {
+            let is_found = match remote::download(object, file.bytes, part.path(), interrupted) {
                 Err(StreamError::Io { .. }) if part.is_removed() => {
                     return Err(StreamError::removed(part.path()));
                 }
@@ -345,14 +348,14 @@ impl Cache {
     fn fetch<T>(
         &self,
         file: &FileInfo,
-        stop: &AtomicBool,
+        interrupted: Interrupted<'_>,
         read: impl FnOnce(&Object) -> Result<T>,
     ) -> Result<T> {
         let is_checked = self.digest(file).is_some();
         let remote = self.remote_of(file)?;
         self.versions.read(remote, file, is_checked, |object| {
             let value = read(object)?;
-            self.check_version(file, object, &|| stop.load(Ordering::Relaxed))?;
+            self.check_version(file, object, interrupted)?;
             Ok(value)
         })
     }

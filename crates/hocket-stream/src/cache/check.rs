@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use hocket_store::{Object, StoreError};
+use hocket_store::{Interrupted, Object, StoreError};
 
 use super::Cache;
 use super::mapped::{Mapped, stamp};
@@ -53,15 +53,15 @@ impl Cache {
         }
         let actual = match mark {
             Some(_) => {
-                "one of another data set that has the same `local`, or of another writing of this one,"
+                "a file of another data set with the same `local`, or of another version of this one,"
             }
-            None => "one of before,",
+            None => "a file older than the index,",
         };
         Err(StreamError::ShardCorrupt {
             shard: file.basename.clone(),
             object: path.display().to_string(),
-            expected: format!("a file of `{}` as it was last written", remote.uri()),
-            actual: format!("{actual} without a digest to tell whether it still holds"),
+            expected: format!("a file of the current version of `{}`", remote.uri()),
+            actual: format!("{actual} without a digest that shows whether it is still valid"),
         })
     }
 
@@ -73,7 +73,7 @@ impl Cache {
         &self,
         file: &FileInfo,
         object: &Object,
-        interrupted: &dyn Fn() -> bool,
+        interrupted: Interrupted<'_>,
     ) -> Result<()> {
         let (Some(remote), Some(version)) = (&self.remote, self.version) else {
             return Ok(());

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use hocket_store::Interrupted;
 use hocket_store::durable::{Locked, is_same_file};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -80,7 +81,7 @@ impl CacheLimit {
         let least = indexes.map(|index| on_disk(&index)).sum();
         if bytes <= least {
             return Err(StreamError::config(format!(
-                "`cache_limit` is {bytes} bytes, and the index files alone take {least}: expected more; shards that find no room are held in memory"
+                "`cache_limit` is {bytes} bytes, but the index files alone take {least}: expected more than that; shards that do not fit are kept in memory"
             )));
         }
         Ok(Self {
@@ -105,12 +106,16 @@ impl CacheLimit {
     /// `wait`.
     ///
     /// # Errors
-    /// [`StreamError::Io`] if a folder cannot be locked; [`StreamError::Closed`] once `stop` is set.
-    pub(super) fn turn(&self, wait: Duration, stop: &AtomicBool) -> Result<Option<Turn>> {
+    /// [`StreamError::Io`] if a folder cannot be locked; [`StreamError::Closed`] if interrupted.
+    pub(super) fn turn(
+        &self,
+        wait: Duration,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Turn>> {
         let until = self.deadline(wait);
         let folders = self.folders.iter();
         let turn: Option<Vec<Locked>> = folders
-            .map(|folder| lock_folder(&folder.path, until, stop))
+            .map(|folder| lock_folder(&folder.path, until, interrupted))
             .collect::<Result<_>>()?;
         self.is_late.store(turn.is_none(), Ordering::Relaxed);
         Ok(turn.map(Turn))
@@ -286,7 +291,11 @@ pub(super) struct Turn(#[expect(dead_code, reason = "it is what its drop does")]
 
 /// Takes the lock on one folder; returns none if another process still holds it at `until`. A folder that was
 /// removed is created again.
-fn lock_folder(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Result<Option<Locked>> {
+fn lock_folder(
+    folder: &Path,
+    until: Option<Instant>,
+    interrupted: Interrupted<'_>,
+) -> Result<Option<Locked>> {
     let open = || match File::open(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             fs::create_dir_all(folder).and_then(|()| File::open(folder))
@@ -303,7 +312,7 @@ fn lock_folder(folder: &Path, until: Option<Instant>, stop: &AtomicBool) -> Resu
         if let Some(lock) = lock.filter(|lock| is_same_file(lock.file(), folder)) {
             return Ok(Some(lock));
         }
-        if stop.load(Ordering::Relaxed) {
+        if interrupted() {
             return Err(StreamError::Closed);
         }
         if is_past(until) {

@@ -4,9 +4,9 @@ use std::fs::{File, FileTimes, Metadata};
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
+use hocket_store::Interrupted;
 use hocket_store::durable::{is_same_file, try_lock_shared, unlock};
 use memmap2::Mmap;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -102,12 +102,12 @@ pub(super) fn map(path: &Path) -> Result<Option<Mapped>> {
 }
 
 /// Maps a file that may be evicted, and protects it from eviction while the map lives. Returns none if it does
-/// not exist, or if another process is about to evict it: at once without `stop`, else if that process still
-/// holds its lock at `until`.
+/// not exist, or if another process is about to evict it: at once without `interrupted`, else if that
+/// process still holds its lock at `until`.
 pub(super) fn hold(
     path: &Path,
     until: Option<Instant>,
-    stop: Option<&AtomicBool>,
+    interrupted: Option<Interrupted<'_>>,
 ) -> Result<Option<Mapped>> {
     loop {
         let Some(file) = open(path)? else {
@@ -115,10 +115,10 @@ pub(super) fn hold(
         };
         if !try_lock_shared(&file).map_err(|e| StreamError::io(path, "lock", &e))? {
             // Another process is about to evict it, which takes only a moment.
-            let Some(stop) = stop else {
+            let Some(interrupted) = interrupted else {
                 return Ok(None);
             };
-            if stop.load(Ordering::Relaxed) {
+            if interrupted() {
                 return Err(StreamError::Closed);
             }
             if is_past(until) {

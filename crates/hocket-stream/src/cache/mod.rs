@@ -14,9 +14,11 @@ mod versions;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
+
+use hocket_store::Interrupted;
 
 pub use self::counts::CacheCounts;
 pub use self::limit::CacheLimit;
@@ -105,7 +107,7 @@ impl Unsettled {
 pub fn load_index(
     local: &Path,
     remote: Option<&Remote>,
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<(Vec<u8>, i64)> {
     let path = local.join(INDEX_NAME);
     let Some(remote) = remote else {
@@ -166,7 +168,7 @@ impl Cache {
                     .map(|(known, _)| known.as_str())
                     .collect();
                 return Err(StreamError::config(format!(
-                    "`validate_hash` is `{name}`, and shard `{}` carries {known:?}: expected one of those; write the data set with `hashes=[\"{name}\"]` or leave `validate_hash` out",
+                    "`validate_hash` is `{name}`, but shard `{}` has the digests {known:?}: expected one of those; write the data set with `hashes=[\"{name}\"]` or leave `validate_hash` out",
                     file.raw.basename
                 )));
             }
@@ -244,13 +246,13 @@ impl Cache {
         std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Opens a shard and fetches it first if necessary. Blocks; stops once `stop` is set.
+    /// Opens a shard and fetches it first if necessary. Blocks; stops if interrupted.
     ///
     /// # Errors
     /// [`StreamError::ShardNotFound`], [`StreamError::ShardCorrupt`] if no attempt returned the right bytes,
     /// [`StreamError::Io`], the store's own errors, [`StreamError::Closed`].
-    pub fn open(&self, number: u32, stop: &AtomicBool) -> Result<Shard> {
-        let (shard, unsettled) = self.open_early(number, stop)?;
+    pub fn open(&self, number: u32, interrupted: Interrupted<'_>) -> Result<Shard> {
+        let (shard, unsettled) = self.open_early(number, interrupted)?;
         unsettled.commit()?;
         Ok(shard)
     }
@@ -259,14 +261,18 @@ impl Cache {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_early(&self, number: u32, stop: &AtomicBool) -> Result<(Shard, Unsettled)> {
+    pub(crate) fn open_early(
+        &self,
+        number: u32,
+        interrupted: Interrupted<'_>,
+    ) -> Result<(Shard, Unsettled)> {
         let shard = self.shard(number)?;
         let mut unsettled = Unsettled::default();
         let mut bring = |file: &StoredFile| -> Result<Mapped> {
-            if let Some(bytes) = self.find(number, &shard, file, Some(stop))? {
+            if let Some(bytes) = self.find(number, &shard, file, Some(interrupted))? {
                 return Ok(bytes);
             }
-            let (bytes, part) = self.admit(&shard, file, &self.path(file), stop)?;
+            let (bytes, part) = self.admit(&shard, file, &self.path(file), interrupted)?;
             unsettled.0.extend(part);
             Ok(bytes)
         };
@@ -330,10 +336,10 @@ impl Cache {
         number: u32,
         shard: &ShardInfo,
         file: &StoredFile,
-        stop: Option<&AtomicBool>,
+        interrupted: Option<Interrupted<'_>>,
     ) -> Result<Option<Mapped>> {
         let path = self.path(file);
-        let Some(bytes) = self.map(&path, stop)? else {
+        let Some(bytes) = self.map(&path, interrupted)? else {
             return Ok(None);
         };
         // Another process may have replaced the file since then.
@@ -355,10 +361,10 @@ impl Cache {
     }
 
     /// Maps a file of the cache and protects it from eviction while the map lives.
-    fn map(&self, path: &Path, stop: Option<&AtomicBool>) -> Result<Option<Mapped>> {
+    fn map(&self, path: &Path, interrupted: Option<Interrupted<'_>>) -> Result<Option<Mapped>> {
         match &self.limit {
             None => map(path),
-            Some(limit) => hold(path, limit.deadline(self.options.wait), stop),
+            Some(limit) => hold(path, limit.deadline(self.options.wait), interrupted),
         }
     }
 

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use hocket_store::Interrupted;
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -135,13 +136,13 @@ pub(super) fn keep(
     data: &[u8],
     uri: &str,
     version: IndexVersion,
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<()> {
     if is_kept(path, data, uri, version) {
         return Ok(());
     }
     let until = Instant::now() + INDEX_WAIT;
-    let part = match Part::lock_unless(path, &|| interrupted() || Instant::now() > until) {
+    let part = match Part::lock(path, &|| interrupted() || Instant::now() > until) {
         Err(StreamError::Closed) if !interrupted() => return Ok(()),
         part => part?,
     };

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use hocket_store::Object;
+use hocket_store::{Interrupted, Object};
 
 use super::Cache;
 use crate::error::{Result, StreamError};
@@ -37,7 +37,7 @@ impl Cache {
         &self,
         number: u32,
         numbers: &[u32],
-        interrupted: &dyn Fn() -> bool,
+        interrupted: Interrupted<'_>,
     ) -> Result<Option<Shard>> {
         let shard = self.shard(number)?;
         let Some(remote) = &self.remote else {
@@ -82,7 +82,7 @@ fn take(
     shard: &ShardInfo,
     numbers: &[u32],
     object: &Object,
-    interrupted: &dyn Fn() -> bool,
+    interrupted: Interrupted<'_>,
 ) -> Result<(u64, Shard)> {
     let name = &shard.data.raw.basename;
     let get = |ranges: &[Range<u64>]| {

@@ -6,6 +6,7 @@ use crate::shard_info::FileInfo;
 use crate::writer::{WriterOptions, place};
 use hocket_store::StoreOptions;
 use serde_json::{Value, json};
+use std::sync::atomic::AtomicBool;
 use tempfile::TempDir;
 
 mod removal;
@@ -38,7 +39,7 @@ impl Fixture {
             threads: 1,
         };
         let file = assemble("s.mds".into(), b"{}", samples.iter().collect()).unwrap();
-        let placed = place(&options, file, &AtomicBool::new(false)).unwrap();
+        let placed = place(&options, file, &|| false).unwrap();
         let written = placed.commit().unwrap();
         let file = |file: &FileInfo| {
             let hashes: std::collections::HashMap<_, _> = file.hashes.iter().cloned().collect();
@@ -92,7 +93,7 @@ impl Fixture {
 }
 
 fn open(cache: &Cache) -> Result<Shard> {
-    cache.open(0, &AtomicBool::new(false))
+    cache.open(0, &|| false)
 }
 
 fn third(shard: &Shard) -> Vec<u8> {
@@ -132,7 +133,7 @@ fn brings_raw_and_compressed_shards_and_nothing_else() {
 fn a_shard_is_read_before_it_is_kept() {
     let fixture = Fixture::new(None, "xxh3_64");
     let cache = fixture.cache(false);
-    let early = || cache.open_early(0, &AtomicBool::new(false)).unwrap();
+    let early = || cache.open_early(0, &|| false).unwrap();
     let (shard, unsettled) = early();
     assert_eq!(third(&shard), [3, 0, 0, 0]);
     assert_eq!(fixture.local_names(), [".s.mds.part"]);
@@ -259,14 +260,14 @@ fn a_folder_by_two_names_is_locked_once() {
     let limit = CacheLimit::new(1 << 20, folders).unwrap();
     // With `stop` set, a wait for a lock fails; this succeeds because no folder is locked twice.
     let wait = std::time::Duration::MAX;
-    assert!(limit.turn(wait, &AtomicBool::new(true)).unwrap().is_some());
+    assert!(limit.turn(wait, &|| true).unwrap().is_some());
 }
 
 /// Opens like [`open`], but with a time limit.
 fn open_in_time(cache: &Cache) -> Result<Shard> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let opening = scope.spawn(|| cache.open(0, &stop));
+        let opening = scope.spawn(|| cache.open(0, &|| stop.load(Ordering::Relaxed)));
         let begun = std::time::Instant::now();
         while !opening.is_finished() && begun.elapsed().as_secs() < 30 {
             std::thread::sleep(std::time::Duration::from_millis(5));
@@ -296,7 +297,7 @@ fn a_stopped_process_that_has_a_lock_holds_nobody_up() {
         if name.is_empty() {
             assert!(fixture.local_names().is_empty());
             assert_eq!((notices.len(), cache.counts().passed), (1, 2));
-            assert!(notices.concat().contains("one that is stopped"));
+            assert!(notices.concat().contains("look for a stopped process"));
         }
         drop(held);
         open(&cache).unwrap();

@@ -59,7 +59,7 @@ impl Mix {
             let held = starts.last().copied().unwrap_or(0);
             if held == 0 && wanted > 0 {
                 return Err(StreamError::config(format!(
-                    "{wanted} samples are wanted of stream {number}, which has none: expected a stream with samples; leave it out"
+                    "{wanted} samples are requested from stream {number}, which is empty: expected a stream with samples; leave this stream out"
                 )));
             }
             total = total

@@ -372,7 +372,7 @@ fn stratify(spec: &OrderSpec, mix: &Mix) -> Result<Vec<u64>> {
     let parts = apportion(spec.global_batch, &wanted);
     match parts.iter().position(|&part| part == 0) {
         Some(number) => Err(StreamError::config(format!(
-            "stream {number} has {} of an epoch's {} samples, which is none of a stratified batch of {}: expected at least one of each stream; make the batch larger, give the stream more weight, or use `batching_method='random'`",
+            "stream {number} has {} of an epoch's {} samples, too few for one sample in each stratified batch of {}: expected at least one from each stream; use a larger batch, a larger weight for the stream, or `batching_method='random'`",
             wanted[number],
             mix.num_samples(),
             spec.global_batch

@@ -58,7 +58,7 @@ impl Draw {
         let planned = times.saturating_mul(sizes.len() as u64);
         if planned.saturating_add(out.len() as u64) > MOST_UNITS {
             return Err(StreamError::config(format!(
-                "{wanted} samples are wanted of a stream of {held} in {} shards: expected fewer than {MOST_UNITS} repeated shards; write the stream again in larger shards, or take less of it",
+                "{wanted} samples are requested from a stream of {held} in {} shards: expected fewer than {MOST_UNITS} repeated shards; write the stream again in larger shards, or request fewer samples",
                 sizes.len()
             )));
         }

@@ -1,7 +1,7 @@
 //! Another program removes the cache folder while shards are fetched.
 
 use super::*;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 
 /// Opens the shard again and again while a thread removes the folder, and returns how often it was removed.
@@ -53,11 +53,10 @@ fn a_folder_removed_at_any_moment_is_created_again() {
 fn a_removed_part_neither_replaces_nor_removes_the_part_of_another_process() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("below").join("s.mds");
-    let stop = AtomicBool::new(false);
     for is_committed in [false, true] {
-        let removed = Part::lock(&target, &stop).unwrap();
+        let removed = Part::lock(&target, &|| false).unwrap();
         fs::remove_dir_all(target.parent().unwrap()).unwrap();
-        let other = Part::lock(&target, &stop).unwrap();
+        let other = Part::lock(&target, &|| false).unwrap();
         fs::write(other.path(), b"half").unwrap();
         if is_committed {
             let error = removed.commit().unwrap_err();

@@ -62,4 +62,4 @@ class SampleReplacer(Generic[Batch]):
                 logger.warning("%s; sample %d stands in for sample %d", str(reason), candidate, number)
                 self._known[number] = candidate
             return candidate
-        raise reason or AssertionError(f"sample {number} is of no stream")
+        raise reason or AssertionError(f"sample {number} belongs to no stream")

@@ -88,8 +88,8 @@ class OrderSettings:
             ours, saved = getattr(self, field.name), state[field.name]
             if ours != saved or type(ours) is not type(saved):
                 raise StateMismatchError(
-                    f"`{field.name}` is {saved!r} in the state and {ours!r} here: expected the same, else "
-                    f"the order of samples would differ from the saved run; {_remedy(field.name, saved)}"
+                    f"`{field.name}` is {saved!r} in the state and {ours!r} here: expected equal "
+                    f"values, because the order of samples depends on them; {_remedy(field.name, saved)}"
                 )
 
     def _unused(self) -> set[str]:
@@ -219,5 +219,6 @@ class Cursor:
         """
         if token != self._token:
             raise ConfigError(
-                "this iteration is over: another one was started, or a state was loaded; use the newest one"
+                "this iteration has ended, because another one was started or a state was loaded; "
+                "use the newest iterator"
             )

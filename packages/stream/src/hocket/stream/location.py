@@ -40,10 +40,10 @@ def resolve_location(
     """
     if remote is None and local is None:
         raise ConfigError(
-            "neither `remote` nor `local` is given: expected where the data set is, such as `s3://b/p`"
+            "neither `remote` nor `local` is given: expected the location of the data set, such as `s3://b/p`"
         )
     if local is not None and not is_local(os.fspath(local)):
-        raise ConfigError(f"`local` is `{local}`: expected a path of this machine; URIs belong in `remote`")
+        raise ConfigError(f"`local` is `{local}`: expected a local path; pass URIs as `remote`")
     if split is not None and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"`split` is `{split}`: expected a folder within the data set")
     below = split or ""

@@ -46,8 +46,8 @@ def _integers(at: object) -> list[int]:
     is_empty_list = isinstance(at, Sequence) and len(at) == 0
     if found.ndim > 1 or not (found.dtype.kind in "iu" or is_empty_list):
         raise TypeError(
-            f"samples {at!r:.100}: expected an integer, a slice, or a list or array of integers; of a mask "
-            "`np.flatnonzero(mask)` gives those"
+            f"samples {at!r:.100}: expected an integer, a slice, or a list or array of integers; "
+            "convert a mask with `np.flatnonzero(mask)`"
         )
     numbers: list[int] = found.tolist()
     return numbers

@@ -91,7 +91,7 @@ def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
     uri, root = folder.uri, Store(target).uri
     way = uri.removeprefix(f"{root}/") if uri.startswith(f"{root}/") else uri.rpartition("/")[2]
     if uri == root:
-        raise ConfigError(f"`{uri}` is to be merged into itself: expected data sets in folders below `out`")
+        raise ConfigError(f"`{uri}` would be merged into itself: expected data sets in folders below `out`")
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
     for shard in shards:
         for key in FILE_KEYS:
@@ -103,7 +103,7 @@ def _read_shards(folder: Store, target: str) -> list[dict[str, Any]]:
         )
     except IndexCorruptError as error:
         raise ConfigError(
-            f"`{uri}` cannot be merged under its name, as no reader would take the index: {error}; "
+            f"`{uri}` cannot be merged under its name, because readers would reject the index: {error}; "
             "rename the folder"
         ) from None
     return shards

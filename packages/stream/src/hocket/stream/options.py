@@ -148,7 +148,7 @@ class OrderOptions:
         if global_batch_size % world_size:
             raise ConfigError(
                 f"the global batch is {global_batch_size} samples for {world_size} data-parallel ranks: "
-                "expected a multiple of them with `order='mosaic'`, where each rank has as many"
+                "expected a multiple of them with `order='mosaic'`, where all ranks have equal batches"
             )
         settings = MosaicSettings(
             shuffle=self.shuffle,

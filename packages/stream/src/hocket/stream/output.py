@@ -88,7 +88,7 @@ class Output:
         if old is None:
             raise IndexNotFoundError(
                 f"there is no index at `{self.uri}`: expected a data set to append to; leave `append` out to "
-                "begin one"
+                "create one"
             )
         _native.ShardIndex.parse(old, f"{self.uri}/{INDEX_NAME}")
         self._etag = main.head(INDEX_NAME).etag

@@ -87,7 +87,7 @@ class NativePlan:
         """Number of samples that an epoch repeats to fill the last batch."""
         if self._num_batches == 0:
             raise ConfigError(
-                f"`tail='{settings.tail}'` leaves nothing of {settings.epoch_size} samples in batches of "
+                f"`tail='{settings.tail}'` leaves no batch of {settings.epoch_size} samples in batches of "
                 f"{settings.global_batch_size}: make the batch smaller, or use `tail='short'`"
             )
 

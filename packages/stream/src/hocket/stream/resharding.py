@@ -32,7 +32,7 @@ def check_divided_once(world_size: int) -> None:
         kind = type(divider)
         raise ConfigError(
             f"this data set is divided over {world_size} ranks, and `{kind.__module__}.{kind.__name__}` "
-            "divides what it yields once more: samples would be left out. Either read it through "
+            "divides its samples once more: samples would be left out. Either read it through "
             "`hocket.stream.StreamingDataLoader`, which that library leaves as it is, or make the data set "
             "with `rank=0, world_size=1`, so that the library alone divides it"
         )

@@ -77,7 +77,8 @@ class Stream:
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise ConfigError(
-                    f"`{name}` is {value!r}: expected a number; weights that change in the run come later"
+                    f"`{name}` is {value!r}: expected a number; "
+                    "weights that change during the run are not supported"
                 )
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"`{name}` is {value!r}: expected a number from 0")
@@ -108,7 +109,7 @@ def choose_streams(
     if any(value is not None for value in given.values()):
         raise ConfigError(
             f"`streams` is given beside {[name for name, value in given.items() if value is not None]}: "
-            "expected one way to say where the data is; give each `Stream` its own"
+            "expected one of the two; pass these to each `Stream`"
         )
     if not isinstance(streams, Sequence):
         raise ConfigError(f"`streams` is {streams!r:.100}: expected a list of `hocket.stream.Stream` objects")
@@ -131,7 +132,7 @@ def resolve_sources(streams: Sequence[Stream], defaults: SourceSettings) -> list
         first = kept.setdefault(location.local, location)
         if first != location:
             raise ConfigError(
-                f"`{first.origin}` and `{location.origin}` are both kept in `{location.local}`: expected a "
+                f"`{first.origin}` and `{location.origin}` are both cached in `{location.local}`: expected a "
                 "folder for each; give every stream its own `local`"
             )
     return sources

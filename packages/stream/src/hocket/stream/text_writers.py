@@ -64,7 +64,7 @@ def _check_utf8(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise SampleError(
-            f"column `{name}`: {value!r:.200}: {error}: expected a text that UTF-8 can hold"
+            f"column `{name}`: {value!r:.200}: {error}: expected a string that UTF-8 can encode"
         ) from None
 
 
@@ -134,7 +134,9 @@ class XSVWriter(_TextWriter):
     def _check(self, value: str, what: str, error: type[ConfigError | SampleError]) -> None:
         for mark in (self._separator, self._newline):
             if mark in value:
-                raise error(f"{what} holds {mark!r}: expected a text without it, as there is no quoting")
+                raise error(
+                    f"{what} holds {mark!r}: expected a string without it, because the format has no quoting"
+                )
 
     def _check_split(self, values: list[str], what: str, error: type[ConfigError | SampleError]) -> None:
         """Raise if values would be split at another place, such as `x:` before the separator `::`."""

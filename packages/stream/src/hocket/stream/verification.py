@@ -91,7 +91,7 @@ def _sizes(listing: DatasetIndex, shard: Shard) -> str | None:
         try:
             size = listing.store.head(file["basename"]).size
         except StoreNotFoundError:
-            return f"`{file['basename']}` is not there"
+            return f"`{file['basename']}` does not exist"
         if size != file["bytes"]:
             return f"`{file['basename']}` has {size} bytes, expected {file['bytes']} bytes"
     return None

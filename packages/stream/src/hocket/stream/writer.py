@@ -79,7 +79,10 @@ class Writer:
         if max_workers is not None and max_workers < 1:
             raise ConfigError(f"`max_workers` is {max_workers}: expected at least 1")
         if append and exist_ok:
-            raise ConfigError("`append` and `exist_ok` are both given: expected to add or to replace")
+            raise ConfigError(
+                "`append` and `exist_ok` are both given: expected one of them; `append` adds to a data set, "
+                "and `exist_ok` replaces it"
+            )
         self._columns = dict(sorted(columns.items()))
         self._size_limit = _parse_size_limit(size_limit)
         self._config: dict[str, Any] = {
@@ -163,7 +166,7 @@ class Writer:
             StoreError: An earlier shard could not be written to the store.
         """
         if self._is_finished:
-            raise ConfigError("the writer is finished: start another one to write more")
+            raise ConfigError("the writer is finished: create a new writer to write more")
         added = self._push(sample)
         # Also if the shard is empty: mosaicml-streaming then writes an empty shard, so file names agree.
         if self._size_limit is not None and self._size + added > self._size_limit:

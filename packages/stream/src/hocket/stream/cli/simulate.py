@@ -49,7 +49,7 @@ def show(uri: str, cluster: Cluster, *, epoch: int, max_samples: int, as_json: b
     out.print(f"shards in a batch: {shards}")
     if found.neighbour_distance is not None:
         out.print(
-            f"neighbours in a shard come apart: {found.neighbour_distance:.3f} of a uniform permutation"
+            f"distance between neighbours in a shard: {found.neighbour_distance:.3f} of a uniform permutation"
         )
     out.print("cache need: with less, a shard is fetched again before the epoch is over")
 

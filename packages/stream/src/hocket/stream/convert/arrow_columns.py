@@ -120,7 +120,9 @@ def _encoding(name: str, kind: Any, *, has_nulls: bool) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_duration(kind) or types.is_map(kind) or types.is_interval(kind):
-        raise ConfigError(f"column `{name}` is of type {kind}, which no encoding holds: cast it, or drop it")
+        raise ConfigError(
+            f"column `{name}` is of type {kind}, which no encoding supports: cast it, or drop it"
+        )
     is_binary = (
         types.is_binary(kind)
         or types.is_large_binary(kind)

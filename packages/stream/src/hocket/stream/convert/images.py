@@ -53,7 +53,7 @@ def from_image_folder(
     beside = [parts[0] for parts in names if len(parts) == 1]
     if not names or 0 < len(beside) < len(names):
         raise ConfigError(
-            f"`{root}` has {beside[:3]} beside folders: expected a folder for each class, or none"
+            f"`{root}` has {beside[:3]} beside folders: expected either one folder per class or no folders"
         )
     labels = {name: number for number, name in enumerate(sorted({parts[0] for parts in names}))}
     is_png = all(file.suffix.lower() == ".png" for file in files)

@@ -36,7 +36,7 @@ def choose_columns(inferred: Mapping[str, str], given: Mapping[str, str] | None)
         raise ConfigError("the source has no samples: expected at least one, to infer the columns")
     unknown = sorted(set(given or {}) - set(inferred))
     if unknown:
-        raise ConfigError(f"`columns` names {unknown}: expected of the source's, {sorted(inferred)}")
+        raise ConfigError(f"`columns` names {unknown}: expected columns of the source, {sorted(inferred)}")
     return {**inferred, **(given or {})}
 
 
@@ -73,7 +73,9 @@ def _array(value: Any, kind: list[str]) -> Any:
     except (TypeError, ValueError, OverflowError) as error:
         raise SampleError(f"{error}: expected a list that `{':'.join(kind)}` holds") from None
     if found.dtype.kind != "f" and not np.array_equal(found, array):
-        raise SampleError(f"{value!r:.60} changes as {kind[1]}: expected numbers that it holds")
+        raise SampleError(
+            f"{value!r:.60} changes as {kind[1]}: expected numbers that this type can represent"
+        )
     return found
 
 
@@ -103,10 +105,12 @@ def source_path(source: str | os.PathLike[str]) -> Path:
         ConfigError: It is not a local path.
     """
     if not is_local(os.fspath(source)):
-        raise ConfigError(f"the source `{source}` is in a store: expected a local path; download it first")
+        raise ConfigError(
+            f"the source `{source}` is in an object store: expected a local path; download the source first"
+        )
     path = local_path(os.fspath(source))
     if not path.exists():
-        raise SourceNotFoundError(f"the source `{path}` is not there: expected a file or a folder")
+        raise SourceNotFoundError(f"the source `{path}` does not exist: expected a file or a folder")
     return path
 
 

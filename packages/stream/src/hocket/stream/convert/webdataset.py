@@ -68,7 +68,9 @@ def _samples(files: list[Path], kinds: Mapping[str, str]) -> Iterator[dict[str, 
     for key, data in _read(files, with_data=True):
         absent = sorted(set(kinds) - {KEY, *data})
         if absent:
-            raise SampleError(f"sample `{key}` has no {absent}: expected what others have, {sorted(kinds)}")
+            raise SampleError(
+                f"sample `{key}` has no {absent}: expected the fields of the first sample, {sorted(kinds)}"
+            )
         yield {KEY: key, **{name: _value(key, name, kinds[name], value) for name, value in data.items()}}
 
 
@@ -85,7 +87,8 @@ def _read(files: list[Path], *, with_data: bool) -> Iterator[tuple[str, dict[str
                         continue
                     if member.issparse() or member.size >= _MOST_BYTES:
                         raise SampleError(
-                            f"`{member.name}` in `{path}` is sparse or has 4 GiB: expected a smaller file"
+                            f"`{member.name}` in `{path}` is sparse or has 4 GiB or more: "
+                            "expected a smaller file that is not sparse"
                         )
                     its_key = f"{folder}/{base}" if folder else base
                     if its_key != key and sample:

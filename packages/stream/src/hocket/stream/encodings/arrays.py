@@ -140,7 +140,7 @@ class AnyArray(Plain):
         """Return the array."""
         name = _DTYPE_IDS.get(value[0]) if len(value) else None
         if name is None:
-            raise spoilt(value, "an array: its first byte is not the number of a dtype")
+            raise spoilt(value, "an array whose first byte is the number of a dtype")
         return _decode_shaped(value[1:], np.dtype(name).newbyteorder("<"))
 
 

@@ -54,6 +54,7 @@ def choose_order(order: str | MosaicOrder | None, algorithms: Mapping[str, objec
     if given:
         raise ConfigError(
             f"{' and '.join(f'`{name}` is {value!r}' for name, value in given.items())} beside "
-            f"`order={order!r}`, which has its own: expected neither algorithm; leave it out, or `order`"
+            f"`order={order!r}`, which has its own: expected no algorithm beside it; "
+            "leave out the algorithm or `order`"
         )
     return order if isinstance(order, MosaicOrder) else None

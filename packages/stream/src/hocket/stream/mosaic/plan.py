@@ -185,9 +185,9 @@ class MosaicPlan:
         ]:
             if saved != ours:
                 raise StateMismatchError(
-                    f"`{name}` is {saved} in the state and {ours} here: expected the same, else the order "
-                    f"of samples would not go on where it stopped; give `{name}={saved}`, or begin without "
-                    "this state"
+                    f"`{name}` is {saved} in the state and {ours} here: expected equal "
+                    f"values, because the order of samples depends on them; pass `{name}={saved}`, or start "
+                    "without this state"
                 )
         # Before its first epoch a run there says that it is in epoch -1.
         origin = _Origin(

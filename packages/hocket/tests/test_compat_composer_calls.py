@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import hocket.compat.composer as composer
-from hocket.compat.composer.algorithms import GradientClipping, MixedPrecision
+from hocket.compat.composer.algorithms import EMA, GradientClipping, MixedPrecision
 from hocket.compat.composer.callbacks import (
     EarlyStopper,
     LRMonitor,
@@ -303,6 +303,35 @@ def test_a_run_goes_on_from_a_file_that_composer_saved(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(ResumeError, match="cannot be read"):
         make_trainer(load_path=str(tmp_path / "text.pt"))
+
+
+def test_a_file_that_composer_saved_with_averages_in_the_model_goes_on_from_its_trained_weights(
+    tmp_path: Path,
+) -> None:
+    def run(**arguments: Any) -> tuple[composer.Trainer, EMA]:
+        average, model = EMA(half_life="2ba"), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return fit(model=model, optimizers=optimizer, algorithms=[average], **arguments), average
+
+    half, average = run(max_duration="1ep")
+    trained = copy.deepcopy(half.state.model.state_dict())
+    composer_file(path := tmp_path / "ep1.pt", half.state.model, half.state.optimizers[0])
+    saved = torch.load(path)
+    saved["state"]["model"] = dict(average.averaged_weights())
+    kept = {"named_parameters_dict": trained, "named_buffers_dict": {}}
+    record = {"ema_model": kept, "ema_weights_active": True, "ema_started": True}
+    saved["state"]["algorithms"] = [("EMA", record)]
+    torch.save(saved, path)
+    whole, whole_average = run()
+    resumed, resumed_average = run(load_path=str(path))
+    assert resumed.state.timestamp.batch == 8
+    torch.testing.assert_close(resumed.state.model.state_dict(), whole.state.model.state_dict())
+    torch.testing.assert_close(
+        dict(resumed_average.averaged_weights()), dict(whole_average.averaged_weights())
+    )
+    # Without `EMA` the run starts from the averages, as in Composer.
+    with make_trainer(load_path=str(path)) as trainer:
+        torch.testing.assert_close(dict(trainer.state.model.state_dict()), saved["state"]["model"])
 
 
 def test_a_composer_file_of_a_hugging_face_model_becomes_a_folder(tmp_path: Path) -> None:

@@ -35,18 +35,23 @@ DIFFERING = {
 }
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("oracle")
-    run_peer(SCRIPT, folder / "theirs.pt")
+def run_here(script: Path, *arguments: Path) -> None:
+    """Run a script through the layer."""
     done = subprocess.run(
-        [sys.executable, "-m", "hocket.compat.composer", str(SCRIPT), str(folder / "ours.pt")],
+        [sys.executable, "-m", "hocket.compat.composer", str(script), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("oracle")
+    run_peer(SCRIPT, folder / "theirs.pt")
+    run_here(SCRIPT, folder / "ours.pt")
     theirs, ours = (torch.load(folder / f"{name}.pt", weights_only=False) for name in ("theirs", "ours"))
     return theirs, ours
 
@@ -88,6 +93,22 @@ def test_swa_by_epochs_never_ends_at_the_end_of_a_batch_on_composer(
     theirs, ours = answers
     assert _is_close(theirs["swa"]["parameters"], theirs["four_epochs"]["parameters"])
     assert _is_close(ours["swa"]["parameters"], ours["swa_in_batches"]["parameters"])
+
+
+def test_a_run_goes_on_from_a_file_that_composer_itself_saved(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("saved.py")
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    run_peer(script, theirs)
+    run_here(script, ours, theirs / "checkpoints" / "ep1-rank0.pt")
+    whole, resumed = (torch.load(folder / "final.pt") for folder in (theirs, ours))
+    assert (whole["batches"], resumed["batches"]) == ((0, 6), (3, 6))
+    assert _is_close(resumed["trained"], whole["trained"])
+    for folder in (whole, resumed):
+        del folder["averaged"]["module.1.num_batches_tracked"]  # a count, which Composer averages
+    assert _is_close(resumed["averaged"], whole["averaged"])
+    assert not _is_close(whole["averaged"], whole["trained"])
 
 
 def _differing(theirs: dict[str, Any], ours: dict[str, Any]) -> set[str]:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import hocket.ckpt as ckpt
 from hocket.ckpt.errors import CheckpointError
+from hocket.compat.composer.composer_ema import algorithm_states, take_average
 from hocket.compat.composer.ignore_keys import as_lenient
 from hocket.trainer import State
 from hocket.trainer.errors import ResumeError
@@ -92,6 +93,7 @@ def load_composer_file(
     saved = file.tree("state")
     whole, saved = saved, without(saved, as_lenient(ignore_keys, "load_ignore_keys"))
     left_out = whole.get("model", {}).keys() - saved.get("model", {}).keys()
+    has_average = not weights_only and take_average(saved, state, _laid_out)
     _fill_model(state, saved.get("model", {}), file.uri, strict=strict, left_out=left_out)
     if weights_only:
         return [f"weights from `{file.uri}`; the run starts at 0"]
@@ -112,7 +114,10 @@ def load_composer_file(
         state.seed = saved["rank_zero_seed"]
     done = f"{state.timestamp.counts.batch}ba"
     notices = [f"going on from `{file.uri}`, {done} of training, with random generators of this run"]
-    others = [name for name in ("algorithms", "callbacks") if saved.get(name)]
+    dropped = algorithm_states(saved).keys() - ({"EMA"} if has_average else set())
+    others = [
+        name for name, found in (("algorithms", dropped), ("callbacks", saved.get("callbacks"))) if found
+    ]
     if others:
         notices.append(f"the states of Composer's {' and '.join(others)} in `{file.uri}` were left out")
     return notices

@@ -71,6 +71,8 @@ assert trainer.state.timestamp.batch == "8ba"
 - `SWA` gives the model its mean at `swa_end`. With `update_interval="1ba"`, `swa_end="1dur"` and a
   `max_duration` in epochs, Composer's never does: it looks at the end of a batch, when the last epoch is not
   counted yet.
+- After a run that saves at its end, the model has the weights that were trained with `EMA`; `get_ema_model`
+  gives it their averages. Composer's last save leaves the averages in the model.
 - `State.get_elapsed_duration` advances with each batch; Composer's counts whole units of `max_duration`: with
   `"4ep"` it is one of 0, 0.25, 0.5, 0.75 and 1.
 - Half precision works on a CPU too.

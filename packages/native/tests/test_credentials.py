@@ -205,7 +205,7 @@ def test_without_boto3_and_a_role_the_message_names_the_command(
 ) -> None:
     with identities(-60) as identity:
         pass
-    with pytest.raises(errors.StorePermissionError, match=r"hocket-native\[s3\].*gave no keys"):
+    with pytest.raises(errors.StorePermissionError, match=r"hocket-native\[s3\].*returned no keys"):
         instance_role(identity, monkeypatch, server).get("k")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(errors.StorePermissionError, match=r"hocket-native\[s3\]'`, or set") as caught:

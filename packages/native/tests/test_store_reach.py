@@ -126,7 +126,7 @@ def test_plain_http_is_read_by_name(s3d_faults: Faults, clean: pytest.MonkeyPatc
         ("delete", lambda: store.delete("k")),
     ]
     for verb, call in refused:
-        with pytest.raises(errors.StoreConfigError, match=f"cannot {verb}: over plain HTTP"):
+        with pytest.raises(errors.StoreConfigError, match=f"cannot {verb}: plain HTTP"):
             call()
     for uri in ("https://me:secret@host/p", "https://host/p?sig=secret"):
         with pytest.raises(errors.StoreConfigError) as caught:

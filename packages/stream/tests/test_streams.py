@@ -201,7 +201,12 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
     fail("expected a number from 0", [{"repeat": -1}, {}, {}])
     fail("during the run are not supported", [{"proportion": [1, 2]}, {}, {}])
     fail("depend on the number of ranks", NONE, order="native", batching_method="device_per_stream")
-    fail("too few for one sample in each stratified batch", PROPORTIONS, batching_method="stratified", global_batch_size=3)
+    fail(
+        "too few for one sample in each stratified batch",
+        PROPORTIONS,
+        batching_method="stratified",
+        global_batch_size=3,
+    )
     fail("add up to 0", [{"proportion": 0}] * 3)
     fail("`epoch_size` is '1x'", NONE, epoch_size="1x")
     fail("expected one of the two", NONE, remote="s3://b/p")

@@ -14,14 +14,7 @@ from hocket.native import _native
 if TYPE_CHECKING:
     from hocket.native._native import CkptFile
 
-__all__ = ["FORMATS", "Catalogue"]
-
-FORMATS: Mapping[str, str] = {
-    "dcp": "distributed checkpoint of torch",
-    "torch": "file of torch.save",
-    "safetensors": "safetensors",
-}
-"""Display names of the foreign formats."""
+__all__ = ["Catalogue"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

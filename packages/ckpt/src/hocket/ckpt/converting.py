@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 from hocket.ckpt.boxes import whole
 from hocket.ckpt.errors import (
@@ -15,17 +14,10 @@ from hocket.ckpt.errors import (
     CheckpointNotFoundError,
 )
 from hocket.ckpt.file_names import compression_level, stored_bytes
-from hocket.ckpt.formats.companions import companions
 from hocket.ckpt.formats.foreign import Foreign
 from hocket.ckpt.formats.output_file import OutFile, Payload, Tensor
-from hocket.ckpt.formats.writers import (
-    Content,
-    Plan,
-    plan_dcp,
-    plan_hocket,
-    plan_safetensors,
-    plan_torch,
-)
+from hocket.ckpt.formats.table import FORMATS, Format, Target
+from hocket.ckpt.formats.writers import Content, Plan
 from hocket.ckpt.globs import check_globs, unmatched
 from hocket.ckpt.manifest import Manifest, PathItem, ValueRecord, encode_value, join_path
 from hocket.ckpt.opener import open as open_checkpoint
@@ -35,8 +27,6 @@ from hocket.ckpt.rerun import check_sizes, identity_of, is_whole, no_empty_folde
 from hocket.native import _native
 
 __all__ = ["MEMORY_BYTES", "SHARD_BYTES", "Conversion", "Format", "convert"]
-
-Format = Literal["hocket", "dcp", "safetensors", "torch"]
 
 MEMORY_BYTES = 256 << 20
 """Default memory limit for tensor data."""
@@ -50,9 +40,6 @@ _DTYPE_NAMES = {
     "FLOAT8_E5M2": "F8_E5M2", "FLOAT8_E4M3FNUZ": "F8_E4M3FNUZ", "FLOAT8_E5M2FNUZ": "F8_E5M2FNUZ",
 }  # fmt: skip
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-# The file that marks a folder as a complete checkpoint, by format.
-_MARKERS = ("checkpoint.json.zst", ".metadata", "model.safetensors", "model.safetensors.index.json")
-_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +143,16 @@ def convert(
     content = _content(opened, request)
     if isinstance(opened, Foreign) and not allow_expand:
         content = _limit_expansion(opened, content, to)
-    plan = _plan(opened, destination, content, request, unfenced=unfenced)
+    model_root = opened.contents.root if isinstance(opened, Foreign) and opened.format != "dcp" else None
+    target = Target(
+        destination=destination,
+        limit=max_shard_bytes,
+        save_id=lambda: _save_id(opened, request.identity),
+        level=compression_level(compression),
+        unfenced=unfenced,
+        model_root=model_root,
+    )
+    plan = FORMATS[to].plan(target, content)
     if _is_committed(plan, destination):
         num_found = len(plan.files)
     else:
@@ -226,20 +222,20 @@ def _dtype_name(name: str) -> str:
 
 def _check_request(request: _Request, memory_bytes: int) -> None:
     to, compression, step = request.to, request.compression, request.step
-    if to not in get_args(Format):
-        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(get_args(Format))}")
+    if to not in FORMATS:
+        raise ValueError(f"`to` is {to!r}; expected one of {', '.join(FORMATS)}")
     if memory_bytes < 16 << 20 or request.max_shard_bytes < 1:
         raise ValueError(
             f"`memory_bytes` is {memory_bytes}, `max_shard_bytes` {request.max_shard_bytes}; expected at "
             f"least {16 << 20} and 1"
         )
-    if compression is not None and to != "hocket":
+    if compression is not None and not FORMATS[to].has_manifest:
         raise ValueError(
             f"`compression` is {compression!r}, but `to` is {to!r}; only `hocket` compresses its data"
         )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**64):
         raise ValueError(f"`step` is {step!r:.80}; expected an integer from 0 to 2^64 - 1")
-    if to != "hocket" and (step is not None or request.user is not None):
+    if not FORMATS[to].has_manifest and (step is not None or request.user is not None):
         raise ValueError(f"`step` and `user` are recorded by `hocket` only; `to` is {to!r}")
     check_globs("include", request.include)
     check_globs("exclude", request.exclude)
@@ -326,7 +322,9 @@ def _limit_expansion(opened: Foreign, content: Content, to: Format) -> Content:
         CheckpointIncompatibleError: A tensor is far larger in memory than in its file.
     """
     opened.locate(tensor.source for tensor in content.tensors)
-    tensors = [_unexpanded(opened, tensor) if to == "torch" else tensor for tensor in content.tensors]
+    tensors = list(content.tensors)
+    if FORMATS[to].has_strides:
+        tensors = [_unexpanded(opened, tensor) for tensor in tensors]
     opened.check_expansion([(tensor.source, whole(tensor.shape)) for tensor in tensors])
     return replace(content, tensors=tensors)
 
@@ -364,32 +362,6 @@ def _save_id(source: Checkpoint, arguments: Sequence[object]) -> str:
     return _native.xxh3_128(text.encode()).hex()
 
 
-def _plan(
-    opened: Checkpoint, destination: str, content: Content, request: _Request, *, unfenced: bool
-) -> Plan:
-    to, limit = request.to, request.max_shard_bytes
-    folder = destination.rstrip("/")
-    root, _, name = folder.rpartition("/")
-    root = root or ("/" if folder.startswith("/") else ".")
-    if to == "hocket":
-        save_id, level = _save_id(opened, request.identity), compression_level(request.compression)
-        return plan_hocket(folder, content, limit, save_id=save_id, level=level, unfenced=unfenced)
-    if to == "dcp":
-        return plan_dcp(folder, content, limit)
-    if to == "torch":
-        if not name.endswith(_TORCH_SUFFIXES):
-            raise ValueError(
-                f"`{destination}`: expected a file name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
-            )
-        return plan_torch(root, name, content)
-    if name.endswith(".safetensors"):
-        return plan_safetensors(root, name, content, limit)
-    plan = plan_safetensors(folder, None, content, limit)
-    if isinstance(opened, Foreign) and opened.format != "dcp":
-        plan.files += companions(opened.contents.root)
-    return plan
-
-
 def _is_committed(plan: Plan, destination: str) -> bool:
     """Return whether an earlier run finished; check for foreign files before anything is written.
 
@@ -410,7 +382,9 @@ def _is_committed(plan: Plan, destination: str) -> bool:
             return is_whole(plan.root, manifest.files)
     own = {file.path: file for file in plan.files} | ({plan.last.path: plan.last} if plan.last else {})
     # A folder must hold nothing else; a single file may have neighbours.
-    others = [path for path in _MARKERS if path not in own] if plan.root == destination.rstrip("/") else []
+    is_folder = plan.root == destination.rstrip("/")
+    markers = [path for each in FORMATS.values() for path in each.markers] if is_folder else []
+    others = [path for path in markers if path not in own]
     sizes = _native.ckpt_sizes(plan.root, [*own, *others])
     for path, size in zip([*own, *others], sizes, strict=True):
         is_possible = path in own and (own[path].level is not None or own[path].size == size)

@@ -2,13 +2,13 @@
 
 import os
 
-from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.errors import (
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
 )
 from hocket.ckpt.formats.foreign import open_foreign
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.manifest import Manifest
 from hocket.ckpt.reader import Checkpoint
 from hocket.native import _native
@@ -67,7 +67,7 @@ def read_manifest(source: str) -> Manifest:
     if isinstance(checkpoint.contents, Manifest):
         return checkpoint.contents
     raise CheckpointIncompatibleError(
-        f"`{source}` is a {FORMATS[checkpoint.format]}, where a Hocket checkpoint was expected. "
+        f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "
         f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
         "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`."
     )

@@ -5,11 +5,12 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from rich.text import Text
 
-from hocket.ckpt.catalogue import FORMATS
-from hocket.ckpt.converting import Format, convert
+from hocket.ckpt.converting import convert
+from hocket.ckpt.formats.table import FORMATS, Format
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import console, count, print_json, size
 
@@ -74,16 +75,13 @@ def show(
 ) -> None:
     """Convert a checkpoint and print what was written."""
     began = time.monotonic()
-    kinds: dict[str, Format] = {
-        "hocket": "hocket", "dcp": "dcp", "safetensors": "safetensors", "torch": "torch"
-    }  # fmt: skip
-    if to not in kinds:
-        raise ValueError(f"`--to {to}`: expected one of {', '.join(kinds)}")
+    if to not in FORMATS:
+        raise ValueError(f"`--to {to}`: expected one of {', '.join(FORMATS)}")
     with progress("converting", quiet=as_json) as on_progress:
         done = convert(
             source,
             destination,
-            to=kinds[to],
+            to=cast("Format", to),
             dtype=dtype,
             include=include,
             exclude=exclude,
@@ -101,7 +99,7 @@ def show(
         print_json(dataclasses.asdict(done))
         return
     out = console()
-    source_kind = FORMATS.get(done.format, "Hocket checkpoint")
+    source_kind = FORMATS[done.format].title
     out.print(Text.assemble(("written", "bold green"), f": {destination}, from a {source_kind}"))
     values = f", {count(done.values, 'value')}" if done.values else ""
     seconds = time.monotonic() - began

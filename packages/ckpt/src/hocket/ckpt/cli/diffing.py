@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.cli.converting import parse_size
 from hocket.ckpt.diffing import Difference, TensorDifference, diff
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.manifest import encode_value
 from hocket.native.cli.progress import progress
 from hocket.native.cli.text import columns, console, count, print_json, size
@@ -27,7 +27,7 @@ def show(a: str, b: str, *, memory: str, as_json: bool) -> bool:
     out = console()
     for mark, uri, format_ in (("-", a, found.formats[0]), ("+", b, found.formats[1])):
         style = "red" if mark == "-" else "green"
-        kind = FORMATS.get(format_, "Hocket checkpoint")
+        kind = FORMATS[format_].title
         out.print(Text.assemble((f"{mark} {uri}", style), (f"  {kind}", "dim")))
     if not found.is_empty:
         out.print()

@@ -5,12 +5,13 @@ from typing import Any
 
 from rich.text import Text
 
-from hocket.ckpt.catalogue import FORMATS, Catalogue
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.chunks import files_of
 from hocket.ckpt.cli.records import describe
 from hocket.ckpt.cli.tree import Row, rows_of
 from hocket.ckpt.file_names import stored_bytes
 from hocket.ckpt.formats.companions import other_states
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.gc_pause import gc_paused
 from hocket.ckpt.manifest import Manifest, TensorRecord, encode_value
 from hocket.ckpt.opener import open  # noqa: A004 - this package's own
@@ -67,7 +68,7 @@ def _head(checkpoint: Checkpoint) -> list[Text]:
     )
     uri = Text(checkpoint.uri, "bold")
     if isinstance(contents, Catalogue):
-        return [uri, Text(FORMATS[contents.format]), held]
+        return [uri, Text(FORMATS[contents.format].title), held]
     mesh = ", ".join(f"{axis} {extent}" for axis, extent in (contents.mesh or {}).items())
     by = count(contents.world_size, "rank") + (f" ({mesh})" if mesh else "")
     saved = contents.created[:19].replace("T", " ")
@@ -110,14 +111,16 @@ def _tensors(manifest: Manifest | Catalogue, unfold: bool) -> list[Cell]:
         return record.dtype, record.shape, record.same_as, len(record.chunks)
 
     rows = rows_of(manifest.tensors, None if unfold else kind)
-    lines = columns([_tensor_row(row, manifest) for row in rows], right=frozenset({3}))
+    shared: dict[Hashable, list[Cell]] = {}
+    lines = columns([_tensor_row(row, manifest, shared) for row in rows], right=frozenset({3}))
     hint = "   the last column: which file holds which part, first to last"
     if any("…" in row.label for row in rows):
         hint += "; layers that are alike stand once (--all shows each)"
     return [Text.assemble(("tensors", "bold"), (hint, "dim")), *lines]
 
 
-def _tensor_row(row: Row, manifest: Manifest | Catalogue) -> list[Cell]:
+def _tensor_row(row: Row, manifest: Manifest | Catalogue, shared: dict[Hashable, list[Cell]]) -> list[Cell]:
+    """Return the cells of a line; `shared` holds those of tensors that differ in their names alone."""
     label = Line((row.guides, "dim"), (row.label, "" if row.name else "bold"))
     if row.name is None:
         inside = size(
@@ -125,10 +128,19 @@ def _tensor_row(row: Row, manifest: Manifest | Catalogue) -> list[Cell]:
         )
         return [label, "", "", Line((inside, "dim")), ""]
     record = manifest.tensors[row.name]
+    if record.same_as is None and len(record.chunks) == 1:
+        key = (record.dtype, record.shape, files_of(record.chunks)[0])
+        if key not in shared:
+            shared[key] = _record_cells(record)
+        return [label, *shared[key]]
+    return [label, *_record_cells(record)]
+
+
+def _record_cells(record: TensorRecord) -> list[Cell]:
     shape = "×".join(map(str, record.shape)) or "0-d"
     if record.same_as is not None:
-        return [label, record.dtype, shape, "=", Line((f"shares {record.same_as}", "magenta"))]
-    return [label, record.dtype, shape, size(record.num_bytes), _strip(record)]
+        return [record.dtype, shape, "=", Line((f"shares {record.same_as}", "magenta"))]
+    return [record.dtype, shape, size(record.num_bytes), _strip(record)]
 
 
 def _is_alias(manifest: Manifest | Catalogue, name: str) -> bool:

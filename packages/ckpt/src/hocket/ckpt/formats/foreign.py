@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ckpt.box_reads import BoxReads
-from hocket.ckpt.catalogue import FORMATS, Catalogue
+from hocket.ckpt.catalogue import Catalogue
 from hocket.ckpt.chunks import Chunk, ForeignChunk
 from hocket.ckpt.errors import CheckpointIncompatibleError
 from hocket.ckpt.formats.expanded import check_expansion, repeated_dims, without_repeats
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.formats.temp_tensor import TempTensor
 from hocket.ckpt.manifest import Manifest, TensorRecord
 from hocket.ckpt.planning import Box
@@ -71,12 +72,13 @@ class Foreign(Checkpoint):
             CheckpointIncompatibleError: Always.
         """
         raise CheckpointIncompatibleError(
-            f"`{self.uri}` is a {FORMATS[self.format]} and has no manifest; `contents` is what it holds. "
+            f"`{self.uri}` is a {FORMATS[self.format].title} and has no manifest; `contents` is what it "
+            "holds. "
             f"`hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it."
         )
 
     def __repr__(self) -> str:
-        return f"<Foreign {self.uri!r}: {FORMATS[self.format]}, {len(self)} tensors>"
+        return f"<Foreign {self.uri!r}: {FORMATS[self.format].title}, {len(self)} tensors>"
 
     def record(self, name: str) -> TensorRecord:
         """Return a tensor's record; for an alias, the record of the tensor that owns the storage.

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hocket.ckpt.catalogue import FORMATS
 from hocket.ckpt.formats.foreign import Foreign
+from hocket.ckpt.formats.table import FORMATS
 from hocket.ckpt.manifest import TensorRecord
 from hocket.ckpt.opener import open as open_checkpoint
 from hocket.ckpt.torch.layout import describe, torch_dtype
@@ -31,7 +31,7 @@ class ForeignWeights:
 
     def __init__(self, source: Foreign) -> None:
         self._source = source
-        self.format: str = FORMATS[source.format]
+        self.format: str = FORMATS[source.format].title
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._source)

@@ -1,0 +1,116 @@
+"""The table of formats: a row holds what each format is called, what marks it, and how it is written.
+
+A format that is read and not written by Hocket has no place here; `open` finds formats in the extension.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hocket.ckpt.formats.companions import companions
+from hocket.ckpt.formats.writers import (
+    Content,
+    Plan,
+    plan_dcp,
+    plan_hocket,
+    plan_safetensors,
+    plan_torch,
+)
+
+__all__ = ["FORMATS", "FileFormat", "Format", "Target"]
+
+Format = Literal["hocket", "dcp", "safetensors", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The destination of a conversion, and the arguments that its layout depends on."""
+
+    destination: str
+    limit: int
+    """Limit of tensor bytes per file."""
+    save_id: Callable[[], str]
+    """Computes the save id of a Hocket checkpoint."""
+    level: int | None = None
+    """The zstd level, for compressed files."""
+    unfenced: bool = False
+    """Whether to commit to a store that ignores conditional writes."""
+    model_root: str | None = None
+    """The folder of a source model, whose config and tokenizer are carried along."""
+
+    @property
+    def folder(self) -> str:
+        """The destination as a folder or prefix."""
+        return self.destination.rstrip("/")
+
+    @property
+    def file(self) -> tuple[str, str]:
+        """The destination as a file: its folder and its name."""
+        root, _, name = self.folder.rpartition("/")
+        return root or ("/" if self.folder.startswith("/") else "."), name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFormat:
+    """A format of checkpoints."""
+
+    title: str
+    """Its display name."""
+    plan: Callable[[Target, Content], Plan]
+    """Lays out a checkpoint in this format."""
+    markers: tuple[str, ...] = ()
+    """The files that mark a folder as a complete checkpoint."""
+    has_strides: bool = False
+    """Whether one item can be stored for many, by a stride of 0."""
+    has_manifest: bool = False
+    """Whether a manifest records step and `user`, and describes data files that may be compressed."""
+
+
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def _hocket(target: Target, content: Content) -> Plan:
+    save_id, level = target.save_id(), target.level
+    return plan_hocket(
+        target.folder, content, target.limit, save_id=save_id, level=level, unfenced=target.unfenced
+    )
+
+
+def _dcp(target: Target, content: Content) -> Plan:
+    return plan_dcp(target.folder, content, target.limit)
+
+
+def _safetensors(target: Target, content: Content) -> Plan:
+    root, name = target.file
+    if name.endswith(".safetensors"):
+        return plan_safetensors(root, name, content, target.limit)
+    plan = plan_safetensors(target.folder, None, content, target.limit)
+    if target.model_root is not None:
+        plan.files += companions(target.model_root)
+    return plan
+
+
+def _torch(target: Target, content: Content) -> Plan:
+    root, name = target.file
+    if not name.endswith(_TORCH_SUFFIXES):
+        raise ValueError(
+            f"`{target.destination}`: expected a file name that ends in one of {', '.join(_TORCH_SUFFIXES)}"
+        )
+    return plan_torch(root, name, content)
+
+
+FORMATS: Mapping[str, FileFormat] = {
+    "hocket": FileFormat(
+        title="Hocket checkpoint", plan=_hocket, markers=("checkpoint.json.zst",), has_manifest=True
+    ),
+    "dcp": FileFormat(title="distributed checkpoint of torch", plan=_dcp, markers=(".metadata",)),
+    "safetensors": FileFormat(
+        title="safetensors",
+        plan=_safetensors,
+        markers=("model.safetensors", "model.safetensors.index.json"),
+    ),
+    "torch": FileFormat(title="file of torch.save", plan=_torch, has_strides=True),
+}
+"""The formats, by the name that `convert` takes and `Checkpoint.format` gives."""
+
+assert FORMATS.keys() == set(get_args(Format))

@@ -18,6 +18,7 @@ GRACE_S = 2.0
 FREE_VARIABLES = (
     "PYTEST_",
     "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
     "TRITON_",
     "KINETO_",
     "KMP_",

@@ -63,6 +63,23 @@ def test_a_step_compiled_as_a_whole_trains_alike(optimizer):
     assert {1} <= set(compiled[4]) <= {1, 2}
 
 
+def test_compilations_do_not_grow_with_the_number_of_tensors():
+    counts = []
+    for depth in (1, 6):
+        torch.compiler.reset()
+        model, memory = Net(), InMemoryLogger()
+        model.layers = nn.Sequential(*(nn.Linear(5, 5) for _ in range(depth)), nn.Linear(5, 3))
+        step = partial(CompiledStep, backend="eager")
+        optimizer = DecoupledAdamW(model.parameters(), lr=0.01)
+        with make(
+            model=model, train_step=step, optimizers=optimizer, loggers=memory, max_duration="3ba"
+        ) as trainer:
+            trainer.fit()
+        counts.append(memory.data["compile/count"])
+    assert counts[0] == counts[1]
+    assert [batch for batch, _ in counts[0]] == [1]
+
+
 def test_the_default_compiler_trains_alike():
     options = {"optimizer": partial(torch.optim.AdamW, lr=0.01), "schedulers": LinearScheduler()}
     plain, compiled = losses(**options), losses(CompiledStep, **options)

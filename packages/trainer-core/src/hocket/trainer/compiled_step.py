@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hocket.trainer.engine import Listeners
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.optim import DecoupledAdamW
 from hocket.trainer.state import State
 from hocket.trainer.step import StandardStep
 
@@ -77,6 +78,8 @@ class CompiledStep(StandardStep):
                 "`LBFGS` evaluates the loss within its step, which `CompiledStep` cannot compile; leave "
                 "`train_step` out, and compile the model by `compile_config`"
             )
+        if isinstance(optimizer, DecoupledAdamW):
+            optimizer.allocate_state()  # made within the compiled step, each tensor's state compiles again
         compiled: Any = torch.compile(optimizer.step, **self._options)
         optimizer.step = compiled  # type: ignore[method-assign]
         self._prepared.add(id(optimizer))

@@ -137,6 +137,12 @@ class DecoupledAdamW(AdamW):
         optimizer_metrics.update(adam_norms(param, name, self.state.get(param, {}), group, decay=decay))
         return optimizer_metrics
 
+    def allocate_state(self) -> None:
+        """Make the state of every parameter that has a gradient, which the first step else makes."""
+        for group in self.param_groups:
+            for param in _with_gradients(self, group):
+                self._state_of(param, group)
+
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if not state:

@@ -99,10 +99,10 @@ def compiled_and_plain_on_ranks(backend):
                 gradient_clipping=1.0,
                 fsdp_config=config,
             )
-            whole = {
-                name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in values.items()
+            local = {
+                name: one.to_local() if isinstance(one, DTensor) else one for name, one in values.items()
             }
-            found.append((named, whole, sum(isinstance(one, DTensor) for one in values.values())))
+            found.append((named, local, sum(isinstance(one, DTensor) for one in values.values())))
     return found
 
 

@@ -19,6 +19,7 @@ mod file_names;
 pub mod foreign;
 mod free_memory;
 mod gc;
+mod json_pairs;
 mod list;
 mod local_file;
 mod location;

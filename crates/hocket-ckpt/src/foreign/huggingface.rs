@@ -1,16 +1,15 @@
 //! Foreign safetensors files, single or sharded with an index.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value as Json;
 
 use super::blob::Blob;
 use super::catalogue::{Catalogue, ChunkRow, Step, TensorRow};
 use crate::error::{CkptError, Result};
 use crate::file_names::is_plain_name;
+use crate::json_pairs::Pairs;
 use crate::location::Location;
 use crate::manifest::tiling::{self, Box as Region};
 use crate::safetensors::Dtype;
@@ -28,34 +27,6 @@ const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
 
 /// Dtypes with a fractional number of bytes per item: valid in safetensors, and not supported here.
 const SUB_BYTE: [(&str, u64); 3] = [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)];
-
-/// A JSON object in its original order, which keeps duplicate keys.
-struct Pairs(Vec<(String, Json)>);
-
-impl<'de> Deserialize<'de> for Pairs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct PairsVisitor;
-        impl<'de> Visitor<'de> for PairsVisitor {
-            type Value = Pairs;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<Pairs, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = map.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-        deserializer.deserialize_map(PairsVisitor)
-    }
-}
 
 /// An entry of a header.
 pub(crate) struct HeaderEntry {
@@ -154,7 +125,8 @@ pub(crate) fn parse(json: &[u8], data_bytes: u64) -> std::result::Result<Parsed,
     if json.first() != Some(&b'{') {
         lax.push("its header does not begin with `{`".to_owned());
     }
-    let Pairs(pairs) = serde_json::from_slice(json).map_err(|error| format!("header: {error}"))?;
+    let Pairs::<Json, false>(pairs) =
+        serde_json::from_slice(json).map_err(|error| format!("header: {error}"))?;
     let mut has_metadata = false;
     for (name, value) in pairs {
         if name == "__metadata__" {

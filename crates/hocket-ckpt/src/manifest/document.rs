@@ -1,13 +1,12 @@
 //! The document's fields, named as in `packages/ckpt/docs/format.md`.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde::{Deserialize as DeriveDeserialize, Serialize};
 
 use crate::digest::{BLOCK_BYTES, DIGEST_BYTES, Digest, from_base64, num_blocks};
+use crate::json_pairs;
 
 /// The format number that is written, and the greatest that is read.
 pub const FORMAT: u64 = 1;
@@ -170,31 +169,5 @@ impl fmt::Display for Step {
     }
 }
 
-/// A JSON object in its original order. Duplicate keys are rejected, where a map would keep the last.
-pub(super) struct Pairs<T>(pub(super) Vec<(String, T)>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PairsVisitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
-            type Value = Pairs<T>;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut pairs = Vec::new();
-                let mut seen = HashSet::new();
-                while let Some((key, value)) = map.next_entry::<String, T>()? {
-                    if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!("`{key}` is listed twice")));
-                    }
-                    pairs.push((key, value));
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-        deserializer.deserialize_map(PairsVisitor(PhantomData))
-    }
-}
+/// A JSON object in its original order, without duplicate keys.
+pub(super) type Pairs<T> = json_pairs::Pairs<T, true>;

@@ -98,6 +98,9 @@ def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: in
 def read_in_workers(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
     """Measure warm reading with two worker processes."""
     rate = Table("Warm reading in two workers", "samples/s after the first batch")
+    cost = Table(
+        "Warm reading in two workers", "µs of processor time a sample, all processes", is_less_better=True
+    )
     for number in range(rounds + 1):
         for workload in workloads:
             for system in systems:
@@ -107,7 +110,8 @@ def read_in_workers(folder: Path, workloads: list[str], systems: list[str], roun
                 figures = cell(system, "read", workload, str(place), "--batch", batch, "--workers", "2")
                 if number:  # the first round fills the page cache
                     rate.add(system, f"{workload}, batches of {batch}", figures["samples_s"])
-    return [rate]
+                    cost.add(system, f"{workload}, batches of {batch}", figures["cpu_us_sample"])
+    return [rate, cost]
 
 
 def read_cold(

@@ -141,7 +141,7 @@ class RunState:
         tree = self.tree()
         model = tree["model"]
         for algorithm in self._state.algorithms:
-            averages = getattr(algorithm, "averaged_weights", dict)()
+            averages: Mapping[str, Any] = getattr(algorithm, "averaged_weights", dict)()
             by_name = {plain_name(name): average for name, average in averages.items()}
             by_name |= {
                 name: by_name[first]

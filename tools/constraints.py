@@ -1,13 +1,15 @@
 """Writes `tools/constraints.txt`, names, versions and hashes of everything that uv resolves, or compares it.
 
 `uv.lock` is not kept, because it records download addresses; this file is, and says which versions were
-tested.
+tested. `--check` resolves with these versions and leaves a `uv.lock` that has them: a version that a registry
+shows late, although it is older than `exclude-newer`, changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +18,20 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tools" / "constraints.txt"
 
 
-def resolved() -> str:
-    """What uv resolves now.
+def pins(constraints: str) -> list[str]:
+    """Return the requirements of a constraints file, with their versions and markers and without hashes."""
+    lines = re.findall(r"^[a-z0-9].*==.*$", constraints, re.MULTILINE)
+    return [line.rstrip("\\ ") for line in lines]
+
+
+def resolved(pinned: list[str]) -> str:
+    """Return what uv resolves, and write it to `uv.lock`.
+
+    Args:
+        pinned: Requirements whose versions are taken.
 
     Raises:
-        subprocess.CalledProcessError: uv could not resolve.
+        SystemExit: uv could not resolve, with its message.
     """
     command = [
         "uv",
@@ -30,19 +41,23 @@ def resolved() -> str:
         "--all-groups",
         "--all-packages",
         "--no-emit-workspace",
+        *(f"--upgrade-package={one}" for one in pinned),
     ]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        sys.exit(f"uv cannot resolve{' the versions of tools/constraints.txt' * bool(pinned)}: {done.stderr}")
+    return done.stdout
 
 
 def main() -> int:
-    """Writes the file, or with `--check` compares it and returns 1 where it differs."""
+    """Write the file, or with `--check` compare it and return 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    now = resolved()
     if not parser.parse_args().check:
-        FILE.write_text(now)
+        FILE.write_text(resolved([]))
         return 0
     kept = FILE.read_text() if FILE.exists() else ""
+    now = resolved(pins(kept))
     if kept == now:
         return 0
     difference = difflib.unified_diff(

@@ -1,10 +1,12 @@
-"""Process groups for the tests of layouts: one rank in this very process, and ranks that stay up."""
+"""Process groups for the tests of layouts, and a script for those of the launcher."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from support import launches
 from support.standing_ranks import StandingRanks, standing_ranks
 
 
@@ -32,3 +34,11 @@ def four_ranks() -> Iterator[StandingRanks]:
     """Four processes for all tests of this package that leave them as they were."""
     with standing_ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The file of `launches.SCRIPT`, as the module `job` of `tmp_path`."""
+    path = tmp_path / "job.py"
+    path.write_text(launches.SCRIPT)
+    return path

@@ -263,7 +263,7 @@ class Counting(Algorithm):
         self.count = state["count"]
 
 
-def excluded_algorithms(folder, with_tensor):
+def check_excluded_algorithms(folder, with_tensor):
     trained(folder, "2ba", algorithms=Counting(with_tensor))
     for exclude, expected in ((None, 2), (["Counting"], 0)):
         algorithm = Counting(with_tensor)
@@ -275,11 +275,11 @@ def excluded_algorithms(folder, with_tensor):
 
 @pytest.mark.parametrize("with_tensor", [False, True])
 def test_algorithms_may_be_excluded_from_a_load(tmp_path, with_tensor):
-    excluded_algorithms(str(tmp_path), with_tensor)
+    check_excluded_algorithms(str(tmp_path), with_tensor)
 
 
 def load_on_a_rank(folder):
-    excluded_algorithms(os.path.join(folder, "run"), with_tensor=False)
+    check_excluded_algorithms(os.path.join(folder, "run"), with_tensor=False)
     with make(load_path=os.path.join(folder, "model.pt"), fsdp_config={}) as trainer:
         values = {name: value.full_tensor() for name, value in parameters(trainer).items()}
         wanted = torch.load(os.path.join(folder, "model.pt"), weights_only=True)

@@ -1,0 +1,33 @@
+"""The files that ranks write to."""
+
+from pathlib import Path
+
+import pytest
+
+from support import launches
+
+
+def test_ranks_write_to_the_files_of_the_formats(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = launches.run(
+        tmp_path,
+        "-n", "2", "-v",
+        "--stdout", out / "{rank}of{world_size}-{local_rank}-{node_rank}-{local_world_size}.out",
+        "--stderr", out / "{rank:03d}.err",
+        script, tmp_path, "end",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (out / "1of2-1-0-2.out").read_text() == "output of rank 1\n"
+    assert (out / "001.err").read_text() == ""
+    assert sorted(path.name for path in out.iterdir()) == ["001.err", "1of2-1-0-2.out"]
+
+
+@pytest.mark.parametrize("name", ["", "file/{rank}"])
+def test_a_file_of_a_format_that_cannot_be_written_is_named(script: Path, tmp_path: Path, name: str) -> None:
+    """A folder, and a folder within a file."""
+    (tmp_path / "file").touch()
+    done = launches.run(tmp_path, "-n", "2", "--stdout", tmp_path / name, script, tmp_path, "end")
+    assert done.returncode == 1
+    assert "hocket-launch: error: `--stdout` or `--stderr` names" in done.stderr
+    assert "for rank 1, which cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,60 @@
+"""What the launcher says of a job that failed: the rank that failed first, once, with its traceback."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support import launches
+
+
+def _check_traceback(script: Path, tmp_path: Path) -> None:
+    done = launches.run(tmp_path, "-n", "2", script, tmp_path, "raise")
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("hocket-launch: ") :]
+    assert report.startswith("hocket-launch: rank 1 (pid")
+    assert "failed first, with exit code 1" in report
+    assert done.stderr.count("ValueError: rank one failed") == 1
+    (logs,) = tmp_path.glob("hocket-launch-*")
+    (stdout,) = logs.glob("*/attempt_0/1/stdout.log")
+    assert stdout.read_text() == "output of rank 1\n"
+    assert str(logs) in done.stderr
+    assert not launches.is_alive(json.loads((tmp_path / "rank-0").read_text())["pid"])
+
+
+def _check_first_cause(script: Path, tmp_path: Path) -> None:
+    done = launches.run(tmp_path, "-n", "3", script, tmp_path, "follow")
+    assert done.returncode == 1
+    assert "hocket-launch: rank 1 failed first" in done.stderr
+    assert "ValueError: rank one failed" in done.stderr
+    assert "Ended because of it: rank" in done.stderr
+
+
+def _check_killed_rank(script: Path, tmp_path: Path) -> None:
+    done = launches.run(tmp_path, "-n", "2", "--log-dir", tmp_path / "logs", script, tmp_path, "kill")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "rank 1 (pid" in done.stderr
+    assert "failed first, by SIGKILL" in done.stderr
+    assert list((tmp_path / "logs").glob("*/attempt_0/1/stdout.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [_check_traceback, _check_first_cause, _check_killed_rank])
+def test_the_rank_that_failed_first_ends_the_job_and_is_named(
+    script: Path, tmp_path: Path, check: Callable[[Path, Path], None]
+) -> None:
+    check(script, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", ["1", "0"])
+def test_a_failure_in_training_is_shown_once_and_first(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(launches.DIST_SCRIPT)
+    done = launches.run(tmp_path, "-n", "2", path, failing)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
+    assert done.stderr.count("ValueError: a bad sample") == 1
+    assert f"hocket-launch: rank {failing}" in done.stderr

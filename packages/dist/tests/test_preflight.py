@@ -1,0 +1,112 @@
+"""What the launcher checks before ranks start, and machines that do not come."""
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from hocket.dist import absent_machines, launch, launch_options, preflight
+from hocket.dist.launch_logs import RankLogs
+from support import launches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.py"], "the script `absent.py` is no file"),
+        (["python", "train.py"], "the script `python` is no file"),
+        (["python3", "train.py"], "Leave it out: every rank runs Python."),
+        (["-m", __file__], "is a file. Leave `-m` out."),
+        (["-c", os.path.relpath(__file__)], "It is a script of Python: leave `-c` out."),
+        (["-c", "no-such-command"], "`no-such-command` is not on `PATH`"),
+        (["--stdout", "{node}", __file__], "the unknown field {node}"),
+        (["-n", "3", "--stderr", "log", __file__], "one file for several ranks"),
+        (["--stdout", "{rank:abc}", __file__], "`--stdout {rank:abc}` cannot format a rank"),
+        (["--data", "/absent/a", "--data", "s3://b", __file__], "`--data` names /absent/a, which does not"),
+        (["--log-dir", "/proc/absent", __file__], "`--log-dir` is '/proc/absent', which cannot be created"),
+        (
+            ["--nnodes", "2", "--node_rank", "1", "--master_addr", "host.invalid", __file__],
+            "`host.invalid` (`--master_addr`) cannot be resolved",
+        ),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused_before_it_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(arguments) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as used:
+        used.bind(("", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        arguments = [
+            "--nnodes",
+            "2",
+            "--node_rank",
+            "0",
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            str(port),
+        ]
+        assert launch.main([*arguments, __file__]) == 1
+    assert f"port {port} of 127.0.0.1 (`--master_port`) cannot be used" in capsys.readouterr().err
+
+
+def test_machine_0_that_does_not_answer_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "PREFLIGHT_S", 0.5)
+    arguments = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "9"]
+    assert launch.main([*arguments, __file__]) == 1
+    message = capsys.readouterr().err
+    for words in ("127.0.0.1:9", "interface lo (127.0.0.1)", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        assert words in message
+
+
+@pytest.mark.parametrize(
+    ("nodes", "option", "words"),
+    [
+        ("2", "timeout=1", "1 of 2 machines came to 127.0.0.1:"),
+        pytest.param(
+            "2:3", "join_timeout=1", "not all of 2:3 machines came to 127.0.0.1:", marks=pytest.mark.slow
+        ),
+        pytest.param("2", "timeout", "torchrun does not take these options", marks=pytest.mark.slow),
+    ],
+)
+def test_machines_that_do_not_come_to_machine_0_are_missed(
+    tmp_path: Path, nodes: str, option: str, words: str
+) -> None:
+    """With a fixed number of machines and with MIN:MAX, whose rendezvous has other errors."""
+    place = ["--nnodes", nodes, "--node_rank", "0", "--master_addr", "127.0.0.1"]
+    done = launches.run(
+        tmp_path, "-n", "1", *place, "--master_port", launches.free_port(), "--rdzv-conf", option, __file__
+    )
+    assert done.returncode == 1
+    assert f"hocket-launch: error: {words}" in done.stderr
+    if words.endswith(":"):
+        assert "interface lo (127.0.0.1)" in done.stderr
+        assert "set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_that_waits_for_machines_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(absent_machines, "PREFLIGHT_S", 0.05)
+    options = launch_options.parse(["-n", "1", "--nnodes", "2:3", "--node_rank", "0", "x.py"])
+    for has_started in (False, True):
+        logs = RankLogs(str(tmp_path), local_world_size=1)
+        if has_started:
+            logs.has_started.set()
+        with absent_machines.notice_absent_machines(options, logs):
+            (timer,) = (one for one in threading.enumerate() if one.name == "hocket-absent-machines")
+            timer.join(timeout=60)
+        message = capsys.readouterr().err
+        words = "after 0.05 s fewer than 2 machines have come to 127.0.0.1:29400"
+        assert (words in message) == (not has_started)

@@ -1,0 +1,109 @@
+"""Launchers for the tests of `hocket-launch`, and the scripts that several of them start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, os, pathlib, signal, sys, time, traceback
+rank, out, what = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), sys.argv[2]
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMP_NUM_THREADS"]
+print("output of rank", rank)
+if what == "raise" and rank == 1:
+    raise ValueError("rank one failed")
+if what == "follow":
+    written = out / "written"
+    if rank == 1:
+        try:
+            raise ValueError("rank one failed")
+        except ValueError:
+            traceback.print_exc()
+        written.touch()
+    else:
+        while not written.exists():
+            time.sleep(0.05)
+        raise RuntimeError("Connection closed by peer")
+if what == "kill" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "wait":
+    def stop(number, frame):
+        (out / f"stopped-{rank}").write_text(signal.Signals(number).name)
+        sys.exit(0)
+    for each in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(each, stop)
+(out / f"rank-{rank}").write_text(json.dumps({
+    "env": {name: os.environ[name] for name in names}, "argv": sys.argv, "pid": os.getpid(),
+    "address": bool(os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])),
+}))
+if what != "end":
+    time.sleep(60)
+"""
+"""Does in a folder what its second argument names, and leaves there what each rank found."""
+
+DIST_SCRIPT = """
+import sys, torch
+from torch import nn
+from hocket.dist import provide
+with provide({}, device="cpu", timeout_s=20) as parallelism:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    model = parallelism.lay_out(model, [torch.optim.SGD(model.parameters())])
+    for step in range(5):
+        if step == 2 and str(parallelism.data_parallel[0]) == sys.argv[1]:
+            raise ValueError("a bad sample")
+        model(torch.ones(2, 4)).sum().backward()
+        parallelism.reduce_async(torch.ones(1)).wait()
+"""
+"""Trains on two ranks; the one that its argument names fails in step 2."""
+
+SLURM = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[003-004]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "PATH": "/nonexistent",
+}
+"""The second node of a step of two, whose tasks are still to be set."""
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the command line of a launcher with these arguments."""
+    return [sys.executable, "-m", "hocket.dist.launch", *map(str, arguments)]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Return this process's environment without a rank's variables; the launcher's logs go to `tmp_path`."""
+    unset = ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**kept, "TMPDIR": str(tmp_path)}
+
+
+def run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a launcher in `tmp_path` to its end."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether the process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def free_port() -> str:
+    """Return a TCP port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])

@@ -27,7 +27,7 @@ def joined() -> str:
 
 
 def main() -> int:
-    """Runs stubtest and returns its exit status."""
+    """Run stubtest and return its exit status."""
     installed = Path(native.__file__).parent
     with tempfile.TemporaryDirectory(prefix="hocket-stub-") as folder:
         package = Path(folder, "hocket/native")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from hocket.native import _native
 from hocket.stream.defaults import HASHES, SIZE_LIMIT
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 4
 _MAX_CAPACITY_BYTES = 1 << 28
+
+_File: TypeAlias = tuple[str, int, dict[str, str]]
+"""Base name, size and digests of a stored file."""
 
 
 class Writer:
@@ -206,7 +209,7 @@ class Writer:
             self._progress.update(self._shards.num_written, len(self._counts), self._size)
         self._size = self._empty_bytes()
 
-    def _entry(self, count: int, files: list[tuple[_native._File, _native._File | None]]) -> dict[str, Any]:
+    def _entry(self, count: int, files: list[tuple[_File, _File | None]]) -> dict[str, Any]:
         entry = self._config | {"samples": count}
         for kind, (raw, packed) in zip(("data", "meta"), files, strict=False):
             entry[f"raw_{kind}"] = _describe(raw)
@@ -275,7 +278,7 @@ class MDSWriter(Writer):
         return added + 4
 
 
-def _describe(file: _native._File) -> dict[str, Any]:
+def _describe(file: _File) -> dict[str, Any]:
     name, size, hashes = file
     return {"basename": name, "bytes": size, "hashes": hashes}
 

@@ -183,7 +183,9 @@ def test_a_cache_that_may_only_be_read(server: Server, tmp_path_factory: pytest.
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
     try:
         assert read_ids(remote=remote, local=cache) == list(range(COUNT))
-        with pytest.raises(StreamIOError, match=r"below`.*Read-only.*this user can write to as `local`"):
+        with pytest.raises(
+            StreamIOError, match=r"below`.*Read-only.*pass a writable folder with free space as `local`"
+        ):
             read_ids(remote=write(server.uri("other")), local=cache / "below")
     finally:
         subprocess.run(["umount", str(cache)], timeout=30, check=True)

@@ -36,7 +36,9 @@ def test_ranks_find_their_places_and_arguments(script: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_script_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(launches.DIST_SCRIPT + "    print('trained on rank', parallelism.data_parallel[0])\n")
+    # One write a line: those of two ranks would else mix.
+    line = "f'trained on rank {parallelism.data_parallel[0]}\\n'"
+    path.write_text(launches.DIST_SCRIPT + f"    sys.stdout.write({line})\n")
     done = subprocess.run(
         [
             sys.executable,

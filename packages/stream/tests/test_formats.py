@@ -80,9 +80,7 @@ def test_a_bomb_is_refused_at_the_size_in_the_index(tmp_path: Path) -> None:
         index["shards"][0]["raw_data"]["bytes"] -= 1
         size = index["shards"][0]["raw_data"]["bytes"]
         (folder / "index.json").write_text(json.dumps(index))
-        with pytest.raises(
-            errors.ShardCorruptError, match=f"decompress to more than {size}, expected {size}"
-        ):
+        with pytest.raises(errors.ShardCorruptError, match=f"decompress.*expected {size} bytes"):
             read(folder)
 
 

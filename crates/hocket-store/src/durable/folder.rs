@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Number of attempts to create a file in a folder that other processes keep removing because it is empty.
+/// Number of attempts to create a folder, or a file in it, that other processes keep removing.
 const ATTEMPTS: u32 = 16;
 
 /// An open folder.
@@ -72,7 +72,20 @@ pub fn sync_parent(path: &Path) -> Result<()> {
 /// # Errors
 /// The error of the system call.
 pub fn create_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(DurableError::of(path, "create the folder"))
+    let mut attempt = 1;
+    loop {
+        match fs::create_dir_all(path) {
+            // Another process removed the folder, or one above it, between two system calls: `mkdir` found
+            // it, or its parent had just been created, and then it was gone.
+            Err(error) if is_removal(&error) && attempt < ATTEMPTS => attempt += 1,
+            created => return created.map_err(DurableError::of(path, "create the folder")),
+        }
+    }
+}
+
+/// Tells whether an error of [`fs::create_dir_all`] may come from another process that removes the folder.
+fn is_removal(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists)
 }
 
 /// Opens a file that `options` create, and creates its folder if necessary.
@@ -130,6 +143,23 @@ mod tests {
                 made.unwrap();
             }
             is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_folder_is_created_while_a_tree_that_contains_it_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let above = root.path().join("a");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = fs::remove_dir_all(&above);
+                }
+            });
+            let created = (0..2000).try_for_each(|_| create_folder(&above.join("b")));
+            is_over.store(true, Ordering::Relaxed);
+            created.unwrap();
         });
     }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use hocket_store::Interrupted;
-use hocket_store::durable::{Locked, is_same_file};
+use hocket_store::durable::{Locked, create_folder, is_same_file};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Result, StreamError};
@@ -68,7 +68,8 @@ impl CacheLimit {
         // Two streams may share a data set and refer to its folder by different links.
         let mut folders = BTreeMap::new();
         for (path, index) in data_sets {
-            let metadata = fs::create_dir_all(&path).and_then(|()| fs::metadata(&path));
+            let created = create_folder(&path).map_err(|failed| failed.error);
+            let metadata = created.and_then(|()| fs::metadata(&path));
             let metadata = metadata.map_err(|e| StreamError::io(&path, "look at", &e))?;
             folders
                 .entry((metadata.ino(), metadata.dev()))
@@ -298,7 +299,8 @@ fn lock_folder(
 ) -> Result<Option<Locked>> {
     let open = || match File::open(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            fs::create_dir_all(folder).and_then(|()| File::open(folder))
+            let created = create_folder(folder).map_err(|failed| failed.error);
+            created.and_then(|()| File::open(folder))
         }
         opened => opened,
     };

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Number of attempts to create a folder, or a file in it, that other processes keep removing.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 200;
 
 /// An open folder.
 #[derive(Debug)]
@@ -135,14 +135,14 @@ mod tests {
                     let _ = fs::remove_dir(&folder);
                 }
             });
-            for number in 0..200 {
+            let created = (0..200).try_for_each(|number| {
                 let path = folder.join(number.to_string());
                 let mut options = OpenOptions::new();
-                let made = open_in_folder(&path, options.write(true).create_new(true));
-                fs::remove_file(&path).unwrap();
-                made.unwrap();
-            }
+                open_in_folder(&path, options.write(true).create_new(true))?;
+                fs::remove_file(&path).map_err(DurableError::of(&path, "remove the file"))
+            });
             is_over.store(true, Ordering::Relaxed);
+            created.unwrap();
         });
     }
 

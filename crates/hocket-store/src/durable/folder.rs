@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Number of attempts to create a folder, or a file in it, that other processes keep removing.
-const ATTEMPTS: u32 = 200;
+const ATTEMPTS: u32 = 16;
 
 /// An open folder.
 #[derive(Debug)]
@@ -123,6 +123,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    /// Pause of a remover, far longer than the creation of a folder and a file, which it would win each time else.
+    const PAUSE: Duration = Duration::from_millis(1);
 
     #[test]
     fn a_file_is_created_while_its_folder_is_removed_as_empty() {
@@ -133,9 +137,10 @@ mod tests {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = fs::remove_dir(&folder);
+                    std::thread::sleep(PAUSE);
                 }
             });
-            let created = (0..200).try_for_each(|number| {
+            let created = (0..20_000).try_for_each(|number| {
                 let path = folder.join(number.to_string());
                 let mut options = OpenOptions::new();
                 open_in_folder(&path, options.write(true).create_new(true))?;
@@ -155,9 +160,10 @@ mod tests {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = fs::remove_dir_all(&above);
+                    std::thread::sleep(PAUSE);
                 }
             });
-            let created = (0..2000).try_for_each(|_| create_folder(&above.join("b")));
+            let created = (0..50_000).try_for_each(|_| create_folder(&above.join("b")));
             is_over.store(true, Ordering::Relaxed);
             created.unwrap();
         });

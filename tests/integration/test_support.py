@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support import leaks, sampling
+from support import leaks, ranks, sampling
 from support.ranks import RankError, RankTimeoutError, run_ranks
 
 
@@ -37,11 +37,18 @@ def fail_on_last() -> None:
     time.sleep(60)
 
 
+CHILD = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(300)
+"""
+
+
 def sleep_forever(folder: str) -> None:
     Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))
     if os.environ["RANK"] == "0":
         return
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(300)"], check=False)
+    subprocess.run([sys.executable, "-c", CHILD, Path(folder, "child")], check=False)
 
 
 def die_at_once() -> None:
@@ -107,12 +114,32 @@ def test_a_rank_that_dies_without_a_word_is_a_failure() -> None:
         run_ranks(die_at_once, 1)
 
 
-def test_the_deadline_shows_the_stacks_and_kills_every_descendant(tmp_path: Path) -> None:
+class PassesWhenRank0HasEnded:
+    """A clock on which an hour passes once rank 0 has ended and rank 1 hangs, however long that takes."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, folder: Path) -> None:
+        self._pids = [folder / name for name in ("0", "1", "child")]
+        self._was_reached = False
+
+    def monotonic(self) -> float:
+        # Late by one look, so that the result of rank 0 was seen before.
+        hour = 3600.0 * self._was_reached
+        if all(path.exists() and path.read_text() for path in self._pids):
+            self._was_reached = not is_running(int(self._pids[0].read_text()))
+        return time.monotonic() + hour
+
+
+def test_the_deadline_shows_the_stacks_and_kills_every_descendant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "time", PassesWhenRank0HasEnded(tmp_path))
     with pytest.raises(
-        RankTimeoutError, match=r"(?s)not done after 3 s on rank\(s\) \[1\] of 2.*sleep_forever"
+        RankTimeoutError, match=r"(?s)not done after 100 s on rank\(s\) \[1\] of 2.*sleep_forever"
     ):
-        run_ranks(sleep_forever, 2, str(tmp_path), timeout_s=3)
-    assert not any(is_running(int((tmp_path / rank).read_text())) for rank in "01")
+        run_ranks(sleep_forever, 2, str(tmp_path), timeout_s=100)
+    assert not any(is_running(int((tmp_path / name).read_text())) for name in ("0", "1", "child"))
 
 
 @pytest.mark.parametrize("fn", [lambda: None, print, len])
@@ -206,7 +233,7 @@ def run_suite(folder: Path, *arguments: str, seed: int | None = 7, **env: str) -
         variables[sampling.SEED_VARIABLE] = str(seed)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-s", "-q", "-rs", "-p", "no:cacheprovider", *arguments],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout

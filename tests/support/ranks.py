@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 POLL_S = 0.02
+# How long a rank may take to write the stacks of its threads.
+STACKS_S = 10.0
 # A rank's failure makes its peers fail or hang in a collective: they get this long to say what they saw.
 FAREWELL_S = 1.0
 KEPT_OUTPUT = 8_000
@@ -50,7 +52,7 @@ def run_ranks(
     fn: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 60,
+    timeout_s: float = 120,
     env: Mapping[str, str] | None = None,
     init: Literal["gloo"] | None = None,
 ) -> list[Any]:
@@ -134,6 +136,17 @@ class Rank:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
 
+    def show_stacks(self, *, by: float) -> None:
+        """Let `rank_main` append the stacks of all threads to the log, and wait until they are there."""
+        before = self.log.stat().st_size
+        self.signal(signal.SIGUSR1)
+        written = before
+        while (written == before or written != self.log.stat().st_size) and time.monotonic() < by:
+            if self.process.poll() is not None:
+                return  # it ended, or had no handler yet
+            written = self.log.stat().st_size
+            time.sleep(0.1)
+
     def end(self, *, by: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=max(by - time.monotonic(), 0))
@@ -141,7 +154,7 @@ class Rank:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         if self.process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -207,8 +220,7 @@ def _failed(ranks: list[Rank], done: dict[int, Outcome], name: str, failed: list
 def _late(ranks: list[Rank], done: dict[int, Outcome], name: str, timeout_s: float) -> RankTimeoutError:
     late = [rank for rank in ranks if rank.rank not in done]
     for rank in late:
-        rank.signal(signal.SIGUSR1)  # `rank_main` answers with the stacks of its threads
-    time.sleep(0.3)
+        rank.show_stacks(by=time.monotonic() + STACKS_S)
     lines = [
         f"`{name}` was not done after {timeout_s} s on rank(s) {[rank.rank for rank in late]} of {len(ranks)}"
     ]

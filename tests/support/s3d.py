@@ -18,7 +18,7 @@ from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 1200
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 10
 IDLE_S = 0.05
 
@@ -166,7 +166,7 @@ class Server:
         # Without the environment's proxies: this is loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=10) as answer:
+            with opener.open(request, timeout=60) as answer:
                 result: dict[str, Any] = json.load(answer)
                 return result
         except urllib.error.HTTPError as error:

@@ -30,7 +30,7 @@ class StandingRanks:
         self._numbers = itertools.count()
         self._ranks: list[Rank] = []
 
-    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
         """Call `fn(*args)` on every rank and return the results in the order of the ranks.
 
         Args:

@@ -64,7 +64,7 @@ def test_slow_answers_are_left_and_taken_up_elsewhere(serve: Faults) -> None:
     server.set_faults("kind=bandwidth,bytes_per_s=1024,rate=0.1,op=GetObject", seed=3)
     started = time.monotonic()
     assert store.get("k") == data
-    assert time.monotonic() - started < 20  # whole parts at that pace would take a minute each
+    assert time.monotonic() - started < 50  # whole parts at that pace would take a minute each
     assert server.stats()["faults"]["bandwidth"] >= 1
 
 
@@ -74,7 +74,7 @@ def test_nothing_but_refusals_end_by_the_deadline_with_the_key(serve: Faults) ->
     started = time.monotonic()
     with pytest.raises(errors.StoreTransientError, match=r"p/data/k` failed \d+ times .*SlowDown"):
         store.get("data/k")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20  # ten thousand retries would take half an hour
     counts = store.counters()
     assert counts["requests"] == counts["retries"] + 1 <= 25
     assert server.stats()["requests"] == {"GetObject": counts["requests"]}

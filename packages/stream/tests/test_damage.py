@@ -116,7 +116,7 @@ def test_without_digests_a_shard_fetched_again_has_the_first_version(
 
 def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Server, tmp_path: Path) -> None:
     options: dict[str, Any] = {"remote": server.uri("data"), "local": tmp_path / "cache"}
-    dataset = StreamingDataset(batch_size=8, download_timeout=0.5, **options)
+    dataset = StreamingDataset(batch_size=8, download_timeout=3, **options)
     server.set_faults("kind=500")
     with pytest.raises(StoreTransientError, match=rf"{server.uri('data')}/shard\.0000\d\.mds"):
         next(dataset.batches())

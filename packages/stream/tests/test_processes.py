@@ -58,7 +58,7 @@ def in_fork(run: Callable[[], object]) -> int:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, 9)

@@ -134,7 +134,7 @@ def test_a_run_that_fails_takes_nothing_from_another_and_what_is_gone_is_written
         if done > total // 2:
             # A job that was put in the queue again beside one that then meets an error.
             with work(uri, target, to=to, max_shard_bytes=9000) as other:
-                told, failed = other.communicate(timeout=60)
+                told, failed = other.communicate(timeout=200)
             assert int(told.split()[2]) > 0, failed
             raise KeyboardInterrupt
 

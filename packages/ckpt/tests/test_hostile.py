@@ -100,7 +100,7 @@ def refused(tmp_path):
         )  # fmt: skip
         told = json.loads(done.stdout)
         for path, (_, seconds, grown) in told.items():
-            assert seconds < 1, path
+            assert seconds < 10, path  # of processor time
             assert grown < 100 << 20, path
         assert not list(tmp_path.rglob("executed"))
         return {name: told[str(path)][0] for name, path in files.items()}

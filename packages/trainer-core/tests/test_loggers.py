@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -27,6 +27,7 @@ from hocket.trainer.loggers import (
     ProgressBarLogger,
     TensorboardLogger,
 )
+from hocket.trainer.loggers.file import _encode_points
 from hocket.trainer.time import Time, ensure_time
 from hocket.trainer.timestamp import Timestamp
 from support.training import Net, loader, make
@@ -170,6 +171,18 @@ def test_file_lines_read_back(tmp_path_factory, points):
     lines = [json.loads(line) for line in file.path.read_text("utf-8").split("\n")[:-1]]
     assert lines == [{"step": step, **metrics} for step, metrics in enumerate(points)]
     assert file.path.parent.name == "calm-otter"
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.floats() | st.integers() | st.booleans() | st.text() | st.lists(st.floats(), max_size=3),
+        max_size=4,
+    )
+)
+@example({"step": 0.5, "loss": float("inf"), "é": 1e-5})
+def test_a_file_has_the_points_as_json_writes_them(points):
+    assert _encode_points(3, points) == json.dumps({"step": 3, **points})
 
 
 def test_a_file_is_continued_even_after_half_a_line(tmp_path):

@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from hocket.trainer.deferred_value import Captured, Number, read
 from hocket.trainer.errors import LoggerError
@@ -44,17 +44,11 @@ class Receiver:
     error: Exception | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """Points of one step, or with `call` something else to do in turn."""
+_Entry: TypeAlias = tuple[int, Mapping[str, Captured], Sequence[Receiver], Callable[[], None] | None, bool]
+"""A step, its points, who gets them, something else to do in turn, and whether to keep the points.
 
-    step: int
-    values: Mapping[str, Captured]
-    to: Sequence[Receiver]
-    call: Callable[[], None] | None = None
-    keep: bool = False
-    is_taken: bool = False
-    """Whether the entry is out of the inbox."""
+A plain tuple, because two are made in each step of a run that logs.
+"""
 
 
 class LogQueue:
@@ -135,7 +129,7 @@ class LogQueue:
         """
         if self._is_closing:
             self._refuse()
-        entry = _Entry(step, values, to or self.receivers, None, keep)
+        entry = (step, values, to or self.receivers, None, keep)
         self._inbox.append(entry)
         # The thread says that it is idle before it looks at the inbox, so no point is overlooked.
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
@@ -150,7 +144,7 @@ class LogQueue:
         """
         if self._is_closing:
             self._refuse()
-        entry = _Entry(0, {}, (to or self.receivers[0],), function, True)
+        entry: _Entry = (0, {}, (to or self.receivers[0],), function, True)
         self._inbox.append(entry)
         if self._is_idle or self._is_closed or 2 * len(self._inbox) >= self.capacity:
             self._wake(entry)
@@ -158,10 +152,11 @@ class LogQueue:
     def _wake(self, entry: _Entry) -> None:
         with self._changed:
             if self._is_closed:
-                if not entry.is_taken:
-                    entry.values, entry.call = {}, None
-                    self._refuse()
-                return  # the thread took it at its last look
+                try:
+                    self._inbox.remove(entry)
+                except ValueError:
+                    return  # the thread took it at its last look
+                self._refuse()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name=f"hocket-metrics-{self.name.replace('`', '')}", daemon=True
@@ -180,17 +175,17 @@ class LogQueue:
         """Move what is in the inbox into the queue, and make room for it. The caller holds the lock."""
         for _ in range(len(self._inbox)):
             entry = self._inbox.popleft()
-            entry.is_taken = True
+            _, values, to, _, keep = entry
             number = self._next_entry
             self._next_entry += 1
-            for name in entry.values:
-                point = (*entry.to, name)
+            for name in values:
+                point = (*to, name)
                 self._unpin(self._newest.get(point))
                 self._newest[point] = number
             if len(self._entries) >= self.capacity:
                 self._make_room()
             self._entries[number] = entry
-            if not entry.keep:
+            if not keep:
                 self._droppable[number] = None
 
     def _unpin(self, number: int | None) -> None:
@@ -203,13 +198,11 @@ class LogQueue:
     def _make_room(self) -> None:
         while len(self._entries) >= self.capacity and self._droppable:
             number, _ = self._droppable.popitem(last=False)
-            entry = self._entries[number]
-            last = {
-                name: value for name, value in entry.values.items() if self._newest[*entry.to, name] == number
-            }
-            self._num_dropped += len(entry.values) - len(last)
+            step, values, to, call, keep = self._entries[number]
+            last = {name: value for name, value in values.items() if self._newest[*to, name] == number}
+            self._num_dropped += len(values) - len(last)
             if last:
-                entry.values = last
+                self._entries[number] = (step, last, to, call, keep)
                 self._pinned.add(number)
             else:
                 del self._entries[number]
@@ -247,9 +240,7 @@ class LogQueue:
         if not self._entries:
             # Nothing had to wait, so no point is the last of its name among points to drop.
             for _ in range(len(self._inbox)):
-                entry = self._inbox.popleft()
-                entry.is_taken = True
-                self._taken.append(entry)
+                self._taken.append(self._inbox.popleft())
             return
         self._settle()
         self._taken.extend(self._entries.values())
@@ -274,29 +265,30 @@ class LogQueue:
 
     def _handle(self, entry: _Entry) -> None:
         """Make an entry's call, or read its points and hand them to its receivers. Raises nothing."""
-        if entry.call is not None:
-            (receiver,) = entry.to
+        step, values, to, call, _ = entry
+        if call is not None:
+            (receiver,) = to
             try:
-                entry.call()
+                call()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and raised by `close`
-                _note(receiver, error, f"`{receiver.name}` failed at step {entry.step}")
+                _note(receiver, error, f"`{receiver.name}` failed at step {step}")
             return
         numbers: dict[str, Number] = {}
-        for name, captured in entry.values.items():
+        for name, captured in values.items():
             if not callable(captured):
                 numbers[name] = captured
                 continue
             try:
                 numbers[name] = read(captured)
             except Exception as error:  # noqa: BLE001 - as above
-                _note(entry.to[0], error, f"reading `{name}` of step {entry.step} failed")
+                _note(to[0], error, f"reading `{name}` of step {step} failed")
         if not numbers:
             return
-        for receiver in entry.to:
+        for receiver in to:
             try:
-                receiver.deliver(numbers, entry.step)
+                receiver.deliver(numbers, step)
             except Exception as error:  # noqa: BLE001 - as above
-                _note(receiver, error, f"`{receiver.name}` failed at step {entry.step}")
+                _note(receiver, error, f"`{receiver.name}` failed at step {step}")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything put so far has been handed over; false when `timeout_s` was not enough."""
@@ -343,7 +335,7 @@ class LogQueue:
             self._is_closed = True
             self._settle()
             current = () if self._in_delivery is None else (self._in_delivery,)
-            left = sum(len(entry.values) for entry in (*current, *self._taken, *self._entries.values()))
+            left = sum(len(values) for _, values, *_ in (*current, *self._taken, *self._entries.values()))
             self._taken.clear()
             self._entries.clear()
             self._droppable.clear()

@@ -59,7 +59,8 @@ class Logger:
         """The destinations that get something on this rank."""
         self._outlets = _make_outlets(self.destinations)
         """For each destination, its queue, and its place at the end of it."""
-        self._queues = list(dict.fromkeys(queue for queue, _ in self._outlets))
+        self.queues = list(dict.fromkeys(queue for queue, _ in self._outlets))
+        """The queues to all of the destinations; `log_metrics` puts into each what it captured."""
         self._media_room = [
             threading.BoundedSemaphore(destination.media_capacity) for destination in self.destinations
         ]
@@ -84,11 +85,12 @@ class Logger:
         Raises:
             TypeError: If a value is no number, tensor or handle.
         """
-        if not self._queues or not metrics:
+        if not self.queues or not metrics:
             return
-        values, at = capture(metrics), self._step(step)
+        values = capture(metrics)
+        at = self._state.counts.batch if step is None else int(step)
         if to is None:
-            for queue in self._queues:
+            for queue in self.queues:
                 queue.put(values, at, keep=keep)
             return
         for (queue, receiver), destination in zip(self._outlets, self.destinations, strict=True):
@@ -119,7 +121,7 @@ class Logger:
         Raises:
             LoggerError: If a row has another number of values than there are columns.
         """
-        if not self._queues:
+        if not self.queues:
             return
         heads, table, at = list(columns), [list(row) for row in rows], self._step(step)
         for row in table:
@@ -155,7 +157,7 @@ class Logger:
         Raises:
             LoggerError: If the shapes are not those of images.
         """
-        if not self._queues:
+        if not self.queues:
             return
         at = self._step(step)
         read = capture_images(
@@ -231,7 +233,7 @@ class Logger:
             False when `timeout_s` was not enough.
         """
         deadline = time.monotonic() + timeout_s
-        queues = self._queues
+        queues = self.queues
         if to is not None:
             queues = [
                 queue
@@ -255,7 +257,7 @@ class Logger:
         """
         deadline = time.monotonic() + timeout_s
         errors: list[LoggerError] = []
-        for queue in self._queues:
+        for queue in self.queues:
             try:
                 queue.close(max(0.0, deadline - time.monotonic()))
             except LoggerError as error:

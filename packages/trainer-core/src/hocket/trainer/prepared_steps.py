@@ -37,7 +37,7 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
     on, fire, stop, is_over = run.engine.on, run.engine.fire, state.stop, state.is_over
     take_ahead, fetch_ahead, clock = loader.take_ahead, loader.fetch_ahead, run.clock
     compute, compute_gradients = _bind_compute(run, standard), standard.compute_gradients
-    allows, reads_loss, log_metrics = guard.allows, guard.reads_at_once, run.logger.log_metrics
+    allows, reads_loss, queues = guard.allows, guard.reads_at_once, run.logger.queues
 
     def make_plain_steps() -> bool:
         has_made_one = False
@@ -84,7 +84,8 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 precision.step(state.optimizers, skip=True)
             if should_log := run.is_loss_logged and after[2] % run.log_every == 0:
                 if reads_loss and context.mean is None and not context.loss_parts.sums:
-                    log_metrics({LOSS: value}, after[2])  # the number is there already
+                    for queue in queues:  # the number is there already
+                        queue.put({LOSS: value}, after[2])
                 else:
                     log_loss(run, loss, step, after[2])
             state.previous_counts, state.counts = counts, after
@@ -92,7 +93,8 @@ def prepare_steps(run: Run) -> Callable[[], bool] | None:
                 metrics.end_batch(should_log=should_log)
             if on.batch_end:
                 fire(Event.BATCH_END)
-                is_last = is_over()
+                if stop.is_final or state.max_duration is not duration or state.counts is not after:
+                    is_last = is_over()
             if checkpointer or state.evaluators or run.gc_interval or on.batch_checkpoint or stop.is_agreed:
                 finish_batch(run)
                 is_last = is_over()

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,6 +22,24 @@ if TYPE_CHECKING:
 
 # `json.dumps` makes an encoder at each call that has options.
 _encode = json.JSONEncoder(default=str).encode
+
+
+@lru_cache(4096)
+def _encode_name(name: str) -> str:
+    return _encode({name: 0})[1:-2]
+
+
+def _encode_points(step: int, points: Mapping[str, Number]) -> str:
+    """Return the JSON of a line, as `_encode` makes it, in half the time where the points are floats."""
+    if "step" in points:
+        return _encode({"step": step, **points})
+    line = f'{{"step": {step}'
+    for name, number in points.items():
+        # `repr` is JSON for a finite float; that of others ends in `nan` or `inf`.
+        if type(number) is not float or (text := repr(number))[-1] in "nf":
+            text = _encode(number)
+        line = f"{line}, {_encode_name(name)}{text}"
+    return line + "}"
 
 
 class FileLogger(LoggerDestination):
@@ -89,22 +107,23 @@ class FileLogger(LoggerDestination):
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
         """Write one line."""
-        self._write({"step": step, **metrics})
+        self._write(_encode_points(step, metrics))
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Write one line; a setting that JSON does not know is written as its text."""
-        self._write({"hyperparameters": parameters})
+        self._write(_encode({"hyperparameters": parameters}))
 
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int = 0
     ) -> None:
         """Write one line."""
-        self._write({"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]})
+        table = {"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]}
+        self._write(_encode(table))
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Write one line, if asked to."""
         if self._writes_traces:
-            self._write({"traces": dict(traces)})
+            self._write(_encode({"traces": dict(traces)}))
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop capturing, and upload the file if asked to."""
@@ -124,11 +143,11 @@ class FileLogger(LoggerDestination):
             self._file.close()
             self._file = None
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, line: str) -> None:
         if self._file is None:
             raise RuntimeError(f"`{self.filename}` is not open; `init` opens it, when a `Trainer` is made")
         with self._lock:
-            self._file.write(_encode(record) + "\n")
+            self._file.write(line + "\n")
 
     def after_delivery(self) -> None:
         """Hand the lines to the operating system, all that came together in one write."""
@@ -138,7 +157,7 @@ class FileLogger(LoggerDestination):
 
     def _write_printed(self, name: str, line: str) -> None:
         if self._file is not None:
-            self._write({name: line})
+            self._write(_encode({name: line}))
             self.after_delivery()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hocket.trainer import Algorithm, Callback, Event, step_sync
+from hocket.trainer import Algorithm, Callback, Event, garbage, step_sync
 from hocket.trainer.callbacks import LRMonitor, SpeedMonitor
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.loggers import FileLogger, InMemoryLogger, ProgressBarLogger
@@ -202,6 +202,45 @@ def test_many_steps_leave_nothing(tmp_path):
     assert others == [threads, files]
     # Not one object in ten steps.
     assert blocks_after - blocks < 500
+
+
+def test_what_is_there_is_frozen_during_the_first_fit_of_a_process(monkeypatch):
+    monkeypatch.setattr(garbage, "_has_frozen", False)
+    frozen = []
+    watch = Watch(lambda state: frozen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
+    with make(callbacks=watch, max_duration="2ba") as trainer:
+        trainer.fit()
+        assert gc.get_freeze_count() == 0
+        trainer.fit("1ba")
+    assert frozen == [(True, True), (True, True), (True, False)]
+
+
+def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
+    monkeypatch.setattr(garbage, "_has_frozen", False)
+    frozen = []
+
+    def fail(state):
+        frozen.append(gc.get_freeze_count() > 0)
+        raise ValueError("no further")
+
+    watch = Watch(fail)
+    with make(callbacks=watch, max_duration="2ba") as trainer, pytest.raises(ValueError, match="no further"):
+        trainer.fit()
+    assert frozen == [True]
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("gc_interval", [None, 3])
+def test_what_the_caller_froze_stays_frozen(gc_interval, monkeypatch):
+    monkeypatch.setattr(garbage, "_has_frozen", False)
+    with make(gc_interval=gc_interval, max_duration="2ba") as trainer:
+        gc.freeze()
+        try:
+            trainer.fit()
+            assert gc.get_freeze_count()
+        finally:
+            gc.unfreeze()
+    assert gc.isenabled()
 
 
 def test_garbage_is_collected_at_agreed_batches():

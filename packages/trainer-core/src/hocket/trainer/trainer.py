@@ -116,7 +116,8 @@ class Trainer:
         seed: Rank r's random generators start from `seed + r`; drawn from torch's generator if None.
         deterministic_mode: Have torch use deterministic kernels only.
         gc_interval: Batches between two runs of Python's garbage collector, which then run on all ranks after
-            the same batch, and at no other time of a fit; None leaves the collector alone.
+            the same batch, and at no other time of a fit; None leaves the time to the collector. What is
+            there when a fit with an interval starts, or the first fit of a process, is frozen until its end.
         fast_dev_run: True, or a number of batches, tries a script out: each `fit` ends after one epoch of so
             many batches, each evaluation has as many, and nothing is saved or sent to loggers.
         overfit_batches: Train on the first batches of the loader again and again, a number (int) or share

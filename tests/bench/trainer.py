@@ -10,11 +10,13 @@ Their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
     uv run python tests/bench/trainer.py --profile
+    uv run python tests/bench/trainer.py --parts
     uv run python tests/bench/trainer.py --steps --cells bare,hocket,hocket-in-use,fabric
 
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
 Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
 over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead,
+`--parts` what each part in use takes on all threads,
 `--steps` prints quantiles of single steps, which are steady on a busy machine too, and `--counts` counts
 calls, context switches and bytecodes, which are steady on any.
 """
@@ -33,7 +35,7 @@ import threading
 from pathlib import Path
 
 import torch
-from cells import trainer_counts, trainer_profile, trainer_steps
+from cells import trainer_counts, trainer_parts, trainer_profile, trainer_steps
 from cells.trainer import CELLS, STEPS
 
 CELLS_FILE = Path(__file__).parent / "cells" / "trainer.py"
@@ -200,12 +202,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {list(CELLS)}")
     parser.add_argument("--profile", action="store_true", help="measure the duties of Hocket's step instead")
+    parser.add_argument("--parts", action="store_true", help="measure the parts of a step in use instead")
     parser.add_argument("--steps", action="store_true", help="quantiles of single steps, in one process")
     parser.add_argument("--counts", action="store_true", help="calls, switches and bytecodes, in one process")
     parser.add_argument("--small", action="store_true", help="with --steps, a model of one layer")
     options = parser.parse_args()
     if options.profile:
         trainer_profile.main(options.rounds)
+        return
+    if options.parts:
+        trainer_parts.main(options.rounds)
         return
     if options.counts:
         trainer_counts.main(options.cells.split(","))

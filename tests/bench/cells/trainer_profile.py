@@ -70,7 +70,8 @@ def _instrument(trainer: Any, model: Net, optimizer: Any, watch: Stopwatch) -> N
         ("fetch ahead", loader, "fetch_ahead"),
         ("count the batch", loader, "_fetch"),
         ("facts of the batch", sync, "of_one"),
-        ("log: capture and queue", trainer.logger, "log_metrics"),
+        ("log: capture", trainer.logger, "log_metrics"),
+        *(("log: queue", queue, "put") for queue in trainer.logger.queues),
         ("events", trainer.engine, "fire"),
     ]
     for duty, owner, name in duties:

@@ -107,23 +107,22 @@ class FileLogger(LoggerDestination):
 
     def log_metrics(self, metrics: dict[str, Number], step: int) -> None:
         """Write one line."""
-        self._write(_encode_points(step, metrics))
+        self._write_line(_encode_points(step, metrics))
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Write one line; a setting that JSON does not know is written as its text."""
-        self._write(_encode({"hyperparameters": parameters}))
+        self._write({"hyperparameters": parameters})
 
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str = "Table", step: int = 0
     ) -> None:
         """Write one line."""
-        table = {"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]}
-        self._write(_encode(table))
+        self._write({"step": step, "table": name, "columns": list(columns), "rows": [[*row] for row in rows]})
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Write one line, if asked to."""
         if self._writes_traces:
-            self._write(_encode({"traces": dict(traces)}))
+            self._write({"traces": dict(traces)})
 
     def close(self, state: State, logger: Logger) -> None:
         """Stop capturing, and upload the file if asked to."""
@@ -143,7 +142,10 @@ class FileLogger(LoggerDestination):
             self._file.close()
             self._file = None
 
-    def _write(self, line: str) -> None:
+    def _write(self, record: dict[str, Any]) -> None:
+        self._write_line(_encode(record))
+
+    def _write_line(self, line: str) -> None:
         if self._file is None:
             raise RuntimeError(f"`{self.filename}` is not open; `init` opens it, when a `Trainer` is made")
         with self._lock:
@@ -157,7 +159,7 @@ class FileLogger(LoggerDestination):
 
     def _write_printed(self, name: str, line: str) -> None:
         if self._file is not None:
-            self._write(_encode({name: line}))
+            self._write({name: line})
             self.after_delivery()
 
 

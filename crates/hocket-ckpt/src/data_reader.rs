@@ -1,16 +1,15 @@
 //! A data file open for reading: through the page cache if it is cached or may be kept there, by direct I/O
 //! otherwise.
 //!
-//! Several threads read blocks of one file concurrently, which the kernel's read-ahead takes for random access.
-//! A file that is read into the page cache is therefore requested ahead explicitly. With direct I/O each request
-//! reaches the disk unchanged, and other cached data of the training process is not evicted.
+//! Several threads read the blocks of one file, about in order. A file that is read into the page cache is declared
+//! to be read in sequence: the kernel's own read-ahead takes large pages, which explicit requests for ranges
+//! (`POSIX_FADV_WILLNEED`) do not. With direct I/O each request reaches the disk unchanged, and other cached data of
+//! the training process is not evicted.
 
 use std::fs::File;
 #[cfg(target_os = "linux")]
 use std::fs::OpenOptions;
 use std::io;
-use std::num::NonZeroU64;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 #[cfg(target_os = "linux")]
 use std::os::unix::fs::OpenOptionsExt;
@@ -49,8 +48,6 @@ pub(crate) struct DataReader {
     cached: File,
     direct: Option<File>,
     is_refused: AtomicBool,
-    /// Whether callers request ranges ahead of their reads.
-    is_ahead: bool,
 }
 
 impl DataReader {
@@ -62,24 +59,13 @@ impl DataReader {
         let is_cold = is_long && !is_cached(&cached, size as usize);
         let is_kept = caching == Caching::Keep;
         if is_cold && is_kept {
-            // The threads' requests are no sequence in which the kernel could read ahead by itself.
-            advise(&cached, 0, None, Advice::Random);
+            advise(&cached, Advice::Sequential);
         }
         Ok(Self {
             direct: (is_cold && !is_kept).then(|| open_direct(path)).flatten(),
-            is_ahead: is_cold && is_kept,
             cached,
             is_refused: AtomicBool::new(false),
         })
-    }
-
-    /// Requests a range that will be read soon, if the file is read into the page cache; does not wait for it.
-    pub(crate) fn read_ahead(&self, range: &Range<u64>) {
-        let length = NonZeroU64::new(range.end.saturating_sub(range.start));
-        if self.is_ahead && length.is_some() {
-            // Only a hint: if it fails, the read itself fetches the range.
-            advise(&self.cached, range.start, length, Advice::WillNeed);
-        }
     }
 
     /// Returns the size of the file in bytes.
@@ -151,29 +137,27 @@ fn open_direct(_path: &Path) -> Option<File> {
     None
 }
 
-/// How a range will be read.
+/// How a file will be read.
 #[derive(Clone, Copy)]
 enum Advice {
-    Random,
-    WillNeed,
+    Sequential,
     #[cfg(test)]
     DontNeed,
 }
 
-/// Tells the kernel how a range will be read. If that fails, the reads are slower and as right.
+/// Tells the kernel how a file will be read. If that fails, the reads are slower and as right.
 #[cfg(target_os = "linux")]
-fn advise(file: &File, at: u64, length: Option<NonZeroU64>, advice: Advice) {
+fn advise(file: &File, advice: Advice) {
     let advice = match advice {
-        Advice::Random => rustix::fs::Advice::Random,
-        Advice::WillNeed => rustix::fs::Advice::WillNeed,
+        Advice::Sequential => rustix::fs::Advice::Sequential,
         #[cfg(test)]
         Advice::DontNeed => rustix::fs::Advice::DontNeed,
     };
-    let _ = rustix::fs::fadvise(file, at, length, advice);
+    let _ = rustix::fs::fadvise(file, 0, None, advice);
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise(_file: &File, _at: u64, _length: Option<NonZeroU64>, _advice: Advice) {}
+fn advise(_file: &File, _advice: Advice) {}
 
 /// Returns true, because only Linux tells what the page cache holds in the way that is used here.
 #[cfg(not(target_os = "linux"))]
@@ -256,23 +240,20 @@ mod tests {
         let direct = open_direct(file.path());
         assert!(!has_direct(LOOK_MIN_BYTES - 1));
         assert_eq!(has_direct(LOOK_MIN_BYTES), direct.is_some());
-        let kept = open(LOOK_MIN_BYTES, Caching::Keep);
-        assert!(kept.direct.is_none() && kept.is_ahead);
-        assert!(!open(LOOK_MIN_BYTES - 1, Caching::Keep).is_ahead);
+        assert!(open(LOOK_MIN_BYTES, Caching::Keep).direct.is_none());
     }
 
     #[test]
-    fn what_is_read_ahead_is_in_the_page_cache_afterwards() {
+    fn what_was_read_to_be_kept_is_in_the_page_cache_afterwards() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; DIRECT_MIN_BYTES as usize]).unwrap();
         file.as_file().sync_all().unwrap();
-        advise(file.as_file(), 0, None, Advice::DontNeed);
+        advise(file.as_file(), Advice::DontNeed);
         let size = DIRECT_MIN_BYTES as usize;
         if is_cached(file.as_file(), size) {
             return; // a file system in memory
         }
         let kept = DataReader::open(file.path(), DIRECT_MIN_BYTES, Caching::Keep).unwrap();
-        kept.read_ahead(&(0..DIRECT_MIN_BYTES));
         let mut read = vec![0; size];
         kept.read_exact_at(&mut read, 0, &mut None).unwrap();
         assert!(read.iter().all(|&byte| byte == 7));

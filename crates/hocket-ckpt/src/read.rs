@@ -19,9 +19,6 @@ use crate::workers::{self, Interrupted};
 
 const MAX_WORKERS: usize = 8;
 
-/// How far ahead of its worker a span is requested, in spans.
-const READ_AHEAD_SPANS: usize = 8;
-
 /// The plan of a read with its inputs.
 pub(crate) struct Job<'a> {
     location: &'a Location,
@@ -90,11 +87,6 @@ impl<'a> Job<'a> {
         files
     }
 
-    /// Returns the open file of a span; none beyond the last span.
-    fn handle<'o>(&self, opened: &'o [Option<DataReader>], index: usize) -> Option<&'o DataReader> {
-        opened[self.spans.get(index)?[0].file].as_ref()
-    }
-
     /// Returns the byte range of the stored file that a span needs.
     fn stored(&self, index: usize) -> Range<u64> {
         let span = self.spans[index];
@@ -127,17 +119,6 @@ fn read_local(
         interrupted,
         start,
         |(scratch, buffer), index| {
-            // Requests stay ahead of all workers; the first spans have no earlier one to request them.
-            let ahead = index + READ_AHEAD_SPANS;
-            for index in (index < READ_AHEAD_SPANS)
-                .then_some(index)
-                .into_iter()
-                .chain([ahead])
-            {
-                if let Some(handle) = job.handle(opened, index) {
-                    handle.read_ahead(&job.stored(index));
-                }
-            }
             for (block, touches) in job.blocks(index) {
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;

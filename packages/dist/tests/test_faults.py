@@ -16,7 +16,7 @@ from torch import nn
 from hocket.dist import PreflightError, provide
 from support.ranks import run_ranks
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = 8.0
 
 
 def _model() -> nn.Sequential:

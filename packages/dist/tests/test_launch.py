@@ -79,7 +79,7 @@ def test_a_rank_that_ignores_the_end_of_another_is_killed_after_the_grace_period
     path.write_text(STUBBORN)
     done = launches.run(tmp_path, "-n", "2", "--shutdown-timeout", "2", path, tmp_path)
     pid, since = (tmp_path / "ready").read_text().split()
-    assert time.time() - float(since) < 30
+    assert time.time() - float(since) < 100
     assert not launches.is_alive(int(pid))
     assert done.returncode == 1
     assert "hocket-launch: rank 1 (pid" in done.stderr
@@ -223,7 +223,7 @@ def test_a_task_for_each_rank_of_a_slurm_step_runs_the_script_itself(tmp_path: P
         env={**launches.environment(tmp_path), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.stdout == "6 8 2 gpu003\n", done.stderr
 
@@ -245,12 +245,12 @@ def test_a_checkpoint_that_is_known_is_named_after_ctrl_c(tmp_path: Path) -> Non
         text=True,
     ) as launcher:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while not (tmp_path / "ready").exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             launcher.send_signal(signal.SIGINT)
-            _, stderr = launcher.communicate(timeout=60)
+            _, stderr = launcher.communicate(timeout=150)
         finally:
             launcher.kill()
     assert launcher.returncode == 128 + signal.SIGINT
@@ -271,14 +271,14 @@ def test_a_signal_reaches_every_rank_and_leaves_none(
         text=True,
     ) as launcher:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while len(list(tmp_path.glob("rank-*"))) < 2:
                 assert time.monotonic() < deadline
                 assert launcher.poll() is None
                 time.sleep(0.05)
             time.sleep(0.2)
             launcher.send_signal(number)
-            _, stderr = launcher.communicate(timeout=60)
+            _, stderr = launcher.communicate(timeout=150)
         finally:
             launcher.kill()
     assert launcher.returncode == 128 + number
@@ -290,7 +290,7 @@ def test_a_signal_reaches_every_rank_and_leaves_none(
 
 def test_the_version_is_printed_and_the_package_is_a_command(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hocket.dist", "--version"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "hocket.dist", "--version"], capture_output=True, text=True, timeout=150
     )
     assert done.stdout.startswith("hocket-dist ")
     assert "torch" in done.stdout

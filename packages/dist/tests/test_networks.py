@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 5
+TIMEOUT_S = 10
 TRAIN = f"""
 import os, pathlib, sys, time, torch
 from torch import nn
@@ -32,7 +32,7 @@ with provide({{}}, device="cpu", timeout_s={TIMEOUT_S}) as parallelism:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
 def _can_make_networks() -> bool:
@@ -112,8 +112,8 @@ def test_a_machine_that_is_cut_off_is_named_on_the_others(networks: list[str], t
         _ip("-n", networks[2], "link", "set", "hk2", "down")
         cut_at = time.monotonic()
         for launcher in launchers[:2]:
-            launcher.wait(timeout=90)
-        assert time.monotonic() - cut_at < TIMEOUT_S + 60
+            launcher.wait(timeout=150)
+        assert time.monotonic() - cut_at < TIMEOUT_S + 100
     finally:
         for launcher in launchers:
             children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")

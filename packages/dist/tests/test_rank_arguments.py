@@ -41,7 +41,7 @@ def test_variables_of_the_rank_in_arguments_are_expanded(tmp_path: Path, is_slur
             "SLURM_PROCID": "6",
         }
         done = subprocess.run(
-            launches.command(path, *arguments), env=environment, capture_output=True, text=True, timeout=60
+            launches.command(path, *arguments), env=environment, capture_output=True, text=True, timeout=150
         )
         assert done.stdout == "log-6-of-8 $HOME\n", done.stderr
         return

@@ -21,7 +21,7 @@ from hocket.stream import MDSWriter
 
 LAUNCH = Path(sys.executable).with_name("hocket-launch")
 JOB = Path(__file__).with_name("job.py")
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0  # a rank that waited for another one would do so for torch's half hour
 # A checkpoint's store is tried eleven times, with pauses that add up to at most 43 s.
 TRIES_S = 43.0
 NOWHERE = {
@@ -64,7 +64,7 @@ def started(out: Path, *attempts: dict[str, Any], env: dict[str, str] | None = N
     )
 
     def finish(deadline_s: float = DEADLINE_S) -> Ended:
-        _, stderr = process.communicate(timeout=max(1.0, deadline_s - (time.monotonic() - began)))
+        _, stderr = process.communicate(timeout=max(60.0, deadline_s - (time.monotonic() - began)))
         alive = [path.name for path in out.glob("pid*") if is_alive(int(path.read_text()))]
         assert not alive, f"{alive} outlive the launcher"
         found = [out / f"rank{rank}.json" for rank in range(2)]

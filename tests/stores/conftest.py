@@ -43,8 +43,8 @@ def connect(server: Server | Remote, **options: Any) -> Any:
         s3={"addressing_style": "path"},
         retries={"total_max_attempts": 1},
         max_pool_connections=16,
-        connect_timeout=5,
-        read_timeout=10,
+        connect_timeout=60,
+        read_timeout=60,
         proxies={},
     )
     return boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1", config=config, **options)

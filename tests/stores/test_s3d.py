@@ -251,7 +251,7 @@ def test_no_signature_is_refused(s3d: Server, client: Any, bucket: str) -> None:
     client.put_object(Bucket=bucket, Key="k", Body=b"secret")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError) as error:
-        opener.open(f"{s3d.endpoint}/{bucket}/k", timeout=10)
+        opener.open(f"{s3d.endpoint}/{bucket}/k", timeout=60)
     with error.value as answer:
         assert answer.code == 403
         assert b"secret" not in answer.read()
@@ -374,7 +374,7 @@ def test_started_by_hand_it_prints_what_to_paste(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(5)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
     assert lines[0] == f"export AWS_ENDPOINT_URL=http://127.0.0.1:{port}\n"
     assert all(line.startswith(("export AWS_", "#")) for line in lines)
 
@@ -383,7 +383,7 @@ def test_started_by_hand_it_prints_what_to_paste(tmp_path: Path) -> None:
 def test_a_wrong_option_is_refused(tmp_path: Path, option: list[str]) -> None:
     done = subprocess.run(
         [str(build()), "--root", str(tmp_path), "--port", "0", *option],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert option[1] in done.stderr

@@ -89,12 +89,12 @@ def test_latency_and_bandwidth_take_their_time(s3d_faults: Faults, client_of: Ca
     waited = time.monotonic()
     assert len(read(client, server)) == 200_000
     done = time.monotonic()
-    assert 0.2 <= waited - start < 3
-    assert 0.4 <= done - waited < 3
+    assert 0.2 <= waited - start < 20
+    assert 0.4 <= done - waited < 20
     server.set_faults(bandwidth=400_000, latency_ms=50)
     start = time.monotonic()
     client_of(server).put_object(Bucket=server.bucket, Key="k", Body=bytes(200_000))
-    assert 0.45 <= time.monotonic() - start < 3
+    assert 0.45 <= time.monotonic() - start < 20
 
 
 def run(server: Server, client: Any, count: int) -> list[str]:
@@ -185,7 +185,7 @@ def test_a_hostile_request_ends_no_server(s3d_faults: Faults, line: bytes) -> No
 
     server = s3d_faults()
     with socket.create_connection(
-        ("127.0.0.1", urlsplit(server.endpoint).port or 0), timeout=5
+        ("127.0.0.1", urlsplit(server.endpoint).port or 0), timeout=60
     ) as connection:
         connection.sendall(line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)

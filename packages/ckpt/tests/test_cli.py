@@ -22,6 +22,7 @@ from hocket.ckpt.demo import write_demo
 from hocket.ckpt.manifest import Manifest, TensorRecord, ValueRecord
 from hocket.native import _native
 from hocket.native.cli import progress
+from hocket.native.cli.text import print_json
 
 COMMAND = Path(sys.executable).with_name("hocket-ckpt")
 
@@ -407,3 +408,14 @@ def test_inspect_shows_what_accelerate_saved_beside_the_model(tmp_path, capsys):
     assert json.loads(out)["beside"] == dict.fromkeys(beside, 2048)
     _, out, _ = call(capsys, "inspect", tmp_path / "model.safetensors")
     assert "beside it" not in out
+
+
+def test_json_has_a_line_for_each_entry_of_its_first_two_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"a": {"b": {"c": [1, {"d": None}]}, "é\x85": []}, "e": [], "f": [[1, 2], "x\n"]}
+    print_json(document)
+    out = capsys.readouterr().out
+    assert json.loads(out) == document
+    assert out == (
+        '{\n  "a": {\n    "b": {"c": [1, {"d": null}]},\n    "é\\u0085": []\n  },\n'
+        '  "e": [],\n  "f": [\n    [1, 2],\n    "x\\n"\n  ]\n}\n'
+    )

@@ -1,5 +1,6 @@
 """Text output of the commands, for terminals and files."""
 
+import functools
 import itertools
 import json
 import re
@@ -144,7 +145,6 @@ def _measured(cell: Cell) -> tuple[list[tuple[str, str]], int]:
     if isinstance(cell, str):
         return [(cell, "")], _num_cells(cell)
     parts = cell.parts if isinstance(cell, Line) else _parts(cell)
-    # By part: rich remembers the widths of short texts, and rows share the guides and marks in them.
     return parts, sum([_num_cells(text) for text, _ in parts])
 
 
@@ -163,6 +163,7 @@ def _escaped(text: Text) -> Text:
     return Text(shown(text.plain), text.style) if _COMMANDS.search(text.plain) else text
 
 
+@functools.lru_cache(1024)  # Rows share the guides and marks in them, and often types and sizes.
 def _num_cells(text: str) -> int:
     text = shown(text)
     return len(text) if text.isascii() else cell_len(text)
@@ -170,6 +171,26 @@ def _num_cells(text: str) -> int:
 
 def print_json(document: Mapping[str, Any] | list[Any]) -> None:
     """Print JSON, and nothing else."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     # JSON escapes characters below the space, but not the other control characters.
-    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+    print(
+        re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", _json(document, levels=2)), flush=True
+    )
+
+
+def _json(value: Any, *, levels: int, indent: str = "") -> str:
+    """Return JSON whose first levels have a line for each entry.
+
+    Deeper ones stay on their entry's line: with `indent`, Python's encoder is not the native one and takes
+    five times as long.
+    """
+    if levels == 0 or not value or not isinstance(value, Mapping | list):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = indent + "  "
+    if isinstance(value, list):
+        entries = [_json(entry, levels=levels - 1, indent=inner) for entry in value]
+        return f"[\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}]"
+    entries = [
+        f"{json.dumps(str(key), ensure_ascii=False)}: {_json(entry, levels=levels - 1, indent=inner)}"
+        for key, entry in value.items()
+    ]
+    return f"{{\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}}}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.trainer import Callback, ComposerModel
+from hocket.trainer import Callback, ComposerModel, Evaluator
 from hocket.trainer.callbacks import (
     ActivationMonitor,
     EvalOutputLogging,
@@ -28,7 +28,7 @@ from hocket.trainer.callbacks import (
     SystemMetricsMonitor,
 )
 from hocket.trainer.callbacks.peak_flops import peak_flops_of
-from hocket.trainer.errors import DivergedError, TrainerConfigError
+from hocket.trainer.errors import DataError, DivergedError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from support.training import FileStore, Net, Watch, loader, make, parameters
 
@@ -406,8 +406,28 @@ def test_images_and_their_masks_are_logged():
     _, shown = memory.images["Images/Train"][0]
     assert torch.equal(torch.stack(shown.masks["ground truth"]), images()[0][1])
     assert shown.masks["prediction"][0].shape == (6, 6)
-    with pytest.raises(TrainerConfigError, match="expected `input` or `segmentation`"):
-        ImageVisualizer(mode="outputs")
+    for options, message in (
+        ({"mode": "outputs"}, "expected `input` or `segmentation`"),
+        ({"num_images": 0}, "`num_images` is 0; expected at least 1"),
+        ({"interval": -1}, "expected at least 1, or 0 for no images"),
+    ):
+        with pytest.raises(TrainerConfigError, match=message):
+            ImageVisualizer(**options)
+
+
+@pytest.mark.parametrize("mode", ["input", "segmentation"])
+def test_images_of_a_batch_in_microbatches_are_logged_once(mode):
+    model = Segmenter()
+    evaluator = Evaluator(label="eval", dataloader=images(4), device_eval_microbatch_size=1)
+    arguments = {"model": model, "optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
+    arguments |= {"train_dataloader": images(), "device_train_microbatch_size": 2, "max_duration": "1ep"}
+    _, memory = fit(ImageVisualizer("2ba", mode=mode), eval_dataloader=evaluator, **arguments)
+    assert [step for step, _ in memory.images["Images/Train"]] == [0, 2]
+    assert len(memory.images["Images/eval"]) == 1
+    wrong = ImageVisualizer(mode=mode, input_key="image")
+    arguments["optimizers"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(DataError, match="there is no 'image' in the batch"):
+        fit(wrong, **arguments)
 
 
 def test_outputs_of_evaluation_are_logged():

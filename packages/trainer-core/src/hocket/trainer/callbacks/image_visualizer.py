@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.trainer.batch_access import get_item
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.logger import Logger
@@ -24,13 +25,13 @@ class ImageVisualizer(Callback):
 
     They are logged as `Images/Train` and `Images/<evaluator's label>`, as the model sees them: augmented and
     normalized. With `mode="segmentation"` the targets, and the class of the largest output in each pixel, are
-    logged as masks.
+    logged as masks. Of a batch in microbatches, the first microbatch is shown.
 
     Args:
         interval: Batches or epochs between two training batches that are shown, such as `"100ba"`; 0 for
             none.
         mode: `"input"` or `"segmentation"`.
-        num_images: How many images of a batch.
+        num_images: How many images of a batch, at least 1.
         channels_last: Whether the channels are the last dim.
         input_key: Where a batch has its images: a key, an index, or a function of the batch.
         target_key: Where it has its `(N, H, W)` class numbers, for `"segmentation"`.
@@ -58,12 +59,25 @@ class ImageVisualizer(Callback):
             raise TrainerConfigError(
                 f"`interval` is `{given}`; expected batches or epochs, such as `100ba` or `1ep`"
             )
+        if given.value < 0:
+            raise TrainerConfigError(f"`interval` is `{given}`; expected at least 1, or 0 for no images")
+        if num_images < 1:
+            raise TrainerConfigError(f"`num_images` is {num_images}; expected at least 1")
         self.interval = given
         self.mode = mode
         self.num_images = num_images
         self.channels_last = channels_last
         self.input_key = input_key
         self.target_key = target_key
+        self._shown: tuple[str, int] | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Forget what was shown: the time may start again."""
+        self._shown = None
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Forget what was shown: an evaluation may come twice after one training batch."""
+        self._shown = None
 
     def before_forward(self, state: State, logger: Logger) -> None:
         """Log the inputs, if it is time."""
@@ -89,12 +103,14 @@ class ImageVisualizer(Callback):
         return counts.batch_in_epoch == 0 and counts.epoch % interval == 0
 
     def _log(self, state: State, logger: Logger, name: str) -> None:
-        if not logger.destinations:
+        here = (name, state.timestamp.counts.batch)
+        if not logger.destinations or here == self._shown:
             return
-        images = _get(state.batch, self.input_key)[: self.num_images]
+        self._shown = here
+        images = get_item(state.batch, self.input_key)[: self.num_images]
         masks: dict[str, Tensor] | None = None
         if self.mode == "segmentation":
-            masks = {"ground truth": _get(state.batch, self.target_key)[: self.num_images]}
+            masks = {"ground truth": get_item(state.batch, self.target_key)[: self.num_images]}
             if isinstance(state.outputs, Tensor):
                 masks["prediction"] = state.outputs.detach()[: self.num_images].argmax(1)
         logger.log_images(
@@ -104,7 +120,3 @@ class ImageVisualizer(Callback):
             masks=masks,
             use_table=self.uses_table or masks is not None,
         )
-
-
-def _get(batch: Any, key: Key) -> Any:
-    return key(batch) if callable(key) else batch[key]

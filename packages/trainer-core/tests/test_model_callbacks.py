@@ -121,6 +121,8 @@ def test_a_model_that_cannot_generate_is_refused():
         trainer.fit()
     with pytest.raises(TrainerConfigError, match="expected a list"):
         Generate("one text")
+    with pytest.raises(TrainerConfigError, match="`batch_size` is 0; expected at least 1"):
+        Generate(["x"], batch_size=0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -28,11 +28,12 @@ class Generate(Callback):
     Args:
         prompts: The prompts.
         interval: How often, such as `"1ep"`; or `(state, event) -> bool`.
-        batch_size: Prompts at a time; all of them if None.
+        batch_size: Prompts at a time, at least 1; all of them if None.
         **kwargs: Arguments of the model's `generate`, such as `max_new_tokens`.
 
     Raises:
-        TrainerConfigError: If there are no prompts; at the start of training, if the model cannot generate.
+        TrainerConfigError: If there are no prompts, or `batch_size` is below 1; at the start of training, if
+            the model cannot generate.
     """
 
     reads_outputs = False
@@ -46,6 +47,8 @@ class Generate(Callback):
     ) -> None:
         if isinstance(prompts, str) or not prompts:
             raise TrainerConfigError("`prompts` is a text or empty; expected a list of at least one text")
+        if batch_size is not None and batch_size < 1:
+            raise TrainerConfigError(f"`batch_size` is {batch_size}; expected at least 1, or None for all")
         self.prompts = list(prompts)
         self.batch_size = batch_size or len(self.prompts)
         self.generate_kwargs = kwargs

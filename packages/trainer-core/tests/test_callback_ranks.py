@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import statistics
 import time
 
 import pytest
@@ -143,14 +144,18 @@ class SlowForward(Net):
         return super().forward(batch)
 
 
+STRAGGLER = ("slowest_rank", "slowdown")
+
+
 def find_straggler(place):
     lines = Lines()
     logger = logging.getLogger("hocket.trainer.callbacks.straggler_report")
     logger.addHandler(lines)
     model = SlowForward(0.05 if place[0] == 1 else 0.0)
-    _, memory = fit(place, StragglerReport(interval=4), model=model, max_duration="2ep")
+    _, memory = fit(place, StragglerReport(interval=2), model=model, max_duration="4ep")
     logger.removeHandler(lines)
-    return memory.most_recent_values, lines.lines
+    points = {name: [number for _, number in memory.data[f"straggler/{name}"]] for name in STRAGGLER}
+    return points, lines.lines
 
 
 def stop_by_one_clock(place):
@@ -227,9 +232,11 @@ def test_memory_is_aggregated_over_ranks(told):
 
 def test_the_slow_rank_is_named(told):
     for rank in told:
-        values, lines = rank["straggler"]
-        assert values["straggler/slowest_rank"] == 1
-        assert values["straggler/slowdown"] > 1.3
+        points, lines = rank["straggler"]
+        # Of most comparisons: in one of them a busy machine may have kept rank 0 waiting.
+        assert len(points["slowest_rank"]) >= 5
+        assert statistics.median_low(points["slowest_rank"]) == 1
+        assert statistics.median_low(points["slowdown"]) > 1.3
         assert any(
             line.startswith(f"rank 1 on `{os.uname().nodename}") and "in forward" in line for line in lines
         )

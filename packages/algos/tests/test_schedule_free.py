@@ -1,5 +1,6 @@
 """Schedule-free optimizers are switched around evaluation, and refused where there is none."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,12 @@ schedulefree = pytest.importorskip("schedulefree", reason="needs schedulefree")
 
 
 class Modes(Callback):
-    """Keeps whether the optimizer was in training mode, and the head's weights."""
+    """Keeps whether the optimizer was in training mode, and the head's weights, the last and the first."""
 
     def __init__(self) -> None:
         self.modes: list[tuple[str, bool]] = []
         self.weights: dict[str, torch.Tensor] = {}
+        self.first: dict[str, torch.Tensor] = {}
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
         if event.value in (
@@ -33,6 +35,7 @@ class Modes(Callback):
             is_training = state.optimizers[0].param_groups[0]["train_mode"]
             self.modes.append((event.value, is_training))
             self.weights[event.value] = state.model.head.weight.detach().clone()
+            self.first.setdefault(event.value, self.weights[event.value])
 
 
 def test_evaluation_and_the_end_of_training_see_the_average() -> None:
@@ -81,6 +84,38 @@ def test_it_is_the_packages_own_training() -> None:
     trained, _ = train(["ScheduleFree"], kind="text", train_dataloader=loader)
     for name, value in model.named_parameters():
         torch.testing.assert_close(trained[name], value.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_weights_saved_alone_are_the_average_and_saving_them_changes_nothing(tmp_path: Path) -> None:
+    def fit(**saving: Any) -> tuple[torch.nn.Module, Modes]:
+        model, modes = make_model("text"), Modes()
+        with Trainer(
+            model=model,
+            train_dataloader=make_loader("text", 4, shuffle=False),
+            eval_dataloader=make_loader("text", 1),
+            eval_interval="2ba",
+            optimizers=schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05),
+            algorithms=ScheduleFree(),
+            callbacks=modes,
+            max_duration="4ba",
+            seed=1,
+            device="cpu",
+            progress_bar=False,
+            **saving,
+        ) as trainer:
+            trainer.fit()
+        return model, modes
+
+    model, modes = fit(save_folder=str(tmp_path), save_interval="2ba", save_weights_only=True)
+    unsaved, _ = fit()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, unsaved.state_dict()[name]), name
+    for checkpoint, expected in (("ep0-ba2", "eval_start"), ("latest", "fit_end")):
+        again = make_model("text", seed=6)
+        path = str(tmp_path / checkpoint)
+        with Trainer(model=again, load_path=path, load_weights_only=True, device="cpu", progress_bar=False):
+            # The evaluation's way to the average and back rounded once more.
+            torch.testing.assert_close(again.head.weight.detach(), modes.first[expected])  # type: ignore[operator]
 
 
 def test_misuse_is_refused_at_the_build() -> None:

@@ -1,6 +1,9 @@
 """Schedule-free optimizers: no learning rate schedule, averaged weights for evaluation."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from hocket.algos.errors import IncompatibleError
 from hocket.algos.order import Order
@@ -20,7 +23,7 @@ class ScheduleFree(Algorithm):
 
     Such an optimizer keeps the model at a point between its iterate and their average while it trains. The
     average is what to evaluate and to keep: the model has it during evaluation and prediction, and after
-    training.
+    training, and checkpoints of weights alone have it.
 
     Raises:
         IncompatibleError: When the trainer is built, if no optimizer has the methods `train` and `eval`, or a
@@ -40,6 +43,8 @@ class ScheduleFree(Algorithm):
 
     def __init__(self) -> None:
         self._is_fitting = False
+        self._in_training: State | None = None
+        """The state of the run, while its model has the weights to train."""
 
     def match(self, event: Event, state: "State") -> bool:
         """Return whether to check the optimizers, or to switch them."""
@@ -60,6 +65,25 @@ class ScheduleFree(Algorithm):
                 optimizer.eval()
             else:
                 optimizer.train()
+        self._in_training = None if event in _TO_EVALUATION else state
+
+    @torch.no_grad()
+    def averaged_weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the averages, which a checkpoint of weights alone has in place of the weights to train."""
+        if self._in_training is None:
+            return {}  # the model has them
+        parameters = dict(self._in_training.model.named_parameters())
+        optimizers: list[Any] = [one for one in self._in_training.optimizers if _is_schedule_free(one)]
+        # Kept, because the way to the average and back rounds twice, and a save must not change the run.
+        trained = [parameter.clone() for parameter in parameters.values()]
+        for optimizer in optimizers:
+            optimizer.eval()
+        averages = {name: parameter.clone() for name, parameter in parameters.items()}
+        for optimizer in optimizers:
+            optimizer.train()
+        for parameter, values in zip(parameters.values(), trained, strict=True):
+            parameter.copy_(values)
+        return averages
 
     def conflict_with(self, other: Any) -> str | None:
         """Refuse a second one; methods that average weights refuse it themselves."""

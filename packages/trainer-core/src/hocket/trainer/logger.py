@@ -87,8 +87,7 @@ class Logger:
         """
         if not self.queues or not metrics:
             return
-        values = capture(metrics)
-        at = self._state.counts.batch if step is None else int(step)
+        values, at = capture(metrics), self._step(step)
         if to is None:
             for queue in self.queues:
                 queue.put(values, at, keep=keep)

@@ -177,7 +177,7 @@ def test_epochs_go_on_over_the_end_of_the_keys(
     source: Callable[[Identity, Path], dict[str, str]],
     way: str,
 ) -> None:
-    """Of an instance's keys boto3 tells a later end than the true one: the store refuses them first."""
+    """Renew keys that the store refuses before the end that boto3 tells for them."""
     run_until_renewed(EPOCHS, server, identity, home, source(identity, home))
     assert set(identity.given) == {way}
     assert identity.refused == []

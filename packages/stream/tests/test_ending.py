@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import signal
 import subprocess
 import sys
@@ -16,50 +17,8 @@ import pytest
 from hocket.stream import MDSWriter, StreamingDataset
 
 SHARD = 128 << 10
-COUNT = 32
 """Size limit for shards of one sample."""
-
-READ = """
-import signal, sys, time
-from pathlib import Path
-from hocket.stream import StreamingDataset
-
-def reading_threads():
-    names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
-        try:
-            names.append(path.read_text().strip())
-        except OSError:  # it ended meanwhile
-            continue
-    return [name for name in names if name.startswith(("hocket-plan", "hocket-fetch", "hocket-batch"))]
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-dataset = StreamingDataset(remote=sys.argv[1], local=sys.argv[2], batch_size=1)
-batches = dataset.batches()
-try:
-    print("begun", next(batches)["id"], flush=True)
-    for batch in batches:
-        pass
-except KeyboardInterrupt:
-    deadline = time.monotonic() + 20  # the kernel may list a thread that was joined for a moment longer
-    while reading_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print(reading_threads())
-"""
-
-
-@pytest.fixture
-def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A data set of which ten shards arrive at once; all others take a minute per connection."""
-    server = s3d_faults()
-    for name, value in server.env.items():
-        monkeypatch.setenv(name, value)
-    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=server.uri("data"), size_limit=SHARD) as writer:
-        for number in range(COUNT):
-            writer.write({"id": number, "x": bytes(SHARD - 300)})
-    keys = ("*shard.0001*", "*shard.0002*", "*shard.0003*")
-    server.set_faults(*(f"kind=bandwidth,bytes_per_s={SHARD // 60},op=GetObject,key={key}" for key in keys))
-    return server
+COUNT = 32
 
 
 def reading_threads() -> list[str]:
@@ -78,6 +37,39 @@ def reading_threads_at_the_end() -> list[str]:
     while reading_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return reading_threads()
+
+
+READ = f"""
+import signal, sys, time
+from pathlib import Path
+from hocket.stream import StreamingDataset
+
+{inspect.getsource(reading_threads)}
+{inspect.getsource(reading_threads_at_the_end)}
+signal.signal(signal.SIGINT, signal.default_int_handler)
+dataset = StreamingDataset(remote=sys.argv[1], local=sys.argv[2], batch_size=1)
+batches = dataset.batches()
+try:
+    print("begun", next(batches)["id"], flush=True)
+    for batch in batches:
+        pass
+except KeyboardInterrupt:
+    print(reading_threads_at_the_end())
+"""
+
+
+@pytest.fixture
+def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A data set of which ten shards arrive at once; all others take a minute per connection."""
+    server = s3d_faults()
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with MDSWriter(columns={"id": "int", "x": "bytes"}, out=server.uri("data"), size_limit=SHARD) as writer:
+        for number in range(COUNT):
+            writer.write({"id": number, "x": bytes(SHARD - 300)})
+    keys = ("*shard.0001*", "*shard.0002*", "*shard.0003*")
+    server.set_faults(*(f"kind=bandwidth,bytes_per_s={SHARD // 60},op=GetObject,key={key}" for key in keys))
+    return server
 
 
 def test_ctrl_c_ends_the_wait_and_joins_the_threads(server: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""mosaicml-streaming's side of `test_mosaic_parity.py`: `python mosaic_peer.py CASES ANSWERS`.
+"""The part of `test_mosaic_parity.py` that runs mosaicml-streaming: `python mosaic_peer.py CASES ANSWERS`.
 
-Answers each case with the samples of every rank's batches, and with what a real loader gives after a stop.
+Writes, for each case, either the samples of every rank's batches, or the batches of a loader that is stopped
+and resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def make(case: dict[str, Any]) -> Any:
 
 
 def plan(case: dict[str, Any]) -> list[list[list[int]]] | None:
-    """Each rank's batches, in the order in which a DataLoader takes them; None where it is refused."""
+    """Return each rank's batches as a DataLoader orders them, or None if the case is refused."""
     dataset = make(case)
     state = case["state"]
     dataset.num_canonical_nodes = state["num_canonical_nodes"]
@@ -39,7 +40,7 @@ def plan(case: dict[str, Any]) -> list[list[list[int]]] | None:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """A loader's samples up to a stop, its state there, and the rest of the epoch."""
+    """Return a loader's samples up to a stop, its state there, and the rest of the epoch."""
     dataset = make(case)
     loader = streaming.StreamingDataLoader(dataset, batch_size=case["batch_size"])
     batches = iter(loader)

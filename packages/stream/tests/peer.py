@@ -1,6 +1,6 @@
-"""What the parity tests write and read; `python peer.py COMMAND FOLDER` is mosaicml-streaming's side.
+"""Samples and data sets of the parity tests; `python peer.py COMMAND FOLDER` runs mosaicml-streaming.
 
-The samples are the same in both processes, so this module imports neither library at the top.
+The test and the peer's process both import this module, so it imports neither library at the top.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HASHES = [
     "blake2b", "blake2s", "md5", "sha1", "sha224", "sha256", "sha384", "sha3_224", "sha3_256", "sha3_384",
     "sha3_512", "sha512", "xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64",
 ]  # fmt: skip
-#: Name of a data set: its format, compression and size limit. The last ones begin with an empty shard.
+#: Format, compression and size limit of each data set, by name. `mds-empty` begins with an empty shard.
 SETS: dict[str, tuple[str, str | None, int]] = {
     **{f"mds-{number}": ("mds", text, 40_000) for number, text in enumerate(COMPRESSIONS)},
     **{f"{kind}-raw": (kind, None, 60) for kind in ("json", "csv", "tsv", "xsv")},
@@ -86,7 +86,7 @@ def text_sample(number: int) -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """A value as JSON, exact: what the two sides have read is compared in this form."""
+    """Return a value in an exact JSON form, in which the tests compare the two libraries' samples."""
     if isinstance(value, (np.ndarray, np.generic)):
         return [value.dtype.name, list(value.shape), value.tobytes().hex()]
     if isinstance(value, Image.Image):
@@ -112,12 +112,12 @@ def write(root: Path, writers: dict[str, Any]) -> None:
                 writer.write(sample(number) if is_mds else text_sample(number))
 
 
-#: Folders of a data set that is merged from them, ours and theirs: what they merge is one level down.
+#: The parts of a data set to be merged, for Hocket and the peer, which merges folders of one level only.
 OUR_PARTS, THEIR_PARTS = ["a/deep", "b", "c"], ["a", "b", "c"]
 
 
 def write_parts(root: Path, writer: Any, names: list[str]) -> None:
-    """Samples 0 to 21, some in each folder."""
+    """Write samples 0 to 21, divided over the folders."""
     for name, (first, end) in zip(names, [(0, 12), (12, 21), (21, 22)], strict=True):
         columns = {"id": "int", "text": "str"}
         out = str(root / name)

@@ -1,4 +1,4 @@
-"""Appending to a data set, and merging of several."""
+"""Appending to a data set, and merging several data sets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_shards_are_added_with_settings_of_their_own(folder: Path) -> None:
     assert ids(folder) == list(range(56))
 
 
-def test_until_the_end_the_data_set_is_as_it_was(folder: Path) -> None:
+def test_an_unfinished_append_leaves_the_data_set_unchanged(folder: Path) -> None:
     before = index(folder)
     writer = MDSWriter(columns={"id": "int"}, out=folder, size_limit=300, append=True)
     for number in range(100):
@@ -60,14 +60,14 @@ def test_until_the_end_the_data_set_is_as_it_was(folder: Path) -> None:
         raise KeyError
     assert index(folder) == before
     assert ids(folder) == list(range(25))
-    # The shards of the one that failed are never taken for, nor replaced by, those of the next.
+    # The next append neither uses nor replaces the shards of the failed one.
     orphans = {name: (folder / name).read_bytes() for name in names(folder)}
     append(folder, 25, 3)
     assert ids(folder) == list(range(28))
     assert all((folder / name).read_bytes() == data for name, data in orphans.items() if name != "index.json")
 
 
-def test_of_two_that_append_at_once_one_fails_and_nothing_is_lost(folder: Path) -> None:
+def test_one_of_two_concurrent_appends_fails_and_nothing_is_lost(folder: Path) -> None:
     one = MDSWriter(columns={"id": "int"}, out=folder, append=True)
     two = MDSWriter(columns={"id": "int"}, out=folder, append=True)
     one.write({"id": 25})
@@ -78,7 +78,7 @@ def test_of_two_that_append_at_once_one_fails_and_nothing_is_lost(folder: Path) 
     assert ids(folder) == list(range(26))
 
 
-def test_an_index_that_changed_meanwhile_is_not_replaced(folder: Path) -> None:
+def test_an_index_that_changed_during_the_append_is_not_replaced(folder: Path) -> None:
     writer = MDSWriter(columns={"id": "int"}, out=folder, append=True)
     text = (folder / "index.json").read_text()
     (folder / "index.json").write_text(text + " ")
@@ -87,12 +87,12 @@ def test_an_index_that_changed_meanwhile_is_not_replaced(folder: Path) -> None:
     assert (folder / "index.json").read_text() == text + " "
 
 
-def test_another_column_set_is_refused(folder: Path) -> None:
+def test_appending_other_columns_raises(folder: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"has the columns \{'id': 'int'\}.*\{'id': 'str'\}"):
         MDSWriter(columns={"id": "str"}, out=folder, append=True)
 
 
-def test_nothing_to_append_to(tmp_path: Path) -> None:
+def test_appending_to_a_missing_data_set_raises(tmp_path: Path) -> None:
     with pytest.raises(errors.IndexNotFoundError, match="leave `append` out"):
         MDSWriter(columns={"id": "int"}, out=tmp_path / "none", append=True)
 
@@ -107,19 +107,19 @@ def test_merging_a_folder_and_a_list(write: Callable[..., str], tmp_path: Path) 
         "a/deep",
         "b",
     }
-    # Once more over its own result; then in the order of a list, index files among it.
+    # Merge again over the merged index; then merge a list, of which one item is an index file.
     merge_index(root)
     merge_index([str(root / "b"), str(root / "a" / "deep" / "index.json")], str(root))
     assert ids(root) == [*range(20), *range(15)]
 
 
-def test_a_merged_set_takes_more_shards(write: Callable[..., str], tmp_path: Path) -> None:
+def test_a_merged_data_set_can_be_appended_to(write: Callable[..., str], tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path / "all" / "a") as writer:
         writer.write({"id": 0})
     merge_index(tmp_path / "all")
     append(tmp_path / "all", 1, 2)
     assert ids(tmp_path / "all") == [0, 1, 2]
-    # Replacing the merged set leaves alone what lies in folders of its own.
+    # Replacing the merged data set leaves the merged folders alone.
     with MDSWriter(columns={"id": "int"}, out=tmp_path / "all", exist_ok=True) as writer:
         writer.write({"id": 9})
     assert ids(tmp_path / "all") == [9]
@@ -152,7 +152,7 @@ def test_merging_to_two_places(write: Callable[..., str], tmp_path: Path) -> Non
         (("one",), errors.ConfigError, r"one/\.b`.*rename the folder"),
     ],
 )
-def test_merges_that_do_not_work(
+def test_invalid_merges_raise(
     write: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

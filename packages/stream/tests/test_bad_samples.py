@@ -1,4 +1,4 @@
-"""Samples that cannot be decoded: they raise, or are replaced alike on any number of ranks."""
+"""Samples that cannot be decoded: they raise, or are replaced by the same samples on any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stand_in(number: int) -> int:
 def folder(tmp_path: Path) -> str:
     with MDSWriter(columns={"id": "int", "meta": "json"}, out=tmp_path / "d", size_limit=400) as writer:
         for number in range(COUNT):
-            # What is bytes already is written as it is.
+            # The writer does not encode a value that is bytes already.
             meta: Any = b'{"k": ' if number in BAD else {"k": number}
             writer.write({"id": number, "meta": meta})
     return str(tmp_path / "d")
@@ -46,7 +46,7 @@ def test_replacements_are_the_same_on_any_topology(folder: str, order: str) -> N
         "on_bad_sample": "replace",
         "num_canonical_nodes": 2,
     }
-    # In mosaicml-streaming's order a global batch is the same set; in ours it is the same list.
+    # With `order="mosaic"` a global batch is the same set on any topology; with "native" the same list.
     arrange: Any = list if order == "native" else sorted
     whole = StreamingDataset(rank=0, world_size=1, **options)
     expected = {
@@ -79,7 +79,7 @@ def test_replacements_are_counted_logged_once_and_resumed(
     assert dataset.metrics()["stream/replaced"] == 2 * len(BAD)
 
 
-def test_a_bad_sample_is_raised_by_default_and_by_number_always(folder: str) -> None:
+def test_a_bad_sample_raises_by_default_and_always_in_random_access(folder: str) -> None:
     with pytest.raises(SampleCorruptError, match="column `meta`: a value of 6 bytes") as caught:
         list(StreamingDataset(local=folder, batch_size=8).batches())
     assert isinstance(caught.value, ShardCorruptError)
@@ -89,7 +89,7 @@ def test_a_bad_sample_is_raised_by_default_and_by_number_always(folder: str) -> 
         dataset[7]
 
 
-def test_a_stand_in_is_of_the_same_stream(folder: str, tmp_path: Path) -> None:
+def test_a_bad_sample_is_replaced_by_one_of_the_same_stream(folder: str, tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int", "meta": "json"}, out=tmp_path / "other") as writer:
         for number in range(100, 110):
             writer.write({"id": number, "meta": {"k": number}})
@@ -102,7 +102,7 @@ def test_a_stand_in_is_of_the_same_stream(folder: str, tmp_path: Path) -> None:
     assert sorted(seen) == sorted([*map(stand_in, range(COUNT)), *range(100, 110)])
 
 
-def test_a_line_that_is_not_of_its_columns(tmp_path: Path) -> None:
+def test_a_line_with_other_columns_is_a_bad_sample(tmp_path: Path) -> None:
     with JSONWriter(columns={"id": "int", "text": "str"}, out=str(tmp_path), hashes=None) as writer:
         for number in range(20):
             writer.write({"id": number, "text": f"line {number}"})
@@ -125,7 +125,7 @@ def test_a_corrupt_shard_is_not_a_bad_sample(tmp_path: Path) -> None:
     assert not isinstance(caught.value, SampleCorruptError)
 
 
-def test_nothing_stands_in_where_all_are_bad(tmp_path: Path) -> None:
+def test_a_shard_of_only_bad_samples_raises(tmp_path: Path) -> None:
     with MDSWriter(columns={"meta": "json"}, out=tmp_path) as writer:
         for _ in range(3):
             writer.write({"meta": b"{"})

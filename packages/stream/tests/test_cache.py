@@ -1,4 +1,4 @@
-"""The cache over a real object store: complete and checked files, one fetch per machine, killed processes."""
+"""The shard cache with a real object store: whole and verified files, one fetch per machine, kills."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_data_set_written_to_a_store_is_read_from_it(remote: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_nothing_is_kept_if_shards_are_not(
+def test_with_keep_shards_false_only_the_index_stays_in_the_cache(
     s3d: Any, remote: str, write: Callable[..., str], tmp_path: Path, compression: str | None
 ) -> None:
     uri = f"{remote}-other"
@@ -114,7 +114,7 @@ def test_a_cached_shard_is_read_though_new_ones_are_not_kept(remote: str, tmp_pa
     assert names(cache) == ["index.json", "shard.00000.mds"]
 
 
-def test_the_cache_has_a_place_of_its_own_by_default(
+def test_the_default_cache_is_in_xdg_cache_home(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -122,7 +122,7 @@ def test_the_cache_has_a_place_of_its_own_by_default(
     assert "shard.00000.mds" in names(tmp_path / "home" / "hocket" / "stream")
 
 
-def test_a_split_is_a_folder_of_both(remote: str, tmp_path: Path) -> None:
+def test_a_split_is_a_subfolder_of_remote_and_cache(remote: str, tmp_path: Path) -> None:
     parent, _, split = remote.rpartition("/")
     assert read_ids(remote=parent, local=tmp_path / "cache", split=split) == list(range(40))
     assert (tmp_path / "cache" / split / "index.json").exists()
@@ -141,13 +141,13 @@ def test_ranks_that_share_a_cache_fetch_each_shard_once(s3d: Any, remote: str, t
     s3d.reset()
     counts = run_ranks(read_rank, 3, remote, str(tmp_path / "cache"))
     assert sum(counts) == 40
-    # One index for each rank, and two shards; nothing else is asked of the store.
+    # One request of the index for each rank and one for each of the two shards; no others.
     assert s3d.stats()["requests"] == {"GetObject": 3 + 2}
 
 
 @pytest.fixture
 def slow(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A server with one shard of 8 MiB under `slow`, sent at 1 MiB/s, so that a download can be stopped."""
+    """Start a server that sends the 8 MiB shard of `slow` at 1 MiB/s, so that a download can be stopped."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -207,7 +207,7 @@ def test_a_flipped_byte_in_the_remote_is_an_error_with_both_digests(
     with pytest.raises(ShardCorruptError, match=r"xxh3_64 \w+, expected xxh3_64 \w+") as caught:
         read_ids(remote=remote, local=tmp_path / "cache")
     assert f"`{remote}/shard.00001.mds.zstd`" in str(caught.value)
-    # The index, the good shard, and the bad one as often as `download_retry` says.
+    # One request of the index, one of the good shard, and `download_retry` requests of the bad one.
     assert s3d.stats()["requests"]["GetObject"] == 1 + 1 + 3
     assert sum("attempt" in record.message for record in caplog.records) == 2
     assert "shard.00001.mds" not in names(tmp_path / "cache")
@@ -227,7 +227,7 @@ def test_an_object_larger_than_the_index_says_is_refused_by_its_first_part(
             read_ids(remote=place.uri, local=tmp_path / "cache", download_retry=2)
         assert f"`{place.uri}/shard.00000.mds`" in str(caught.value)
         assert names(tmp_path / "cache") == ["index.json"]
-        # The index, and the first of three parts as often as `download_retry` says.
+        # One request of the index, and `download_retry` requests of the first of three parts.
         assert s3d.stats()["requests"] == ({"GetObject": 1 + 2} if place.uri == uri else {})
 
 
@@ -252,7 +252,7 @@ def test_a_faulty_store_changes_nothing(
     assert read_ids(remote=remote, local=tmp_path / "cache") == list(range(200))
 
 
-def test_an_unreachable_store_is_the_stores_own_error(
+def test_an_unreachable_store_raises_a_transient_store_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
@@ -262,7 +262,7 @@ def test_an_unreachable_store_is_the_stores_own_error(
         StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1, download_timeout=1)
 
 
-def test_a_whole_cache_is_read_without_its_store(
+def test_a_complete_cache_is_read_without_its_store(
     s3d_faults: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -304,28 +304,28 @@ def test_data_sets_that_share_a_folder_are_not_mixed(
 
 
 def put_again(uri: str, value: int, *, count: int = 50) -> None:
-    """Write a data set without digests over the one that is there."""
+    """Replace the data set at `uri` by one without digests."""
     with MDSWriter(columns={"id": "int"}, out=uri, size_limit=400, exist_ok=True, hashes=None) as writer:
         for _ in range(count):
             writer.write({"id": value})
 
 
-def test_samples_of_a_data_set_that_was_written_anew_are_new(
+def test_a_rewritten_data_set_is_fetched_again(
     s3d: Any, remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     uri, cache = s3d.uri(f"{tmp_path.name}-anew"), tmp_path / "cache"
     put_again(uri, 1)
     index = Store(uri).get("index.json")
-    # Mostly within one second, and times in the store's answers are whole seconds.
+    # The writes mostly fall within one second, the resolution of the store's modification times.
     for value in (1, 2, 3):
         put_again(uri, value)
-        assert Store(uri).get("index.json") == index, "nothing in it tells that the shards are others"
+        assert Store(uri).get("index.json") == index, "the index must not show that the shards differ"
         assert read_ids(remote=uri, local=cache) == [value] * 50
     assert "a file of the current version of" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [None, "64kb"])
-def test_a_cache_folder_removed_in_mid_epoch_is_created_again(
+def test_a_cache_folder_removed_during_an_epoch_is_created_again(
     write: Callable[..., str], tmp_path: Path, limit: str | None
 ) -> None:
     uri = write(2000, name="remote", compression="zstd")
@@ -342,7 +342,7 @@ def test_a_cache_folder_removed_in_mid_epoch_is_created_again(
 
 
 @pytest.mark.parametrize("reads_by_range", [False, True])
-def test_a_data_set_written_anew_during_a_run_is_not_mixed(
+def test_a_data_set_rewritten_during_a_run_is_not_mixed_with_the_old_one(
     s3d: Any, remote: str, tmp_path: Path, reads_by_range: bool
 ) -> None:
     uri = s3d.uri(f"{tmp_path.name}-run-{reads_by_range}")
@@ -365,7 +365,7 @@ def test_a_data_set_written_anew_during_a_run_is_not_mixed(
         read_rest()
 
 
-def test_shards_carry_a_digest_unless_it_is_declined(tmp_path: Path) -> None:
+def test_shards_have_a_digest_unless_hashes_is_none(tmp_path: Path) -> None:
     for name, options, expected in [
         ("a", {}, ["xxh3_64"]),
         ("b", {"hashes": None}, []),
@@ -377,7 +377,7 @@ def test_shards_carry_a_digest_unless_it_is_declined(tmp_path: Path) -> None:
         assert (shard["hashes"], list(shard["raw_data"]["hashes"])) == (expected, expected)
 
 
-def test_a_process_that_stopped_in_the_middle_does_not_block_others(
+def test_a_process_stopped_during_a_download_does_not_block_others(
     remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
@@ -396,7 +396,7 @@ def test_a_process_that_stopped_in_the_middle_does_not_block_others(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
 def test_another_users_files_stay_and_do_not_block_others(remote: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for their owner alone
+    with tempfile.TemporaryDirectory() as folder:  # only their owner can read pytest's folders
         os.chmod(folder, 0o1777)
         cache = Path(folder)
         assert read_ids(remote=remote, local=cache) == list(range(40))

@@ -1,4 +1,4 @@
-"""`cache_limit`: never exceeded, never a deadlock, never removes the only copy, also after kills."""
+"""`cache_limit` is never exceeded, causes no deadlock and never removes the only copy, even after kills."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def names(folder: Path) -> list[str]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Return the bytes on disk, with the folder locked so that nothing changes meanwhile."""
+    """Return the bytes on disk, read while holding the folder's lock so that no reader changes them."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -116,13 +116,13 @@ def disk_usage(folder: Path) -> int:
 def blocks(path: Path) -> int:
     try:
         return path.stat().st_blocks * 512
-    except FileNotFoundError:  # a part that was given up
+    except FileNotFoundError:  # a download that was abandoned
         return 0
 
 
 @contextmanager
 def running(script: str, *args: object, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that ends with the block."""
+    """Run a process, and kill it at the end of the `with` block."""
     command = [sys.executable, "-c", script, *map(str, args)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | env) as process:
@@ -149,7 +149,7 @@ def test_processes_that_share_a_cache_stay_under_its_limit(
         deadline = time.monotonic() + 250
         while any(process.poll() is None for process in (one, two, three)):
             most = max(most, disk_usage(cache))
-            assert time.monotonic() < deadline, "no end in sight"
+            assert time.monotonic() < deadline, "the readers did not finish"
             time.sleep(0.001)
         for process in (one, two, three):
             assert process.communicate(timeout=60)[0] == "read\n"
@@ -162,7 +162,7 @@ def test_processes_that_share_a_cache_stay_under_its_limit(
 
 @contextmanager
 def holding(remote: str, cache: Path, limit: int) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that has the first shards open."""
+    """Run a process that keeps the first shards open."""
     with running(HOLD, remote, cache, limit) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
@@ -186,7 +186,7 @@ def test_a_shard_in_use_stays_until_its_process_dies(remote: str, tmp_path: Path
     assert disk_usage(cache) <= limit
 
 
-def test_a_stopped_process_that_has_the_folders_lock_does_not_block_others(
+def test_a_stopped_process_that_holds_the_folders_lock_does_not_block_others(
     remote: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
@@ -212,7 +212,7 @@ def test_files_of_a_killed_download_do_not_count(
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     remote, cache, limit = write(server.uri("slow")), tmp_path / "cache", int(1.5 * SHARD)
-    # So slowly that the kill comes long before the end of a shard.
+    # So slow that the process is killed long before it has a whole shard.
     server.set_faults(f"kind=bandwidth,bytes_per_s={SHARD // 60},op=GetObject,key=*shard*")
     with running(HOLD, remote, cache, limit) as reader:
         deadline = time.monotonic() + 120
@@ -226,12 +226,12 @@ def test_files_of_a_killed_download_do_not_count(
     server.set_faults()
     assert names(cache) == [left.name, "index.json"]
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=4, cache_limit=limit)
-    # The last shard: the part is another one's, and nobody makes that one now.
+    # Reading the last shard must remove the partial file of the first one, which no process downloads now.
     assert dataset[COUNT - 1]["id"] == COUNT - 1
     assert names(cache) == ["index.json", "shard.00011.mds"]
 
 
-def test_the_shard_used_longest_ago_goes_first(remote: str, tmp_path: Path) -> None:
+def test_the_least_recently_used_shard_is_evicted_first(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=4, cache_limit=int(3.5 * SHARD))
     for number in [0, 8, 16, 0, 24]:
@@ -259,11 +259,11 @@ def test_data_without_a_remote_is_never_removed(remote: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("keep_zip", [False, True])
-def test_compressed_shards_under_a_limit(s3d: Any, remote: str, tmp_path: Path, keep_zip: bool) -> None:
+def test_the_limit_holds_for_compressed_shards(s3d: Any, remote: str, tmp_path: Path, keep_zip: bool) -> None:
     cache, limit = tmp_path / "cache", int(2.5 * SHARD)
     zipped = write(s3d.uri(f"{tmp_path.name}-zip"), compression="zstd")
     options: dict[str, Any] = {"remote": zipped, "local": cache, "cache_limit": limit, "keep_zip": keep_zip}
-    # The next epoch's first shard would be here, and its packed file perhaps gone again.
+    # Prefetching the next epoch could cache its first shard, and might evict the compressed file.
     options["prefetch_next_epoch"] = False
     for _ in range(2):
         assert read_ids(**options) == list(range(COUNT))
@@ -274,7 +274,7 @@ def test_compressed_shards_under_a_limit(s3d: Any, remote: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("shards", [0.5, 2.5])
-def test_wrong_bytes_under_a_limit_are_found(remote: str, tmp_path: Path, shards: float) -> None:
+def test_corrupt_shards_are_found_under_a_limit(remote: str, tmp_path: Path, shards: float) -> None:
     cache, limit = tmp_path / "cache", int(shards * SHARD)
     assert read_ids(remote=remote, local=cache, cache_limit=limit) == list(range(COUNT))
     for path in cache.glob("*.mds"):
@@ -303,7 +303,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(
 
 
 @pytest.mark.parametrize("writer", [MDSWriter, JSONWriter])
-def test_a_batch_of_more_shards_than_files_may_be_open(
+def test_a_batch_may_span_more_shards_than_the_limit_of_open_files(
     tmp_path: Path, writer: type[MDSWriter | JSONWriter]
 ) -> None:
     with writer(columns={"id": "int", "x": "str"}, out=str(tmp_path / "all"), size_limit=150) as out:
@@ -316,7 +316,7 @@ def test_a_batch_of_more_shards_than_files_may_be_open(
     assert process.returncode == 0, error
 
 
-def test_shards_without_room_take_little_memory(tmp_path: Path) -> None:
+def test_shards_that_the_cache_has_no_room_for_take_little_memory(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int", "x": "bytes"}, out=str(tmp_path / "all"), size_limit=1 << 20) as out:
         for number in range(120_000):
             out.write({"id": number, "x": b"x" * 1000})
@@ -324,5 +324,5 @@ def test_shards_without_room_take_little_memory(tmp_path: Path) -> None:
     with running(SPREAD, tmp_path / "all", tmp_path / "cache", 8 << 20) as process:
         said, error = process.communicate(timeout=200)
     assert said.split()[:2] == ["True", "1200"], error
-    # 8 MiB of shards for the batch, as much for those ahead, and the samples; each batch needs all shards.
+    # 8 MiB of shards for the batch, 8 MiB of prefetched ones, and the samples; each batch needs all shards.
     assert int(said.split()[2]) < 50

@@ -1,4 +1,4 @@
-"""The command: output, exit codes, and that it does not import torch or change data."""
+"""The `hocket-stream` command: output and exit codes; it does not import torch or change data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMAND = Path(sys.executable).with_name("hocket-stream")
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
-    """Return `call(*args)`, which runs the command in this process: exit code, stdout and stderr."""
+    """Return `call(*args)`, which runs the command in this process: its exit code, stdout and stderr."""
 
     def call(*args: object) -> tuple[object, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -77,7 +77,7 @@ def test_inspect_shows_the_data_set_and_changes_nothing(
     assert {tuple(shard["hashes"]) for shard in document["shards"]} == {("xxh3_64",)}
 
 
-def test_inspect_gives_values_as_json_has_them(tmp_path: Path, call: Callable[..., Any]) -> None:
+def test_inspect_json_prints_values_as_json(tmp_path: Path, call: Callable[..., Any]) -> None:
     values = {
         "a": 7,
         "b": bytes(range(100)),
@@ -117,7 +117,7 @@ def test_version(call: Callable[..., Any]) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == said
 
 
-def test_long_work_tells_its_progress_without_a_terminal(
+def test_long_work_logs_its_progress_without_a_terminal(
     write: Callable[..., str], call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
@@ -129,7 +129,7 @@ def test_long_work_tells_its_progress_without_a_terminal(
     assert re.search(r"verifying: [0-9.]+ K?i?B of [0-9.]+ KiB\n", call("verify", target)[2])
     assert call("verify", target, "--json")[2] == ""
     monkeypatch.undo()
-    assert call("verify", target)[2] == ""  # short work
+    assert call("verify", target)[2] == ""  # too short to log progress
 
 
 def test_an_interrupt_is_one_line(
@@ -164,7 +164,7 @@ def test_a_sound_data_set_verifies(write: Callable[..., str], call: Callable[...
     assert code == 0
     assert out.splitlines()[-1].startswith("sound: ")
     assert listing(folder) == before
-    # As a local reader leaves it: unpacked, the packed files gone.
+    # A local reader may have decompressed the shards, and the compressed files may be gone.
     list(StreamingDataset(local=folder, batch_size=8))
     for path in Path(folder).glob("*.zstd"):
         path.unlink()
@@ -221,7 +221,7 @@ def test_verify_names_each_problem(tmp_path: Path, call: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("count", [1, 900_000_000, 10**12, 1 << 63, 1 << 64, -1])
-def test_an_index_that_lies_about_samples_is_found_wanting(
+def test_a_wrong_sample_count_in_the_index_is_exit_code_1(
     write: Callable[..., str], call: Callable[..., Any], count: int
 ) -> None:
     folder = write(20)
@@ -229,7 +229,7 @@ def test_an_index_that_lies_about_samples_is_found_wanting(
     index = json.loads(path.read_text())
     index["shards"][0]["samples"] = count
     if count == 900_000_000:
-        index["shards"][0]["raw_data"]["bytes"] = 4_000_000_000  # As many as could have such a table.
+        index["shards"][0]["raw_data"]["bytes"] = 4_000_000_000  # room for an offset table of so many
     path.write_text(json.dumps(index))
     for verb in ("inspect", "verify", "stats"):
         assert call(verb, folder)[0] == 1
@@ -266,7 +266,7 @@ def test_stats_count_every_value(write: Callable[..., str], call: Callable[..., 
     assert call("stats", folder, "--shards", 0)[0] == 2
 
 
-def test_text_shards_and_merged_ones_are_looked_at_too(
+def test_commands_read_text_shards_and_merged_data_sets(
     tmp_path: Path, write: Callable[..., str], call: Callable[..., Any]
 ) -> None:
     columns = {"name": "str", "count": "int", "share": "float"}
@@ -294,12 +294,12 @@ def test_text_shards_and_merged_ones_are_looked_at_too(
     assert call("merge", tmp_path / "all/a", tmp_path / "all/b")[0] == 2
 
 
-def test_a_data_set_without_samples(tmp_path: Path, call: Callable[..., Any]) -> None:
+def test_commands_accept_a_data_set_without_samples(tmp_path: Path, call: Callable[..., Any]) -> None:
     MDSWriter(columns={"x": "int"}, out=tmp_path).finish()
     for verb in ("inspect", "verify", "stats"):
         assert call(verb, tmp_path)[0] == 0
         assert json.loads(call(verb, tmp_path, "--json")[1])
-    # The reference writes such shards where a sample is larger than the limit.
+    # Where a sample is larger than the limit, mosaicml-streaming writes an empty shard, and so does Hocket.
     with MDSWriter(columns={"x": "bytes"}, out=tmp_path, exist_ok=True, size_limit=500) as writer:
         writer.write({"x": bytes(1000)})
     assert call("verify", tmp_path)[0] == 0
@@ -321,7 +321,7 @@ def test_exit_codes_for_missing_and_broken_data_sets(
     assert call(verb, tmp_path)[0] == 1
 
 
-def test_on_a_store(
+def test_commands_work_on_an_object_store(
     s3d: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -344,7 +344,7 @@ def test_on_a_store(
     assert (document["samples"], document["whole_epoch"]) == (150, True)
 
 
-def test_output_to_a_file_is_complete_beside_a_progress_bar(
+def test_piped_output_is_complete_with_a_progress_bar_on_stderr(
     write: Callable[..., str],
 ) -> None:
     folder = write(100)
@@ -384,7 +384,7 @@ def test_a_failing_stdout_is_reported_once(write: Callable[..., str], options: l
     assert outcomes == [(0, ""), (5, "hocket-stream: [Errno 28] No space left on device\n")]
 
 
-def test_the_command_in_a_process_of_its_own_loads_no_torch(write: Callable[..., str]) -> None:
+def test_verify_imports_neither_torch_nor_pandas(write: Callable[..., str]) -> None:
     script = (
         "import sys; from hocket.stream.cli.app import app; "
         "app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules, 'pandas' in sys.modules)"
@@ -403,6 +403,6 @@ def test_the_command_in_a_process_of_its_own_loads_no_torch(write: Callable[...,
     assert "Exit codes: 0 success, 1 problems found" in help_text
 
 
-def test_messages_name_options_that_the_command_has(call: Callable[..., Any]) -> None:
+def test_options_named_in_messages_exist(call: Callable[..., Any]) -> None:
     said = "".join(call(command, "--help")[1] for command in ("convert", "simulate", "bench"))
     assert [option for option in OPTIONS.values() if f"{option} " not in said] == []

@@ -61,7 +61,7 @@ columns_of_one_type = st.dictionaries(
 @pytest.mark.slow
 @settings(max_examples=cases(full=1000, sample=60), deadline=None)
 @given(samples=columns_of_one_type)
-def test_json_lines_come_back(
+def test_json_lines_round_trip(
     tmp_path_factory: pytest.TempPathFactory, samples: list[dict[str, Any]]
 ) -> None:
     folder = tmp_path_factory.mktemp("jsonl")
@@ -71,7 +71,7 @@ def test_json_lines_come_back(
     assert read(folder / "out") == samples
 
 
-def test_json_lines_of_several_files_and_given_columns(tmp_path: Path) -> None:
+def test_several_json_lines_files_are_converted_with_given_columns(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.jsonl").write_text('{"t": [1, 2], "n": 1}\n\n{"t": [3, 4], "n": 2, "only": "x"}\n')
@@ -100,7 +100,7 @@ def test_json_lines_of_several_files_and_given_columns(tmp_path: Path) -> None:
         ('{"a": 1}\n', {"b": "int"}, ConfigError, r"\['b'\].*\['a'\]"),
     ],
 )
-def test_values_that_do_not_fit_raise_and_leave_no_data_set(
+def test_invalid_json_lines_raise_and_leave_no_data_set(
     tmp_path: Path, text: str, columns: dict[str, str], error: type[Exception], message: str
 ) -> None:
     (tmp_path / "x.jsonl").write_text(text)
@@ -109,7 +109,7 @@ def test_values_that_do_not_fit_raise_and_leave_no_data_set(
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_an_unknown_format_raises(tmp_path: Path) -> None:
+def test_unknown_formats_and_missing_or_remote_sources_raise(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("")
     with pytest.raises(ConfigError, match=r"no file with a known suffix.*jsonl, csv, tsv, parquet"):
         convert.convert(tmp_path, tmp_path / "out")
@@ -178,7 +178,7 @@ def test_webdataset_round_trips(tmp_path: Path, suffix: str) -> None:
         ({"a.txt": b"\xff"}, "expected `str`"),
     ],
 )
-def test_a_tar_file_that_is_not_as_it_says(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_invalid_tar_files_raise(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     write_tar(tmp_path / "a.tar", files)
     with pytest.raises(SampleError, match=message):
         convert.from_webdataset(tmp_path / "a.tar", tmp_path / "out")
@@ -216,7 +216,7 @@ def test_an_image_folder_round_trips(tmp_path: Path) -> None:
 
 @pytest.fixture
 def table() -> Any:
-    """A table with columns of all kinds and 2,500 rows, which are several batches."""
+    """Return a table with columns of all types and 2,500 rows, which are several record batches."""
     arrow = pytest.importorskip("pyarrow", reason=GROUP)
     rows = range(2500)
     day = dt.date(2020, 1, 1)
@@ -296,7 +296,9 @@ def test_arrow_round_trips(tmp_path: Path, table: Any, kind: str) -> None:
     same_rows(read(tmp_path / "out"), table)
 
 
-def test_rows_without_numbers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_with_empty_or_missing_lists_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     arrow = pytest.importorskip("pyarrow", reason=GROUP)
     parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
     rows = {"tokens": [[1, 2], [], [3]], "maybe": [[1], None, [2]], "never": [[], [], []]}
@@ -320,7 +322,7 @@ def test_rows_without_numbers_are_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-def test_columns_that_no_encoding_holds_are_refused(tmp_path: Path) -> None:
+def test_columns_without_a_matching_encoding_raise(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason=GROUP)
     parquet = pytest.importorskip("pyarrow.parquet", reason=GROUP)
     for values, message in [
@@ -332,7 +334,9 @@ def test_columns_that_no_encoding_holds_are_refused(tmp_path: Path) -> None:
             convert.from_parquet(tmp_path / "x.parquet", tmp_path / "out")
 
 
-def test_a_saved_datasets_folder_round_trips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_saved_by_hugging_face_datasets_round_trips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason=GROUP)
     files = [{"bytes": image_bytes("PNG", number), "path": None} for number in range(12)]
@@ -364,7 +368,7 @@ def test_a_saved_datasets_folder_round_trips(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (None, 3)])
-def test_arrays_of_several_dims_keep_their_shape(
+def test_arrays_of_several_dims_keep_their_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, int]
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -388,7 +392,7 @@ over two lines",01234,,18446744073709551616,"[1, 2]"\r
 """
 
 
-def test_separated_values_come_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_csv_files_round_trip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.csv").write_bytes(b"\xef\xbb\xbf" + CSV.encode())
@@ -427,7 +431,7 @@ def test_separated_values_come_back(tmp_path: Path, caplog: pytest.LogCaptureFix
         ("a\n7\n", {"a": "ndarray:uint8"}, SampleError, "expected a JSON list"),
     ],
 )
-def test_separated_values_that_do_not_fit_raise(
+def test_invalid_csv_files_raise(
     tmp_path: Path, text: str, columns: dict[str, str], error: type[Exception], message: str
 ) -> None:
     (tmp_path / "x.csv").write_text(text, errors="surrogateescape")
@@ -438,14 +442,14 @@ def test_separated_values_that_do_not_fit_raise(
     assert csv.field_size_limit() == limit
 
 
-def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"pip install 'hocket-stream\[pyarrow\]'"):
         convert.convert(tmp_path / "x.parquet", tmp_path / "out")
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_convert_command_writes_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.jsonl").write_text("".join(f'{{"n": {n}, "t": [{n}]}}\n' for n in range(100)))
 
     def call(*args: str) -> tuple[object, str, str]:
@@ -474,6 +478,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert call("--exist-ok", "--columns", "t=int")[0] == 1
 
 
-def test_the_functions_are_all_there() -> None:
+def test_every_format_has_a_public_function() -> None:
     functions: dict[str, Callable[..., Any]] = convert.FORMATS
     assert all(getattr(convert, function.__name__) is function for function in functions.values())

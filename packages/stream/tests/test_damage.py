@@ -1,4 +1,4 @@
-"""Faults of disks, objects and responses during a run: typed errors, and no wrong data."""
+"""Faults of disks, objects and responses during a run: they raise typed errors and yield no wrong data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_ids(**options: Any) -> list[int]:
 
 @pytest.fixture
 def server(s3d_faults: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server with a data set under `data`."""
+    """Start a server with a data set under `data`."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -76,13 +76,13 @@ def test_a_damaged_shard_yields_no_sample(
 
 
 @pytest.mark.parametrize("first", [0, 1000])
-def test_shards_replaced_in_the_middle_of_an_epoch_are_not_mixed_in(
+def test_shards_replaced_during_an_epoch_raise_and_are_not_mixed_in(
     server: Server, tmp_path: Path, first: int
 ) -> None:
     remote, cache = server.uri("data"), tmp_path / "cache"
     other = Store(write(server.uri("other"), first=first))
     others = {meta.key: other.get(meta.key) for meta in other.list()}
-    # So slowly that the last shards are not asked for yet when they are replaced.
+    # Little is prefetched, so the last shards have not been requested when they are replaced.
     dataset = StreamingDataset(
         remote=remote, local=cache, batch_size=8, prefetch_bytes=1, prefetch_batches=1, fetch_threads=1
     )
@@ -98,7 +98,7 @@ def test_shards_replaced_in_the_middle_of_an_epoch_are_not_mixed_in(
 
 
 @pytest.mark.parametrize("limit", [3 * SHARD, 8 << 10], ids=["evicted", "held in memory"])
-def test_without_digests_a_shard_fetched_again_has_the_first_version(
+def test_without_digests_a_shard_fetched_again_must_be_the_first_version(
     server: Server, tmp_path: Path, limit: int
 ) -> None:
     remote = write(server.uri("bare"), hashes=None)
@@ -114,7 +114,9 @@ def test_without_digests_a_shard_fetched_again_has_the_first_version(
     assert read_ids(**options)[0] == 1000
 
 
-def test_a_store_that_only_fails_ends_by_the_deadline_with_the_key(server: Server, tmp_path: Path) -> None:
+def test_a_store_that_always_fails_raises_with_the_key_at_the_deadline(
+    server: Server, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"remote": server.uri("data"), "local": tmp_path / "cache"}
     dataset = StreamingDataset(batch_size=8, download_timeout=3, **options)
     server.set_faults("kind=500")
@@ -145,13 +147,13 @@ def test_one_faulty_response_in_twenty_is_retried_and_counted(server: Server, tm
         assert read(tmp_path / str(number)) == expected
     all_retries = counters()["retries"] - before
     assert all_retries == sum(server.stats()["faults"].values())
-    # Those of the index are not of its shards.
+    # `stream/retries` counts shards only; the process's counter has the index's retries, too.
     assert 0 < retries <= all_retries
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk with room for about three shards."""
+    """Mount a disk with room for about three shards."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={int(3.5 * SHARD)}", "tmpfs", str(folder)]
@@ -163,7 +165,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_full_disk_raises_and_a_limit_below_it_helps(
+def test_a_full_disk_raises_and_a_smaller_cache_limit_avoids_it(
     server: Server, small_disk: Path, compression: str | None
 ) -> None:
     remote = write(server.uri("zip"), compression=compression)
@@ -173,7 +175,9 @@ def test_a_full_disk_raises_and_a_limit_below_it_helps(
     assert read_ids(remote=remote, local=small_disk, cache_limit=3 * SHARD) == list(range(COUNT))
 
 
-def test_a_cache_that_may_only_be_read(server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_read_only_cache_is_read_and_a_missing_one_raises(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     remote = server.uri("data")
     cache = tmp_path_factory.mktemp("cache")
     assert read_ids(remote=remote, local=cache) == list(range(COUNT))

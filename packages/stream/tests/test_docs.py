@@ -1,4 +1,4 @@
-"""The snippets of the documentation run."""
+"""The snippets and commands of the documentation run."""
 
 from __future__ import annotations
 

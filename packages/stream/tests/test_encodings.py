@@ -1,3 +1,5 @@
+"""Column encodings: values round-trip, and invalid values, bytes and names raise typed errors."""
+
 from __future__ import annotations
 
 import math
@@ -31,19 +33,19 @@ def round_trip(encoding: str, value: Any) -> Any:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_int(value: int) -> None:
+def test_int_round_trips(value: int) -> None:
     back = round_trip("int", value)
     assert back == value
     assert type(back) is int
 
 
 @given(st.text())
-def test_str(value: str) -> None:
+def test_str_round_trips(value: str) -> None:
     assert round_trip("str", value) == value
 
 
 @given(st.sampled_from(SCALARS).flatmap(lambda name: hnp.from_dtype(np.dtype(name))))
-def test_scalars(value: np.generic) -> None:
+def test_numpy_scalars_round_trip(value: np.generic) -> None:
     back = round_trip(value.dtype.name, value)
     assert back.dtype == value.dtype
     assert back.tobytes() == value.tobytes() or math.isnan(value)
@@ -55,9 +57,9 @@ arrays = st.sampled_from(SCALARS).flatmap(
 
 
 @given(arrays)
-def test_arrays(value: np.ndarray[Any, Any]) -> None:
+def test_arrays_round_trip(value: np.ndarray[Any, Any]) -> None:
     shape = ",".join(map(str, value.shape))
-    shaped = [f"ndarray:{value.dtype.name}:{shape}"] if value.size else []  # a fixed shape has no dim of 0
+    shaped = [f"ndarray:{value.dtype.name}:{shape}"] if value.size else []  # no fixed shape has a dim of 0
     for encoding in ("ndarray", f"ndarray:{value.dtype.name}", *shaped):
         back = round_trip(encoding, value)
         assert back.dtype == value.dtype
@@ -66,17 +68,17 @@ def test_arrays(value: np.ndarray[Any, Any]) -> None:
 
 
 @given(st.integers())
-def test_str_int(value: int) -> None:
+def test_str_int_round_trips(value: int) -> None:
     assert round_trip("str_int", value) == value
 
 
 @given(st.floats(allow_nan=False))
-def test_str_float(value: float) -> None:
+def test_str_float_round_trips(value: float) -> None:
     assert round_trip("str_float", value) == value
 
 
 @given(st.decimals(allow_nan=False))
-def test_str_decimal(value: Decimal) -> None:
+def test_str_decimal_round_trips(value: Decimal) -> None:
     back = round_trip("str_decimal", value)
     assert str(back) == str(value)
 
@@ -89,12 +91,12 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_json(value: Any) -> None:
+def test_json_values_round_trip(value: Any) -> None:
     assert round_trip("json", value) == value
 
 
 @given(json_values)
-def test_pickles_with_consent(value: Any) -> None:
+def test_pickles_round_trip_if_unsafe_types_are_allowed(value: Any) -> None:
     way = resolve_encoding("pkl", allow_unsafe_types=True)
     data = way.encode(value)
     assert way.item(way.decode(memoryview(data), np.array([0, len(data)], np.uint64)), 0) == value
@@ -104,7 +106,7 @@ TRIED = ["ndarray", "ndarray:int64", "ndarray:uint8", "str", "str_int", "str_flo
 
 
 @given(st.binary(max_size=40), st.sampled_from(TRIED))
-def test_no_bytes_do_worse_than_a_typed_error(data: bytes, encoding: str) -> None:
+def test_decoding_arbitrary_bytes_raises_only_a_typed_error(data: bytes, encoding: str) -> None:
     told = None
     try:
         decode_one(encoding, data)
@@ -113,7 +115,7 @@ def test_no_bytes_do_worse_than_a_typed_error(data: bytes, encoding: str) -> Non
     assert told is None or "restore the shard" in told
 
 
-def test_dims_that_no_array_has_are_a_typed_error() -> None:
+def test_dims_beyond_numpys_limit_raise_a_typed_error() -> None:
     dims = np.array([0, 1 << 63, 1 << 63], "<u8").tobytes()
     with pytest.raises(ShardCorruptError, match="NumPy allows"):
         decode_one("ndarray:uint8", bytes([3 << 2 | 3]) + dims)
@@ -146,18 +148,18 @@ def test_dims_that_no_array_has_are_a_typed_error() -> None:
         ("list[pil]", 5),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, encoding: str, value: object) -> None:
+def test_a_value_of_another_type_raises_with_its_column(tmp_path: Path, encoding: str, value: object) -> None:
     writer = MDSWriter(columns={"x": encoding}, out=tmp_path)
     with pytest.raises(SampleError, match=r"column `x`.*expected"):
         writer.write({"x": value})
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
+def test_a_sample_without_a_column_raises_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="no `y`"):
         MDSWriter(columns={"x": "int", "y": "int"}, out=tmp_path).write({"x": 1})
 
 
-def test_bytes_are_taken_as_they_are_if_their_size_fits(tmp_path: Path) -> None:
+def test_bytes_are_stored_unencoded_if_their_size_fits(tmp_path: Path) -> None:
     with MDSWriter(columns={"x": "int", "y": "str"}, out=tmp_path) as writer:
         writer.write({"x": bytes([7]) + bytes(7), "y": b"done"})
         with pytest.raises(SampleError, match="3 bytes: expected 8"):
@@ -178,12 +180,12 @@ def test_bytes_are_taken_as_they_are_if_their_size_fits(tmp_path: Path) -> None:
         "nonsense",
     ],
 )
-def test_an_unknown_encoding_names_the_known(encoding: str) -> None:
+def test_an_unknown_encoding_raises_with_the_known_ones(encoding: str) -> None:
     with pytest.raises(ConfigError, match=r"expected"):
         resolve_encoding(encoding)
 
 
-def test_pickle_needs_consent() -> None:
+def test_pickle_raises_unless_unsafe_types_are_allowed() -> None:
     with pytest.raises(ConfigError, match="allow_unsafe_types"):
         resolve_encoding("pkl")
     assert resolve_encoding("pkl", allow_unsafe_types=True).encode({1}) == pickle.dumps({1})

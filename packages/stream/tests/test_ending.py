@@ -26,13 +26,13 @@ def reading_threads() -> list[str]:
     for path in Path("/proc/self/task").glob("*/comm"):
         try:
             names.append(path.read_text().strip())
-        except OSError:  # it ended meanwhile
+        except OSError:  # the thread has ended
             continue
     return [name for name in names if name.startswith(("hocket-plan", "hocket-fetch", "hocket-batch"))]
 
 
 def reading_threads_at_the_end() -> list[str]:
-    """Wait for threads that were joined, which the kernel may list a moment longer; others take a minute."""
+    """Return the reading threads, after up to 20 s in which the kernel removes the joined ones."""
     deadline = time.monotonic() + 20
     while reading_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -60,7 +60,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A data set of which ten shards arrive at once; all others take a minute per connection."""
+    """Start a server that sends ten shards of a data set at once and each other one in a minute."""
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -72,7 +72,7 @@ def server(s3d_faults: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> A
     return server
 
 
-def test_ctrl_c_ends_the_wait_and_joins_the_threads(server: Any, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_wait_for_a_shard_and_joins_the_threads(server: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-c", READ, server.uri("data"), str(tmp_path / "cache")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
         try:
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_the_wait_and_joins_the_threads(server: Any, tmp_path: Path)
             assert reader.stdout.readline() == "begun [0]\n"
             time.sleep(0.2)
             reader.send_signal(signal.SIGINT)
-            # A shard that was waited for would take a minute.
+            # Waiting for the shard would take a minute.
             said, _ = reader.communicate(timeout=40)
         finally:
             reader.kill()

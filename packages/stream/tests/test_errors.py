@@ -1,4 +1,4 @@
-"""Invalid input raises typed errors with the value, what was expected, and what to do."""
+"""Invalid input raises typed errors that name the value, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def alter_index(folder: str, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(index))
 
 
-def test_no_index(tmp_path: Path) -> None:
+def test_a_location_without_an_index_raises(tmp_path: Path) -> None:
     for options in (
         {"local": tmp_path},
         {"remote": tmp_path},
@@ -42,7 +42,7 @@ def test_no_index(tmp_path: Path) -> None:
         (lambda index: index["shards"][0].update(column_sizes=[4, None, 16]), "index"),
     ],
 )
-def test_an_index_that_cannot_be_trusted(
+def test_an_invalid_index_raises(
     write: Callable[..., str], change: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
     folder = write(5)
@@ -68,7 +68,7 @@ def test_unsupported_features_raise_with_the_supported_ones(
         StreamingDataset(local=folder, batch_size=1)
 
 
-def test_a_truncated_shard_and_an_altered_one(write: Callable[..., str]) -> None:
+def test_a_truncated_or_altered_shard_raises(write: Callable[..., str]) -> None:
     for name, spoil, message in [
         ("cut", lambda data: data[:-1], r"has \d+ bytes, expected \d+ bytes"),
         ("flipped", lambda data: data[:-1] + bytes([data[-1] ^ 1]), r"has xxh3_64 \w+, expected xxh3_64 \w+"),
@@ -80,26 +80,26 @@ def test_a_truncated_shard_and_an_altered_one(write: Callable[..., str]) -> None
         assert str(path) in str(caught.value)
 
 
-def test_a_count_that_lies_where_no_hash_tells(write: Callable[..., str]) -> None:
+def test_a_wrong_sample_count_in_a_shard_without_hashes_raises(write: Callable[..., str]) -> None:
     path = Path(write(5, hashes=None), "shard.00000.mds")
     path.write_bytes((2**31).to_bytes(4, "little") + path.read_bytes()[4:])
     with pytest.raises(errors.ShardCorruptError, match="expected 5 samples"):
         list(StreamingDataset(local=path.parent, batch_size=1))
 
 
-def test_a_missing_shard(write: Callable[..., str]) -> None:
+def test_a_missing_shard_raises(write: Callable[..., str]) -> None:
     path = Path(write(5), "shard.00000.mds")
     path.unlink()
     with pytest.raises(errors.ShardNotFoundError, match=r"`shard\.00000\.mds` was not found at"):
         list(StreamingDataset(local=path.parent, batch_size=1))
 
 
-def test_no_samples(write: Callable[..., str]) -> None:
+def test_a_data_set_without_samples_raises(write: Callable[..., str]) -> None:
     with pytest.raises(errors.ConfigError, match=r"0 samples for 1 data-parallel ranks.*more data"):
         StreamingDataset(local=write(0), batch_size=1)
 
 
-def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
+def test_more_ranks_than_samples_raise(write: Callable[..., str]) -> None:
     folder = write(3)
     for rank in range(4):
         with pytest.raises(errors.ConfigError, match=r"3 samples for 4 data-parallel ranks.*fewer ranks"):
@@ -139,13 +139,13 @@ def test_more_ranks_than_samples(write: Callable[..., str]) -> None:
         ({"batch_size": 8, "rank": 0.0, "world_size": 1}, "`rank` is 0.0"),
     ],
 )
-def test_arguments_that_do_not_work(write: Callable[..., str], options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(write: Callable[..., str], options: dict[str, Any], message: str) -> None:
     folder = write(20)
     with pytest.raises(errors.ConfigError, match=message):
         StreamingDataset(local=folder, **options)
 
 
-def test_numpys_numbers_are_numbers(write: Callable[..., str]) -> None:
+def test_numpy_numbers_are_accepted_as_arguments(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(
         local=write(20),
         batch_size=np.int64(8),  # type: ignore[arg-type]
@@ -165,27 +165,31 @@ def test_numpys_numbers_are_numbers(write: Callable[..., str]) -> None:
             dataset.load_state_dict(state | {name: value})
 
 
-def test_streams_are_a_list(write: Callable[..., str]) -> None:
+def test_streams_that_are_no_list_raise(write: Callable[..., str]) -> None:
     one: Any = Stream(local=write(5))
     with pytest.raises(errors.ConfigError, match=r"`streams` is Stream.*expected a list"):
         StreamingDataset(streams=one, batch_size=1)
 
 
-def test_locations_that_do_not_work() -> None:
+def test_missing_locations_and_a_uri_as_local_raise() -> None:
     with pytest.raises(errors.ConfigError, match="neither `remote` nor `local`"):
         StreamingDataset(batch_size=1)
     with pytest.raises(errors.ConfigError, match="pass URIs as `remote`"):
         StreamingDataset(local="s3://bucket/data", batch_size=1)
 
 
-def test_half_a_launcher(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_world_size_in_the_environment_raises(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(errors.ConfigError, match="`WORLD_SIZE`=None"):
         StreamingDataset(local=write(5), batch_size=1)
 
 
-def test_no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_raise_a_permission_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -193,6 +197,6 @@ def test_no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         StreamingDataset(remote="s3://bucket/data", local=tmp_path, batch_size=1)
 
 
-def test_every_error_has_the_root() -> None:
+def test_every_error_derives_from_the_root() -> None:
     leaves = [value for value in vars(errors).values() if isinstance(value, type)]
     assert all(issubclass(leaf, HocketError) for leaf in leaves)

@@ -1,4 +1,4 @@
-"""All compressions and hashes, shards that differ, text shards, and invalid indexes."""
+"""Compressions, hashes, text shards, and data sets whose shards differ in format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_compressions(
+def test_every_compression_round_trips(
     write: Callable[..., str], sample: Callable[[int], Any], compression: str | None, tmp_path: Path
 ) -> None:
     folder = Path(write(60, compression=compression))
@@ -58,7 +58,7 @@ def test_compressions(
         assert {name: got[name] for name in expected} == expected
 
 
-def test_every_hash_is_the_standard_librarys(write: Callable[..., str]) -> None:
+def test_digests_equal_those_of_hashlib(write: Callable[..., str]) -> None:
     assert set(HASHES) < set(_native.hash_names())
     folder = Path(write(20, hashes=_native.hash_names()))
     shard = json.loads((folder / "index.json").read_text())["shards"][0]
@@ -71,7 +71,7 @@ def test_every_hash_is_the_standard_librarys(write: Callable[..., str]) -> None:
         assert len(list(StreamingDataset(local=folder, batch_size=4, validate_hash=name))) == 20
 
 
-def test_a_bomb_is_refused_at_the_size_in_the_index(tmp_path: Path) -> None:
+def test_decompression_stops_at_the_size_in_the_index(tmp_path: Path) -> None:
     for compression in COMPRESSIONS[1:]:
         folder = tmp_path / str(compression)
         with MDSWriter(columns={"x": "bytes"}, out=folder, compression=compression) as writer:
@@ -107,7 +107,7 @@ text_samples = st.lists(
 @pytest.mark.slow
 @settings(max_examples=cases(full=1200, sample=48), deadline=None)
 @given(kind=st.sampled_from(sorted(WRITERS)), samples=text_samples)
-def test_text_shards_come_back(
+def test_text_shards_round_trip(
     tmp_path_factory: pytest.TempPathFactory, kind: str, samples: list[dict[str, Any]]
 ) -> None:
     folder = tmp_path_factory.mktemp("text")
@@ -128,7 +128,7 @@ def test_text_shards_come_back(
         ("xsv", "count::name::share\r\n1::é::0.5\r\n".encode()),
     ],
 )
-def test_text_shards_byte_for_byte(tmp_path: Path, kind: str, data: bytes) -> None:
+def test_text_shards_have_the_expected_bytes(tmp_path: Path, kind: str, data: bytes) -> None:
     with WRITERS[kind](columns=TEXT, out=tmp_path) as writer:
         writer.write({"name": "é", "count": 1, "share": 0.5})
     assert (tmp_path / f"shard.00000.{kind}").read_bytes() == data
@@ -154,7 +154,9 @@ def test_text_shards_byte_for_byte(tmp_path: Path, kind: str, data: bytes) -> No
         ("csv", {"name": "a\ud800"}, r"`name`: 'a\\ud800': .* UTF-8 can encode"),
     ],
 )
-def test_text_samples_that_do_not_fit(tmp_path: Path, kind: str, value: dict[str, Any], message: str) -> None:
+def test_text_samples_that_the_format_cannot_hold_raise(
+    tmp_path: Path, kind: str, value: dict[str, Any], message: str
+) -> None:
     writer = WRITERS[kind](columns=TEXT, out=tmp_path)
     with pytest.raises(errors.SampleError, match=message):
         writer.write({"name": "", "count": 1, "share": 1.0} | value)
@@ -170,7 +172,9 @@ def test_text_samples_that_do_not_fit(tmp_path: Path, kind: str, value: dict[str
         (lambda out: TSVWriter(columns=TEXT, newline="", out=out), "`newline` is empty"),
     ],
 )
-def test_text_columns_that_do_not_work(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+def test_invalid_text_columns_and_separators_raise(
+    tmp_path: Path, make: Callable[[Path], Any], message: str
+) -> None:
     with pytest.raises(errors.ConfigError, match=message):
         make(tmp_path)
 
@@ -179,7 +183,7 @@ def test_text_columns_that_do_not_work(tmp_path: Path, make: Callable[[Path], An
     ("separator", "newline", "values"),
     [("::", "\n", ["x:", "y"]), ("aba", "\n", ["ab", "x"]), (",", "\n\n", ["x", "y\n"])],
 )
-def test_values_that_would_come_apart_elsewhere_are_refused(
+def test_values_that_would_be_split_differently_when_read_raise(
     tmp_path: Path, separator: str, newline: str, values: list[str]
 ) -> None:
     columns = {"a": "str", "b": "str"}
@@ -191,7 +195,7 @@ def test_values_that_would_come_apart_elsewhere_are_refused(
     assert list(read(tmp_path)) == [good]
 
 
-def test_a_text_shard_that_lies(tmp_path: Path) -> None:
+def test_a_corrupt_text_shard_raises(tmp_path: Path) -> None:
     with CSVWriter(columns=TEXT, out=tmp_path, hashes=None) as writer:
         writer.write({"name": "a", "count": 1, "share": 1.0})
     shard = tmp_path / "shard.00000.csv"
@@ -206,7 +210,7 @@ def test_a_text_shard_that_lies(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_shards_that_differ_in_format_columns_and_compression(tmp_path: Path) -> None:
+def test_shards_may_differ_in_format_columns_and_compression(tmp_path: Path) -> None:
     with MDSWriter(columns={"a": "int", "b": "str"}, out=tmp_path / "0", compression="gz") as writer:
         writer.write({"a": 1, "b": "x"})
     with MDSWriter(columns={"a": "int", "b": "json", "c": "uint8"}, out=tmp_path / "1") as writer:

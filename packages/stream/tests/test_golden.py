@@ -1,4 +1,4 @@
-"""Output is byte for byte that of the reference writer, from which the values were recorded."""
+"""The writer's files equal, byte for byte, those recorded from mosaicml-streaming's writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def golden(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shard(golden: Path) -> None:
+def test_the_shard_is_the_recorded_one(golden: Path) -> None:
     raw = zstandard.ZstdDecompressor().decompress((golden / "shard.00000.mds.zstd").read_bytes())
     assert len(raw) == 290
     assert np.frombuffer(raw, "<u4", 4).tolist() == [2, 239, 267, 290]
@@ -35,7 +35,7 @@ def test_shard(golden: Path) -> None:
     assert hashlib.sha1(raw).hexdigest() == "c7bf4d885a9acb8f883d43c4552ed7e9e7ba677e"
 
 
-def test_index(golden: Path) -> None:
+def test_the_index_is_the_recorded_one(golden: Path) -> None:
     text = (golden / "index.json").read_text()
     index = json.loads(text)
     packed = (golden / "shard.00000.mds.zstd").read_bytes()
@@ -70,7 +70,7 @@ def test_index(golden: Path) -> None:
     assert text == json.dumps(json.loads(text), sort_keys=True)
 
 
-def test_it_reads_back(golden: Path) -> None:
+def test_the_data_set_reads_back(golden: Path) -> None:
     samples = list(StreamingDataset(local=golden, batch_size=2))
     assert [(s["a"], s["b"], s["c"].tolist(), s["c"].dtype.name) for s in samples] == [
         (5, "hi", [[1, 2, 3]], "int16"),
@@ -98,11 +98,11 @@ def test_it_reads_back(golden: Path) -> None:
         ("list[jpeg]", [], "00000000" + "00000000"),
     ],
 )
-def test_encodings(encoding: str, value: object, expected: str) -> None:
+def test_encoded_values_are_the_recorded_ones(encoding: str, value: object, expected: str) -> None:
     assert resolve_encoding(encoding).encode(value).hex() == expected
 
 
-def test_raw_images() -> None:
+def test_raw_images_are_the_recorded_ones() -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (2, 1), (1, 2, 3))
     expected = "02000000" + "01000000" + "03000000" + b"RGB".hex() + "010203" * 2
     assert resolve_encoding("pil").encode(image).hex() == expected
@@ -113,7 +113,7 @@ def count_samples(folder: Path) -> list[tuple[int, int]]:
     return [(shard["samples"], shard["raw_data"]["bytes"]) for shard in shards]
 
 
-def test_size_limit_counts_as_the_reference_does(tmp_path: Path) -> None:
+def test_the_size_limit_counts_bytes_as_mosaicml_streaming_does(tmp_path: Path) -> None:
     with MDSWriter(columns={"x": "bytes"}, out=tmp_path, size_limit=400, hashes=None) as writer:
         for _ in range(10):
             writer.write({"x": bytes(60)})
@@ -122,7 +122,7 @@ def test_size_limit_counts_as_the_reference_does(tmp_path: Path) -> None:
     assert (tmp_path / "shard.00000.mds").stat().st_size == 375
 
 
-def test_a_first_sample_past_the_limit_leaves_an_empty_shard_that_reads(tmp_path: Path) -> None:
+def test_a_first_sample_larger_than_the_limit_leaves_a_readable_empty_shard(tmp_path: Path) -> None:
     with MDSWriter(columns={"x": "bytes"}, out=tmp_path, size_limit=400) as writer:
         writer.write({"x": b"a" * 1000})
         writer.write({"x": b"b"})

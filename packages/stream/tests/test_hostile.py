@@ -1,4 +1,4 @@
-"""The native readers on hostile files: `crates/hocket-stream/tests/hostile.rs`, by the million."""
+"""Runs `crates/hocket-stream/tests/hostile.rs`, which reads invalid files, with ten million cases."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NUM_CASES = cases(full=10_000_000, sample=0)
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_ten_million_files_that_lie() -> None:
+def test_ten_million_invalid_files_raise_typed_errors() -> None:
     cargo = shutil.which("cargo")
     if not NUM_CASES or cargo is None:
-        pytest.skip("`cargo test` draws some thousands; `-m slow`, with a Rust toolchain, ten millions")
+        pytest.skip("`cargo test` draws a few thousand cases; `-m slow`, with a Rust toolchain, ten million")
     command = [cargo, "test", "--release", "--quiet", "-p", "hocket-stream", "--test", "hostile"]
-    # Four properties share them.
+    # The cases are divided over four properties.
     env = os.environ | {"HOCKET_FUZZ_CASES": str(NUM_CASES // 4)}
     done = subprocess.run(
         command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=7000, check=False

@@ -46,13 +46,13 @@ def round_trip(encoding: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_raw_images_come_back(mode: str) -> None:
+def test_raw_images_round_trip(mode: str) -> None:
     image = make(mode)
     back = round_trip("pil", image)
     assert (back.mode, back.size, back.tobytes()) == (image.mode, image.size, image.tobytes())
 
 
-def test_png_is_exact_and_jpeg_near() -> None:
+def test_png_is_exact_and_jpeg_has_pillows_bytes() -> None:
     image = make()
     assert round_trip("png", image).tobytes() == image.tobytes()
     assert resolve_encoding("jpeg").encode(image) == file_bytes(image, "JPEG")
@@ -76,9 +76,7 @@ def test_a_jpeg_from_a_file_is_not_encoded_again(tmp_path: Path) -> None:
         lambda image: image.draft("L", None),
     ],
 )
-def test_a_jpeg_from_a_file_that_was_changed_is_encoded(
-    tmp_path: Path, change: Callable[[Any], object]
-) -> None:
+def test_a_changed_jpeg_from_a_file_is_encoded_again(tmp_path: Path, change: Callable[[Any], object]) -> None:
     path = tmp_path / "a.jpeg"
     Image.new("RGB", (64, 48), (255, 0, 0)).save(path)
     with Image.open(path) as image:
@@ -90,12 +88,12 @@ def test_a_jpeg_from_a_file_that_was_changed_is_encoded(
 
 @pytest.mark.parametrize("encoding", ["list[pil]", "list[png]", "list[jpeg]", "jpeg_array", "jpegarray"])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_lists(encoding: str, count: int) -> None:
+def test_lists_of_images_round_trip(encoding: str, count: int) -> None:
     images = [make(size=(4 + number, 5)) for number in range(count)]
     assert [image.size for image in round_trip(encoding, images)] == [image.size for image in images]
 
 
-def test_through_a_data_set(tmp_path: Path) -> None:
+def test_images_round_trip_through_a_data_set(tmp_path: Path) -> None:
     columns = {"a": "jpeg", "b": "list[png]", "c": "pil"}
     jpeg = file_bytes(make(), "JPEG")
     with MDSWriter(columns=columns, out=tmp_path) as writer:
@@ -108,7 +106,7 @@ def test_through_a_data_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["jpeg", "list[jpeg]"])
-def test_an_image_that_ends_early_is_found_and_replaced(tmp_path: Path, column: str) -> None:
+def test_a_truncated_image_is_found_by_verify_and_replaced(tmp_path: Path, column: str) -> None:
     whole = file_bytes(make(size=(64, 64)), "JPEG")
     with MDSWriter(columns={"id": "int", "a": column}, out=tmp_path) as writer:
         for number in range(4):
@@ -120,7 +118,7 @@ def test_an_image_that_ends_early_is_found_and_replaced(tmp_path: Path, column: 
     assert [sample["id"] for sample in dataset] == [0, 2, 2, 3]
 
 
-def test_an_image_that_the_format_cannot_hold() -> None:
+def test_an_image_mode_that_jpeg_cannot_hold_raises() -> None:
     with pytest.raises(SampleError, match="JPEG can hold"):
         resolve_encoding("jpeg").encode(make("RGBA"))
 
@@ -130,7 +128,7 @@ HOSTILE = ["pil", "png", "list[pil]", "list[jpeg]", "jpeg_array"]
 
 @settings(deadline=None)  # The first image loads Pillow's formats.
 @given(st.sampled_from(HOSTILE), st.binary(max_size=64))
-def test_no_bytes_do_worse_than_a_typed_error(encoding: str, data: bytes) -> None:
+def test_decoding_arbitrary_bytes_raises_only_a_typed_error(encoding: str, data: bytes) -> None:
     told = None
     try:
         decode_one(encoding, data)
@@ -139,7 +137,7 @@ def test_no_bytes_do_worse_than_a_typed_error(encoding: str, data: bytes) -> Non
     assert told is None or "restore the shard" in told
 
 
-def test_a_size_that_lies_makes_no_room() -> None:
+def test_a_wrong_image_size_raises_before_memory_is_allocated() -> None:
     header = np.array([1 << 31, 1 << 31, 3], "<u4").tobytes() + b"RGB"
     with pytest.raises(ShardCorruptError, match="a raw image"):
         decode_one("pil", header + bytes(12))

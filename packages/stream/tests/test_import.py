@@ -1,3 +1,5 @@
+"""Importing `hocket.stream` is light: no torch, and the loader only on first access."""
+
 from __future__ import annotations
 
 import json
@@ -11,7 +13,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_importing_the_package_loads_no_torch_nor_anything_heavy() -> None:
+def test_importing_the_package_imports_no_heavy_library() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True
     )
@@ -20,7 +22,7 @@ def test_importing_the_package_loads_no_torch_nor_anything_heavy() -> None:
     assert not loaded & {"torch", "rich", "typer", "boto3", "botocore", "pandas", "scipy", "asyncio"}
 
 
-def test_the_loader_is_there_when_asked_for() -> None:
+def test_the_loader_is_imported_on_first_access() -> None:
     import hocket.stream
     import hocket.stream.torch
 

@@ -1,4 +1,4 @@
-"""Processes killed at any moment: a restart loses and repeats nothing, and needs no cleanup."""
+"""Processes killed at any moment: a restart skips and repeats no sample, and needs no cleanup."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Job:
         return [process.returncode for process in ranks]
 
     def _take(self, world_size: int) -> None:
-        """Go back to the last step of all ranks, as a job does with its checkpoint."""
+        """Keep the batches up to the last step that all ranks made, as a job's checkpoint does."""
         logs = []
         for rank in range(world_size):
             path = self._out / f"rank{rank}.log"
@@ -152,7 +152,7 @@ def test_ranks_killed_at_random_go_on_where_all_had_been(remote: str, tmp_path: 
     assert job.batches == expected
     assert sorted(number for batch in expected for number in batch) == sorted(list(range(COUNT)) * EPOCHS)
     assert verify(str(job.cache)).bad == []
-    assert not list(job.cache.glob(".*")), "a restart takes over what a killed download left"
+    assert not list(job.cache.glob(".*")), "a restart must not leave a killed download's files"
     assert [list((tmp_path / name).iterdir()) for name in ("tmp", "shm")] == [[], []]
 
 
@@ -170,10 +170,10 @@ def lose_a_worker(remote: str, cache: Path, checkpoint: Path, seed: int) -> None
     def step() -> None:
         nonlocal done
         ids = next(iterator)["id"].tolist()
-        # In one assignment: what tells of the worker may come between any two.
+        # One assignment: torch's signal handler for a dead worker may raise between two statements.
         done = (done[0] + [ids], loader.state_dict())
 
-    # So few that each worker has batches to make yet.
+    # Few steps, so that each worker still has batches to make.
     for _ in range(draw.randint(1, 12)):
         step()
     workers = sorted(process.pid or 0 for process in multiprocessing.active_children())
@@ -185,11 +185,11 @@ def lose_a_worker(remote: str, cache: Path, checkpoint: Path, seed: int) -> None
         while True:
             step()
 
-    # Torch tells of it as such, or of the connection by which that worker was handing over a batch.
+    # Torch raises that the worker is dead, or that the connection that passed its batch is broken.
     with pytest.raises((RuntimeError, OSError)):
         lose()
     checkpoint.write_text(json.dumps(done))
-    # Without the exit handlers, in which torch may raise that the worker is dead once more.
+    # Skip the exit handlers, in which torch may raise again that the worker is dead.
     os._exit(0)
 
 
@@ -211,8 +211,8 @@ def go_on(remote: str, cache: Path, checkpoint: Path) -> None:
     assert seen + [batch["id"].tolist() for batch in loader] == expected
 
 
-def test_a_killed_worker_ends_the_iteration_and_a_new_one_goes_on(remote: str, tmp_path: Path) -> None:
-    # In processes of their own: torch, on its way to tell of the worker, may leave a temporary file open.
+def test_a_killed_worker_ends_the_iteration_and_a_new_one_resumes(remote: str, tmp_path: Path) -> None:
+    # In separate processes, because torch may leave a temporary file open when it raises for the worker.
     cache, checkpoint = tmp_path / "cache", tmp_path / "checkpoint.json"
     in_process(lose_a_worker, remote, cache, checkpoint, plan().seed)
     in_process(go_on, remote, cache, checkpoint)

@@ -14,7 +14,7 @@ from hocket.stream import StreamingDataLoader, StreamingDataset
 
 pytestmark = [
     pytest.mark.slow,
-    # Lightning's own, of torch's and of its own parts.
+    # Lightning uses deprecated parts of torch and of itself.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 lightning = pytest.importorskip("lightning.pytorch", reason="needs `uv sync --group lightning`")
@@ -84,7 +84,7 @@ def test_a_validation_after_the_sanity_check_is_whole(
     assert model.seen == in_order + in_order
 
 
-def test_our_loader_goes_on_epoch_by_epoch_and_from_a_state(
+def test_our_loader_continues_with_the_next_epoch_and_from_a_state(
     write: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = write(83)

@@ -1,3 +1,5 @@
+"""`StreamingDataLoader`: collation, workers and their shared memory, epochs, lengths and arguments."""
+
 from __future__ import annotations
 
 import itertools
@@ -97,7 +99,7 @@ def plain(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_batches_are_those_of_the_reader(tmp_path: Path, workers: int) -> None:
+def test_batches_of_workers_equal_those_without_workers(tmp_path: Path, workers: int) -> None:
     folder = write_varied(tmp_path)
     options: dict[str, Any] = {"local": folder, "batch_size": 8, "shuffle": False}
     expected = [plain(batch) for batch in StreamingDataLoader(StreamingDataset(**options))]
@@ -106,21 +108,21 @@ def test_workers_batches_are_those_of_the_reader(tmp_path: Path, workers: int) -
     for number, batch in enumerate(loader):
         found.append(plain(batch))
         assert loader.state_dict()["batch"] == number + 1
-        batch["pair"].zero_()  # of this batch alone
+        batch["pair"].zero_()  # the next batches do not share this memory
     assert found == expected
     state = loader.state_dict() | {"epoch": 0, "batch": 5}
     loader.load_state_dict(state)
     assert [plain(batch) for batch in loader] == expected[5:]
 
 
-def test_small_batches_cross_together(write: Callable[..., str]) -> None:
+def test_small_batches_are_sent_in_growing_groups(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(400), batch_size=4)
     groups = list(small_together(dataset.read_batches(epoch=0, first=0)))
     assert [batch.number for group in groups for batch in group] == list(range(100))
     assert [len(group) for group in groups] == [1, 2, 4, 8, *[16] * 5, 5]
 
 
-def test_a_workers_memory_is_used_again_when_its_tensors_are_gone() -> None:
+def test_a_workers_shared_memory_is_reused_once_its_tensors_are_freed() -> None:
     inbox = Inbox()
     outbox = Outbox(inbox.number, worker=3)
 
@@ -138,7 +140,7 @@ def test_a_workers_memory_is_used_again_when_its_tensors_are_gone() -> None:
     kept = take(first)[0, 5:]
     del first
     index, is_new, second = send(1)
-    assert (index, is_new) == (1, True)  # `kept` is a part of the first
+    assert (index, is_new) == (1, True)  # `kept` is a view of the first block, which stays in use
     numbers = take(second).numpy()
     del second
     assert send(2)[:2] == (2, True)
@@ -146,12 +148,12 @@ def test_a_workers_memory_is_used_again_when_its_tensors_are_gone() -> None:
     assert (kept.tolist(), numbers.tolist()) == ([0] * 995, [[1] * 1000])
     del kept
     assert send(4, size=1200)[:2] == (0, False)
-    assert send(5, size=5000)[:2] == (2, True)  # in place of one that is too small
+    assert send(5, size=5000)[:2] == (2, True)  # replaces a block that is too small
     assert take(send(6, size=5000)[2]).unique().tolist() == [6]
     assert numbers.tolist() == [[1] * 1000]
 
 
-def test_batches_that_are_kept_stay_as_they_are(write: Callable[..., str]) -> None:
+def test_batches_that_the_caller_keeps_do_not_change(write: Callable[..., str]) -> None:
     folder = write(400)
     expected = [batch["tokens"].tolist() for batch in StreamingDataset(local=folder, batch_size=2).batches()]
     kept = {}
@@ -165,7 +167,7 @@ def test_batches_that_are_kept_stay_as_they_are(write: Callable[..., str]) -> No
     }
 
 
-def test_large_batches_cross_alone_and_those_before_an_error_before_it() -> None:
+def test_large_batches_are_sent_alone_and_those_before_an_error_first() -> None:
     def batches(num_bytes: int) -> Iterator[RankBatch]:
         for number in range(20):
             yield RankBatch(number, 1, 1, {"x": np.zeros((1, num_bytes), np.uint8)})
@@ -186,7 +188,7 @@ def test_large_batches_cross_alone_and_those_before_an_error_before_it() -> None
     assert groups(10) == [1, 2, 4, 8, 5]
 
 
-def test_stacked_columns_are_the_readers_own_memory(write: Callable[..., str]) -> None:
+def test_stacked_columns_share_the_readers_memory(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(8), batch_size=4)
     batch = next(dataset.batches())
     assert batch["tokens"].flags.writeable
@@ -262,7 +264,7 @@ def test_an_iteration_that_fails_at_once_does_not_use_up_its_position(
     ]
 
 
-def test_a_rank_without_a_share_makes_its_step_with_one_sample(write: Callable[..., str]) -> None:
+def test_a_rank_without_a_share_of_the_batch_gets_one_sample(write: Callable[..., str]) -> None:
     folder = write(17)
     shares = []
     for rank in range(4):
@@ -277,16 +279,16 @@ def test_a_rank_without_a_share_makes_its_step_with_one_sample(write: Callable[.
     assert shares == [(0, 1), (0, 1), (0, 1), (1, 1)]
 
 
-def test_length_and_size(write: Callable[..., str]) -> None:
+def test_lengths_count_batches_and_the_ranks_samples(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(21), batch_size=4, rank=1, world_size=2)
     loader = StreamingDataLoader(dataset)
     assert (len(loader), dataset.num_batches, dataset.size) == (3, 3, 21)
-    # 8 + 8 + 5: rank 1 has 4, 4 and 3 of them.
+    # Global batches of 8, 8 and 5 samples, of which rank 1 has 4, 4 and 3.
     assert len(dataset) == 11
     assert loader.data_parallel == dataset.data_parallel == (1, 2)
 
 
-def test_one_batch_size(write: Callable[..., str]) -> None:
+def test_the_batch_size_is_given_exactly_once(write: Callable[..., str]) -> None:
     folder = write(20)
     with pytest.raises(ConfigError, match="no batch size"):
         StreamingDataLoader(StreamingDataset(local=folder))
@@ -297,7 +299,7 @@ def test_one_batch_size(write: Callable[..., str]) -> None:
     assert len(StreamingDataLoader(StreamingDataset(local=folder, batch_size=8), batch_size=8)) == 3
 
 
-def test_leaving_in_the_middle_ends_the_threads(write: Callable[..., str]) -> None:
+def test_leaving_the_loop_ends_the_threads(write: Callable[..., str]) -> None:
     before = set(threading.enumerate())
     loader = StreamingDataLoader(StreamingDataset(local=write(400), batch_size=4))
     for _ in loader:
@@ -311,7 +313,7 @@ def tasks() -> list[Path]:
     return list(Path("/proc/self/task").iterdir())
 
 
-def test_torchs_other_arguments_are_answered_by_name(write: Callable[..., str]) -> None:
+def test_unsupported_dataloader_arguments_raise_with_the_alternative(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(8), batch_size=4)
     for name, message in [
         ("drop_last", "tail='drop'"),
@@ -327,7 +329,7 @@ def test_torchs_other_arguments_are_answered_by_name(write: Callable[..., str]) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_tensors_are_pinned_where_there_is_an_accelerator(write: Callable[..., str], workers: int) -> None:
+def test_tensors_are_pinned_if_there_is_an_accelerator(write: Callable[..., str], workers: int) -> None:
     dataset = StreamingDataset(local=write(8), batch_size=4)
     for batch in StreamingDataLoader(dataset, num_workers=workers, pin_memory=True):
         assert batch["tokens"].is_pinned() == torch.accelerator.is_available()

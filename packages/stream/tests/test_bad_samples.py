@@ -102,7 +102,7 @@ def test_a_bad_sample_is_replaced_by_one_of_the_same_stream(folder: str, tmp_pat
     assert sorted(seen) == sorted([*map(stand_in, range(COUNT)), *range(100, 110)])
 
 
-def test_a_line_with_other_columns_is_a_bad_sample(tmp_path: Path) -> None:
+def test_a_line_with_a_value_of_another_type_is_a_bad_sample(tmp_path: Path) -> None:
     with JSONWriter(columns={"id": "int", "text": "str"}, out=str(tmp_path), hashes=None) as writer:
         for number in range(20):
             writer.write({"id": number, "text": f"line {number}"})

@@ -1,4 +1,4 @@
-"""Random access: the same samples as iteration, reading only their bytes."""
+"""Random access by number: the same samples as in iteration, fetching only their bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def check(samples: list[dict[str, Any]], numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("where", ["remote", "cache", "memory"])
-def test_every_kind_of_index_gives_the_samples_of_iteration(remote: str, tmp_path: Path, where: str) -> None:
+def test_integers_slices_and_lists_give_the_samples_of_iteration(
+    remote: str, tmp_path: Path, where: str
+) -> None:
     cache = tmp_path / "cache"
     limit = 1 << 20 if where == "memory" else None
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=100, cache_limit=limit)
@@ -81,15 +83,15 @@ def test_every_kind_of_index_gives_the_samples_of_iteration(remote: str, tmp_pat
         dataset[COUNT]
 
 
-def test_a_few_samples_of_a_large_shard_cost_their_own_bytes(s3d: Any, remote: str, tmp_path: Path) -> None:
+def test_a_few_samples_of_a_large_shard_fetch_only_their_bytes(s3d: Any, remote: str, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=1)
     at_first = s3d.stats()
     check(dataset[[250, 251, 260]], [250, 251, 260])
     asked = s3d.stats()["requests"]["GetObject"] - at_first["requests"]["GetObject"]
-    assert asked == 2, "their offsets, then all of them together"
+    assert asked == 2, "one request of their offsets, one of all samples"
     assert dataset.metrics()["stream/fetched_bytes"] < 20 * SAMPLE
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["index.json"]
-    # Two shards, in each what is near travels together.
+    # Two shards, each with one request of offsets and one of neighbouring samples.
     check(dataset[[600, 601, 1100, 1101, 1102]], [600, 601, 1100, 1101, 1102])
     assert s3d.stats()["requests"]["GetObject"] - at_first["requests"]["GetObject"] == 2 + 4
 
@@ -100,14 +102,14 @@ def test_a_shard_that_is_requested_often_is_fetched_whole(s3d: Any, remote: str,
     for number in range(0, 200, 10):
         check([dataset[number]], [number])
     assert sorted(path.name for path in cache.iterdir()) == ["index.json", "shard.00000.mds"]
-    # The index; eight times two ranges; the shard.
+    # The index; offsets and sample, eight times; the shard.
     assert s3d.stats()["requests"]["GetObject"] == 1 + 2 * 8 + 1
     check(dataset[500:700], list(range(500, 700)))
     assert "shard.00001.mds" in {path.name for path in cache.iterdir()}
     assert s3d.stats()["requests"]["GetObject"] == 1 + 2 * 8 + 1 + 1
 
 
-def test_compressed_shards_come_whole(s3d: Any, remote: str, tmp_path: Path) -> None:
+def test_compressed_shards_are_fetched_whole(s3d: Any, remote: str, tmp_path: Path) -> None:
     zipped = write(s3d.uri("lookup-zip"), compression="zstd")
     dataset = StreamingDataset(remote=zipped, local=tmp_path / "cache", batch_size=1)
     check(dataset[[1, 1499]], [1, 1499])
@@ -116,7 +118,7 @@ def test_compressed_shards_come_whole(s3d: Any, remote: str, tmp_path: Path) -> 
 
 
 def replace(remote: str, tmp_path: Path, *, extra: bytes = b"", **options: Any) -> None:
-    """Replace the first two shards by others of the same layout, with numbers 100,000 higher."""
+    """Replace the first two shards by shards of the same layout, with ids that are 100,000 higher."""
     other = tmp_path / "other"
     write(str(other), first=100_000, **options)
     for name in ("shard.00000.mds", "shard.00001.mds"):
@@ -125,7 +127,7 @@ def replace(remote: str, tmp_path: Path, *, extra: bytes = b"", **options: Any) 
 
 @pytest.mark.parametrize("is_listing", [False, True], ids=["ranges", "then whole"])
 @pytest.mark.parametrize("hashes", [None, ["xxh3_64"]])
-def test_samples_of_one_shard_are_of_one_version_of_it(
+def test_samples_of_two_versions_of_a_shard_raise(
     s3d: Any, remote: str, tmp_path: Path, hashes: list[str] | None, is_listing: bool
 ) -> None:
     mine = write(s3d.uri(tmp_path.name), hashes=hashes)
@@ -133,12 +135,12 @@ def test_samples_of_one_shard_are_of_one_version_of_it(
     dataset = StreamingDataset(**options)
     check([dataset[3]], [3])
     replace(mine, tmp_path, hashes=hashes)
-    # By ranges, then as a whole: a digest, where there is one, says the same as the version.
+    # A shard read by ranges is compared by its ETag; one fetched whole by its digest, if it has one.
     wrong = ShardCorruptError if is_listing and hashes else StoreChangedError
     with pytest.raises(wrong, match=rf"{mine}/shard\.00000\.mds"):
         dataset[0:300] if is_listing else dataset[3]
     check([dataset[1400]], [1400])
-    assert dataset[600]["id"] == 100_600, "of this shard nothing was seen before"
+    assert dataset[600]["id"] == 100_600, "no sample of this shard was read before"
     assert StreamingDataset(**options)[3]["id"] == 100_003
 
 
@@ -150,7 +152,7 @@ def test_an_object_replaced_between_offsets_and_samples_raises(
         monkeypatch.setenv(name, value)
     remote = write(server.uri("data"))
     dataset = StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=1)
-    # The offsets come; the samples do not until another object is there.
+    # The request of offsets succeeds; that of samples is delayed until the object has been replaced.
     server.set_faults("kind=slowdown,op=GetObject,after=1")
     with ThreadPoolExecutor(1, thread_name_prefix="hocket-test") as pool:
         asked = pool.submit(dataset.__getitem__, 3)
@@ -161,7 +163,7 @@ def test_an_object_replaced_between_offsets_and_samples_raises(
             asked.result(timeout=60)
 
 
-def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote: str, tmp_path: Path) -> None:
+def test_a_shard_of_another_size_than_in_the_index_is_corrupt(s3d: Any, remote: str, tmp_path: Path) -> None:
     mine = write(s3d.uri(tmp_path.name), hashes=None)
     replace(mine, tmp_path, extra=b"x")
     dataset = StreamingDataset(remote=mine, local=tmp_path / "cache", batch_size=1)
@@ -169,7 +171,7 @@ def test_a_shard_of_another_size_than_the_index_has_is_corrupt(s3d: Any, remote:
         dataset[3]
 
 
-def test_other_types_than_integers_raise(tmp_path: Path) -> None:
+def test_indices_that_are_not_integers_raise(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path) as writer:
         for number in range(5):
             writer.write({"id": number})
@@ -193,7 +195,7 @@ def test_other_types_than_integers_raise(tmp_path: Path) -> None:
     ],
     ids=["garbage", "beyond the end", "backwards", "in the table"],
 )
-def test_offsets_that_lie_are_a_corrupt_shard(
+def test_invalid_offsets_raise_a_corrupt_shard(
     s3d: Any, remote: str, tmp_path: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
     other = s3d.uri(f"{tmp_path.name}")

@@ -1,4 +1,4 @@
-"""Memory and requests of reading are bounded and constant over time."""
+"""Reading has bounded memory and requests, which do not grow over time."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def run(script: str, *args: object) -> Any:
 
 
 @pytest.mark.slow
-def test_a_hundred_epochs_take_no_more_memory_than_the_first_ones(write: Callable[..., str]) -> None:
+def test_later_epochs_take_no_more_memory_than_the_first_ones(write: Callable[..., str]) -> None:
     epochs = cases(full=400, sample=100)
     sizes = run(EPOCHS, write(400, size_limit=4000, compression="zstd"), epochs)
     assert max(sizes[epochs // 2 :]) < 1.05 * max(sizes[: epochs // 4])
 
 
 @pytest.mark.slow
-def test_an_index_of_many_shards_is_small_in_memory(tmp_path: Path) -> None:
+def test_an_index_of_many_shards_takes_little_memory(tmp_path: Path) -> None:
     shards = cases(full=1_300_000, sample=130_000)
     shard = {
         "column_encodings": ["int"], "column_names": ["x"], "column_sizes": [8], "compression": None,
@@ -112,7 +112,7 @@ def test_prefetched_shards_stay_within_the_budget(
         while fetched != server.stats()["requests"]["GetObject"] and time.monotonic() < deadline:
             fetched = server.stats()["requests"]["GetObject"]
             time.sleep(0.02)
-        # The index; this batch, those that wait, and the one in the making; the budget.
+        # The index, the shards of this batch, of two waiting batches and of one being made, and the budget.
         assert fetched <= 1 + len(seen) + 2 + 1 + 3
     assert seen == list(range(30))
     assert server.stats()["requests"]["GetObject"] == 1 + 30
@@ -136,7 +136,7 @@ def test_a_large_shard_takes_one_request_per_part(
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_next_epochs_first_shards_come_while_the_last_batches_are_taken(
+def test_the_next_epochs_first_shards_are_fetched_during_the_last_batches(
     s3d: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_on: bool
 ) -> None:
     for name, value in s3d.env.items():
@@ -145,7 +145,7 @@ def test_the_next_epochs_first_shards_come_while_the_last_batches_are_taken(
     with MDSWriter(columns={"id": "int", "x": "bytes"}, out=remote, size_limit=1 << 14) as writer:
         for number in range(64):
             writer.write({"id": number, "x": bytes((1 << 14) - 300)})
-    # A lane of its own: half of the shards, and other ones in the next epoch.
+    # Each canonical node reads half of the shards, and other ones in the next epoch.
     dataset = StreamingDataset(
         remote=remote,
         local=tmp_path / "cache",

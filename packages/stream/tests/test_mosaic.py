@@ -1,4 +1,4 @@
-"""The order of mosaicml-streaming: recorded values, states, and runs that change their topology."""
+"""`order="mosaic"`: recorded batches of mosaicml-streaming, its states, and runs that change topology."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hocket.stream.mosaic.partitions import partition
 from hocket.stream.mosaic.sampling import draw
 from hocket.stream.mosaic.shuffles import ALGORITHMS, Shuffle
 
-#: Orders of 16 samples in shards of 5, 7 and 4, seed 9176, epoch 0, blocks of 8, by canonical nodes: what
-#: mosaicml-streaming gave.
+#: Orders recorded from mosaicml-streaming, by algorithm and canonical nodes: 16 samples in shards of 5, 7 and
+#: 4, seed 9176, epoch 0, blocks of 8.
 GOLDENS = {
     ("naive", 1): [7, 2, 5, 14, 6, 8, 10, 9, 13, 11, 1, 15, 12, 3, 0, 4],
     ("naive", 2): [7, 2, 5, 14, 6, 8, 10, 9, 13, 11, 1, 15, 12, 3, 0, 4],
@@ -36,7 +36,7 @@ GOLDENS = {
 
 
 @pytest.mark.parametrize(("algo", "nodes"), GOLDENS)
-def test_a_shuffle_is_the_golden_one(algo: str, nodes: int) -> None:
+def test_a_shuffle_is_the_recorded_one(algo: str, nodes: int) -> None:
     shuffle = Shuffle(unit_sizes=[5, 7, 4], num_canonical_nodes=nodes, seed=9176, epoch=0, block_size=8)
     assert shuffle.run(algo).tolist() == GOLDENS[algo, nodes]
 
@@ -51,7 +51,7 @@ def test_a_shuffle_is_the_golden_one(algo: str, nodes: int) -> None:
                              [2, 7, 11, 16, 3, 8, 12, 17, 3, 8, 13, 18, -1, -1, -1]]),
     ],
 )  # fmt: skip
-def test_a_partition_is_the_golden_one(
+def test_a_partition_is_the_recorded_one(
     num_samples: int, canonical: int, nodes: int, ranks: int, size: int, drop: int, expected: list[list[int]]
 ) -> None:
     for algo in ("orig", "relaxed"):
@@ -74,7 +74,7 @@ def test_a_partition_is_the_golden_one(
         (2, 2, [range(0, 8, 2), range(1, 8, 2), range(500, 508, 2), range(501, 508, 2)]),
     ],
 )
-def test_the_first_global_batch_of_two_canonical_nodes_is_the_golden_one(
+def test_the_first_global_batch_of_two_canonical_nodes_is_the_recorded_one(
     nodes: int, ranks: int, expected: list[range]
 ) -> None:
     options: Any = {"num_canonical_nodes": 2, "num_nodes": nodes, "ranks_per_node": ranks}
@@ -83,7 +83,7 @@ def test_the_first_global_batch_of_two_canonical_nodes_is_the_golden_one(
     assert first.tolist() == [list(part) for part in expected]
 
 
-def test_a_draw_is_the_golden_one() -> None:
+def test_a_draw_of_samples_is_the_recorded_one() -> None:
     options: Any = {"seed": 9176, "shuffle": True, "sampling_method": "balanced", "granularity": 1}
     shards = [[7, 7, 7, 7, 2]]
     units, ids = draw(shards, [7], epoch=0, **options)
@@ -107,20 +107,22 @@ def test_a_shuffle_has_every_sample_once(
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 5))
-def test_a_partition_has_every_place(count: int, nodes: int, factor: int, ranks: int, size: int) -> None:
+def test_a_partition_has_every_sample_and_equal_ranks(
+    count: int, nodes: int, factor: int, ranks: int, size: int
+) -> None:
     options: Any = {"num_canonical_nodes": nodes * factor, "num_nodes": nodes, "ranks_per_node": ranks}
     places = partition("orig", count, batch_size=size, **options)
     assert set(places[places >= 0].tolist()) == set(range(count))
     assert len({(rank >= 0).sum() for rank in places}) == 1
 
 
-#: A rank's batches, by rank.
+#: The batches of each rank.
 Ranks = list[list[list[int]]]
 
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[StreamingDataset]]:
-    """Return `launch(folder, nodes, ranks, **options)`, which makes the data set of each rank."""
+    """Return `launch(folder, nodes, ranks, **options)`, which opens the data set as each rank would."""
 
     def launch(folder: str, nodes: int, ranks: int, **options: Any) -> list[StreamingDataset]:
         world_size = nodes * ranks
@@ -152,7 +154,7 @@ def flat(lists: Iterable[list[int]]) -> list[int]:
 
 
 def sets(ranks: Ranks) -> list[list[int]]:
-    """Return global batches as sorted samples."""
+    """Return each global batch as a sorted list of its samples."""
     return [sorted(flat(parts)) for parts in zip(*ranks, strict=True)]
 
 
@@ -177,7 +179,7 @@ def test_global_batches_are_the_same_sets_on_any_topology_and_after_a_resume(
         assert [dataset.state_dict()["epoch"] for dataset in second] == [1, 1]
 
 
-def test_the_state_is_theirs_and_a_batch_of_another_size_goes_on_from_it(write: Callable[..., str]) -> None:
+def test_the_state_has_mosaics_form_and_resumes_with_another_batch_size(write: Callable[..., str]) -> None:
     folder = write(103)
     options: Any = {"local": folder, "shuffle": True, "order": MosaicOrder(shuffle_algo="py1s")}
     dataset = StreamingDataset(batch_size=8, **options)
@@ -199,7 +201,7 @@ def test_the_state_is_theirs_and_a_batch_of_another_size_goes_on_from_it(write: 
     assert len(dataset) == len(done + rest)
 
 
-def test_an_epoch_that_is_over_goes_on_with_the_next(write: Callable[..., str]) -> None:
+def test_a_state_at_the_end_of_an_epoch_resumes_with_the_next(write: Callable[..., str]) -> None:
     options: Any = {"local": write(30), "order": "mosaic", "batch_size": 8}
     dataset = StreamingDataset(**options)
     batches = dataset.batches()
@@ -216,15 +218,13 @@ def test_an_epoch_that_is_over_goes_on_with_the_next(write: Callable[..., str]) 
 
 
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
-def test_a_place_past_the_end_of_the_epoch_is_refused_and_the_end_is_not(
-    write: Callable[..., str], method: str
-) -> None:
+def test_a_state_past_the_end_of_the_epoch_raises(write: Callable[..., str], method: str) -> None:
     streams = [Stream(local=write(18, "a")), Stream(local=write(12, "b"))]
     dataset = StreamingDataset(streams=streams, order="mosaic", batch_size=4, batching_method=method)
     batches = dataset.batches()
     next(batches)
     state = dataset.state_dict()
-    # 8 batches of both streams mixed have room for 32: other ranks may have filled the last one up.
+    # 8 batches of both streams have room for 32 samples: the last one may have been filled up on other ranks.
     end = {"random": 32, "stratified": 24, "per_stream": 28, "device_per_stream": 28}[method]
     for past in (end + 1, 10**30):
         with pytest.raises(StateMismatchError, match=f"`sample_in_epoch` is {past} .* at most {end}, which"):
@@ -240,7 +240,7 @@ def test_a_place_past_the_end_of_the_epoch_is_refused_and_the_end_is_not(
     assert len(list(dataset.batches())) == len(rest) + 1
 
 
-def test_the_end_on_some_ranks_is_the_end_on_others(
+def test_the_end_of_an_epoch_is_the_end_on_other_topologies(
     write: Callable[..., str], launch: Callable[..., list[StreamingDataset]]
 ) -> None:
     folder = write(23)
@@ -255,7 +255,7 @@ def test_the_end_on_some_ranks_is_the_end_on_others(
         assert list(dataset.batches()) == []
 
 
-def test_a_node_count_that_fits_no_canonical_nodes_needs_relaxed(
+def test_a_node_count_that_divides_no_canonical_nodes_needs_the_relaxed_partition(
     write: Callable[..., str], launch: Callable[..., list[StreamingDataset]]
 ) -> None:
     folder = write(101)
@@ -269,7 +269,7 @@ def test_a_node_count_that_fits_no_canonical_nodes_needs_relaxed(
         dataset.load_state_dict(state)
     assert all(len(dataset.plan.batch_ids(0, 4)) == 6 for dataset in second)
     assert sets(read(second))[:2] == whole[2:4]
-    # Of the last batch's 6 samples one rank has none: its step has share 0.
+    # One rank has none of the last batch's 6 samples, so its share of that step is 0.
     for dataset in second:
         dataset.load_state_dict(state)
     ends = [[dataset.batch_share() for _ in dataset.batches()][-1] for dataset in second]
@@ -280,7 +280,7 @@ def test_a_node_count_that_fits_no_canonical_nodes_needs_relaxed(
             dataset.load_state_dict(state)
 
 
-def test_workers_and_mixed_streams(write: Callable[..., str]) -> None:
+def test_workers_read_mixed_streams_in_the_planned_order(write: Callable[..., str]) -> None:
     streams = [Stream(local=write(40, "a"), repeat=1.5), Stream(local=write(30, "b"), choose=7)]
     options: Any = {"streams": streams, "order": "mosaic", "shuffle": True, "batch_size": 8}
     plain = StreamingDataset(**options)
@@ -294,8 +294,9 @@ def test_workers_and_mixed_streams(write: Callable[..., str]) -> None:
     assert [StreamingDataset(**options).sample_ids(0, epoch=1)] == [plain.sample_ids(0, epoch=1)]
 
 
-#: Batches of epoch 1 after the first, rank by rank, of 13 samples and one and a half times 9 more in shards
-#: of five, with 2 canonical nodes and blocks of 12: what mosaicml-streaming gave, by method, shuffle, ranks.
+#: Batches recorded from mosaicml-streaming, by batching method, shuffle and number of ranks: those of epoch 1
+#: after the first, rank by rank. One stream has 13 samples, the other 9 with `repeat=1.5`; shards have five
+#: samples; 2 canonical nodes and blocks of 12.
 STREAM_GOLDENS: dict[tuple[str, bool, int], list[list[int]]] = {
     ("stratified", False, 1): [[1, 7, 14, 16], [2, 8, 15, 17], [3, 9, 16, 19], [4, 10, 17, 20],
                                [5, 11, 18, 21], [5, 12, 18, 20]],
@@ -325,7 +326,7 @@ STREAM_GOLDENS: dict[tuple[str, bool, int], list[list[int]]] = {
 
 
 @pytest.mark.parametrize(("method", "shuffle", "ranks"), STREAM_GOLDENS)
-def test_batches_of_streams_one_by_one_are_the_golden_ones(
+def test_batches_of_separate_streams_are_the_recorded_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, shuffle: bool, ranks: int
 ) -> None:
     for name, numbers in (("a", range(13)), ("b", range(13, 22))):
@@ -345,7 +346,7 @@ def test_batches_of_streams_one_by_one_are_the_golden_ones(
         dataset.load_state_dict(state)
         found.append([batch["id"].tolist() for batch in dataset.batches()])
         assert dataset.num_batches == 1 + len(found[0])
-        # A batch that was only begun is given again, as there.
+        # A state within a batch resumes at the batch's start, as in mosaicml-streaming.
         dataset.load_state_dict(state | {"sample_in_epoch": 6})
         begun = dataset.batches()
         assert next(begun)["id"].tolist() == found[rank][0]
@@ -364,7 +365,7 @@ def test_batches_of_streams_one_by_one_are_the_golden_ones(
         ("stratified", {"batch_size": 50, "shuffle_block_size": 60}, "of which stream 1 has 1 samples"),
     ],
 )
-def test_streams_too_small_for_batches_of_their_own_are_named(
+def test_streams_too_small_for_their_share_of_a_batch_raise_with_their_number(
     write: Callable[..., str], method: str, options: dict[str, Any], message: str
 ) -> None:
     streams = [Stream(local=write(50, "a")), Stream(local=write(30, "b"), choose=1)]
@@ -393,12 +394,12 @@ def test_incompatible_arguments_raise(
         StreamingDataset(local=write(20), **size, **options)
 
 
-def test_an_unknown_argument_raises_as_pythons_own(write: Callable[..., str]) -> None:
+def test_an_unknown_argument_raises_pythons_type_error(write: Callable[..., str]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'shuffle_algorithm'"):
         StreamingDataset(local=write(20), batch_size=4, shuffle_algorithm="py1s")
 
 
-def test_a_state_of_another_order_is_refused_by_name(write: Callable[..., str]) -> None:
+def test_a_state_of_another_order_raises_with_the_field(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(50), order="mosaic", batch_size=4, num_canonical_nodes=2)
     state = dataset.state_dict()
     for name in ("shuffle_seed", "num_canonical_nodes"):
@@ -409,7 +410,7 @@ def test_a_state_of_another_order_is_refused_by_name(write: Callable[..., str]) 
             dataset.load_state_dict(wrong)
 
 
-def test_random_access_and_numpy_numbers(write: Callable[..., str]) -> None:
+def test_random_access_takes_slices_and_numpy_numbers(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(12), order="mosaic", batch_size=4)
     assert [s["id"] for s in dataset[2:5]] == [2, 3, 4]
     assert dataset[np.int64(-1)]["id"] == 11

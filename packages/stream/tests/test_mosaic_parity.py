@@ -1,4 +1,4 @@
-"""`order="mosaic"` gives the batches that mosaicml-streaming gives, from the start and after a resume.
+"""`order="mosaic"` gives mosaicml-streaming's batches, from the start and after a resume.
 
 Run with `uv run pytest -m parity`: the peer lives in an environment of its own, which `uv` makes.
 """
@@ -24,7 +24,7 @@ from hocket.stream.mosaic.shuffles import ALGORITHMS
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
 
 PEER = "mosaicml-streaming==0.13.0"
-#: Datasets that the peer keeps open in one process run into the limit of open files.
+#: The peer keeps its data sets open, so more cases in one process would reach the limit of open files.
 CASES_A_PROCESS = 25
 
 
@@ -60,7 +60,7 @@ def make(case: dict[str, Any], **options: Any) -> StreamingDataset:
 
 
 def plan(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
-    """Return each rank's batches from the state of a case on."""
+    """Return each rank's batches, starting from the state of a case."""
     world_size = case["nodes"] * case["ranks"]
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(case["ranks"]))
@@ -122,7 +122,7 @@ def draw_case(rng: random.Random, folders: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def test_order_and_resume_are_theirs(
+def test_batches_equal_mosaicml_streamings_from_any_state(
     write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {write(count, f"d{count}"): count for count in (61, 128, 203)}
@@ -135,7 +135,7 @@ def test_order_and_resume_are_theirs(
             with pytest.raises(ConfigError):
                 plan(case, monkeypatch)
             continue
-        # They number samples over all streams, and plan empty batches to give each worker as many.
+        # mosaicml-streaming numbers samples over all streams, and adds empty batches to even out workers.
         ids = list(
             itertools.chain.from_iterable(range(folders[stream["local"]]) for stream in case["streams"])
         )
@@ -151,7 +151,9 @@ def test_order_and_resume_are_theirs(
     assert 0 < num_refused < 30
 
 
-def test_a_run_that_begins_there_is_finished_here(write: Callable[..., str], tmp_path: Path) -> None:
+def test_a_run_started_with_mosaicml_streaming_resumes_with_hocket(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
     folder = write(203)
     cases = [
         {

@@ -40,8 +40,10 @@ def read_globally(folder: str, world_size: int, workers: int, **options: Any) ->
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": False, "num_canonical_nodes": 4}])
-def test_any_number_of_ranks_and_workers(write: Callable[..., str], options: dict[str, Any]) -> None:
-    # The last batch has 7 samples: of 8 ranks one has none.
+def test_global_batches_are_equal_on_any_number_of_ranks_and_workers(
+    write: Callable[..., str], options: dict[str, Any]
+) -> None:
+    # The last batch has 7 samples, so one of 8 ranks has none of it.
     folder = write(103)
     options = options | {"shuffle_block_size": 16}
     reference = StreamingDataset(local=folder, global_batch_size=BATCH, rank=0, world_size=1, **options)
@@ -54,7 +56,7 @@ def test_any_number_of_ranks_and_workers(write: Callable[..., str], options: dic
 
 @pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 127, 10007])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_every_sample_once(write: Callable[..., str], count: int, shuffle: bool) -> None:
+def test_an_epoch_has_every_sample_once(write: Callable[..., str], count: int, shuffle: bool) -> None:
     folder = write(count, size_limit=40_000)
     dataset = StreamingDataset(local=folder, global_batch_size=BATCH, shuffle=shuffle)
     seen = [int(number) for batch in dataset.batches() for number in batch["id"]]
@@ -105,7 +107,7 @@ def test_a_padded_epoch_logs_its_repeated_samples(
     assert [message.split(" ", 1)[0] for message in told] == [str(repeated)] * (repeated > 0)
 
 
-def test_without_shuffling_every_epoch_is_in_storage_order_and_with_it_each_differs(
+def test_epochs_are_in_storage_order_unless_shuffled_and_then_differ(
     write: Callable[..., str],
 ) -> None:
     folder = write(100)
@@ -143,7 +145,7 @@ def test_tails_are_applied_and_logged_once(
 
 @pytest.mark.parametrize("replication", [2, 4])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_replicas_read_the_same_as_fewer_ranks_would(
+def test_replicated_ranks_read_the_same_batches(
     write: Callable[..., str], monkeypatch: pytest.MonkeyPatch, replication: int, workers: int
 ) -> None:
     folder = write(53)
@@ -171,7 +173,7 @@ print(json.dumps([dataset.size, len(set(ids)), (peak - before) // 1024]))
 """
 
 
-def test_a_plan_of_a_hundred_million_samples_needs_no_memory_for_them(tmp_path: Path) -> None:
+def test_a_plan_of_a_hundred_million_samples_takes_less_than_a_byte_each(tmp_path: Path) -> None:
     shard = {
         "column_encodings": ["int"], "column_names": ["x"], "column_sizes": [8], "compression": None,
         "format": "mds", "hashes": [], "samples": 16384, "size_limit": 1, "version": 2, "zip_data": None,

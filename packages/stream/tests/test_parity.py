@@ -54,7 +54,7 @@ def run_peer(*arguments: str) -> None:
     if uv is None:
         pytest.skip("`uv` was not found: it makes the peer's environment")
     python = ".".join(map(str, sys.version_info[:2]))
-    # The same Pillow on both sides: what it encodes is compared byte for byte.
+    # Both libraries use the same Pillow, because encoded images are compared byte for byte.
     needs = ["--with", PEER, "--with", f"pillow=={version('pillow')}", "--with", "setuptools<81"]
     command = [uv, "run", "--no-project", "--python", python, *needs, "python"]
     script = str(Path(__file__).with_name("peer.py"))
@@ -110,7 +110,7 @@ def test_each_side_reads_the_other(peer: Any, ours: Path, theirs: Path) -> None:
         if kind == "mds":
             assert read_by_them[name] == mine, name
         else:
-            # They hand out Python's numbers, we NumPy's: the values are compared.
+            # mosaicml-streaming returns Python's numbers, Hocket NumPy's: compare the values.
             dataset = StreamingDataset(local=ours / name, batch_size=4)
             texts = [
                 {key: f"{type(value).__name__} {value!r}" for key, value in s.items()} for s in plain(dataset)

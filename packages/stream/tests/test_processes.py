@@ -69,7 +69,7 @@ def in_fork(run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("cache_limit", [None, "20kb"])
-def test_a_child_forked_in_the_middle_of_reading_reads_all(
+def test_a_child_forked_during_an_epoch_reads_a_whole_epoch(
     remote: str, tmp_path: Path, cache_limit: str | None
 ) -> None:
     options: dict[str, Any] = {"remote": remote, "local": tmp_path / "cache", "cache_limit": cache_limit}
@@ -80,7 +80,7 @@ def test_a_child_forked_in_the_middle_of_reading_reads_all(
     def child() -> None:
         with pytest.raises(errors.ConfigError, match="parent of this forked process, where it continues"):
             list(batches)
-        # The same object, whose threads stayed behind, and a new one.
+        # The inherited data set, whose threads exist in the parent only, and a new one.
         again = [batch["id"].tolist() for batch in dataset.batches()]
         assert again == [dataset.sample_ids(number) for number in range(dataset.num_batches)]
         assert sorted(read_ids(**options)) == list(range(COUNT))
@@ -91,7 +91,7 @@ def test_a_child_forked_in_the_middle_of_reading_reads_all(
     assert seen == [dataset.sample_ids(number) for number in range(dataset.num_batches)]
 
 
-def test_a_writer_stays_with_the_process_that_began_it(tmp_path: Path) -> None:
+def test_a_writer_raises_in_a_forked_child(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path / "data") as writer:
         writer.write({"id": 7})
 
@@ -105,12 +105,12 @@ def test_a_writer_stays_with_the_process_that_began_it(tmp_path: Path) -> None:
     assert StreamingDataset(local=tmp_path / "data", batch_size=1)[0] == {"id": 7}
 
 
-def test_threads_read_side_by_side(remote: str, tmp_path: Path) -> None:
+def test_threads_read_concurrently(remote: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"remote": remote, "local": tmp_path / "cache"}
     one = StreamingDataset(batch_size=8, **options)
     with ThreadPoolExecutor(8) as pool:
         wholes = [pool.submit(read_ids, **options) for _ in range(4)]
-        # One object, its batches taken by several threads as workers of a loader take them in turns.
+        # One data set, whose batches are divided over several threads as over a loader's workers.
         turns = [pool.submit(list, one.read_batches(epoch=0, first=k, start=0, stride=3)) for k in range(3)]
         found = pool.submit(lambda: [one[number]["id"] for number in range(0, COUNT, 7)])
         assert len({tuple(whole.result(60)) for whole in wholes}) == 1
@@ -125,7 +125,7 @@ def read_in_pool(options: dict[str, Any]) -> list[int]:
     return sorted(read_ids(**options))
 
 
-def test_twenty_data_sets_begin_at_once_in_a_pool(remote: str, tmp_path: Path) -> None:
+def test_twenty_data_sets_open_at_once_in_a_pool(remote: str, tmp_path: Path) -> None:
     assert len(read_ids(remote=remote, local=tmp_path / "parents")) == COUNT
     options = {"remote": remote, "local": tmp_path / "cache"}
     with multiprocessing.get_context("fork").Pool(10) as pool:
@@ -137,8 +137,8 @@ def test_twenty_data_sets_begin_at_once_in_a_pool(remote: str, tmp_path: Path) -
     assert names == {".json", ".mds"}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else, too")
-def test_two_users_of_a_machine(
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can switch users")
+def test_two_users_of_a_machine_have_separate_default_caches_and_may_share_one(
     remote: str, shared_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -155,7 +155,7 @@ def test_two_users_of_a_machine(
         be(user, name)
         assert sorted(read_ids(remote=remote)) == list(range(COUNT))
         assert list((shared_folder / name / ".cache" / "hocket" / "stream").rglob("*.mds"))
-        # One folder for both: who comes later reads what the other has admitted.
+        # Both users share this cache: the second one reads the first one's shards.
         assert sorted(read_ids(remote=remote, local=shared_folder / "both")) == list(range(COUNT))
 
     (shared_folder / "both").mkdir()
@@ -166,7 +166,7 @@ def test_two_users_of_a_machine(
     assert owners == {0}
 
 
-def test_torchs_process_group_and_devices_are_left_alone(
+def test_reading_uses_neither_torchs_process_group_nor_devices(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -208,7 +208,7 @@ print(count, torch.cuda.is_initialized(), torch.cuda.memory_allocated())
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_takes_no_device_memory(remote: str, tmp_path: Path, workers: int) -> None:
-    # In an interpreter of its own, in which no other test has used the device.
+    # In a new interpreter, where no other test has used the device.
     command = [sys.executable, "-c", ON_DEVICE, remote, str(tmp_path / "cache"), str(workers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == (f"{COUNT} False 0\n", 0), done.stderr

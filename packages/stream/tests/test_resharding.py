@@ -83,7 +83,7 @@ def use_accelerate(code: list[str], folder: str) -> tuple[list[str], list[list[i
         with pytest.raises(ConfigError) as caught:
             next(iter(loader))
         messages.append(str(caught.value))
-    # Read directly beside it, nothing is in the way.
+    # Reading the data set without Accelerate raises nothing.
     assert len(list(StreamingDataset(local=folder, batch_size=4))) in (101, 102)
     assert len(list(DataLoader(StreamingDataset(local=folder, batch_size=4), num_workers=1))) in (101, 102)
     return messages, run_snippets(code, folder)

@@ -1,4 +1,4 @@
-"""`simulate` counts what readers fetch, and `bench` reads the data set."""
+"""`simulate` counts the shards and bytes that real readers fetch; `bench` reads the data set."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_node_fetches_the_simulated_shards(
     assert sum(node.num_samples for node in found.nodes) == 601
 
 
-def test_shuffle_quality_grows_with_the_block(tmp_path: Path) -> None:
+def test_shuffle_quality_grows_with_the_block_size(tmp_path: Path) -> None:
     with MDSWriter(columns={"x": "int"}, out=tmp_path, size_limit=1 << 10) as writer:
         for number in range(4000):
             writer.write({"x": number})
@@ -74,13 +74,13 @@ def test_shuffle_quality_grows_with_the_block(tmp_path: Path) -> None:
     assert distance(shuffle=False) == 0
     blocks = [distance(shuffle_block_size=size) for size in (10, 100, 1000, 4000)]
     assert blocks == sorted(set(blocks))
-    # A neighbour of the same block is as far away as a uniform permutation of that block puts it.
+    # Neighbours within a block are as far apart as in a uniform permutation of that block.
     for size, found in zip((10, 100, 1000), blocks, strict=False):
         assert 0.9 < found / (size / 4000) < 1.1
     assert 0.9 < blocks[-1] < 1.1
 
 
-def test_a_cache_that_is_too_small_costs_downloads(write: Callable[..., str]) -> None:
+def test_a_cache_smaller_than_the_working_set_costs_downloads(write: Callable[..., str]) -> None:
     folder = write(600, size_limit=1000)
     free, large, small = (
         simulate(folder, Cluster(batch_size=8, num_canonical_nodes=1, cache_limit=limit)).nodes[0]
@@ -112,7 +112,7 @@ def test_the_simulated_cache_is_lru(steps: list[list[int]], raw: list[int], limi
 
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any), share=st.floats(0, 1))
-def test_a_uniform_batch_misses_a_shard_as_counting_says(sizes: list[int], share: float) -> None:
+def test_the_expected_shards_of_a_uniform_batch_equal_the_exact_count(sizes: list[int], share: float) -> None:
     total = sum(sizes)
     batch = max(1, round(share * total))
     expected = sum(1 - math.comb(total - size, batch) / math.comb(total, batch) for size in sizes)
@@ -129,7 +129,7 @@ def test_invalid_simulations_raise(write: Callable[..., str]) -> None:
         simulate(folder, Cluster(batch_size=4, num_canonical_nodes=3))
 
 
-def test_the_commands(write: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_and_bench_commands(write: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(300, compression="zstd")
     before = sorted(Path(folder).iterdir())
 

@@ -65,7 +65,7 @@ def run_job(
     steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),
     worlds=st.tuples(*[st.sampled_from([1, 2, 3, 4, 8])] * 3),
 )
-def test_two_successive_saves_change_nothing(
+def test_two_successive_saves_do_not_change_the_batches(
     folder: str, steps: tuple[int, int, int], worlds: tuple[int, int, int]
 ) -> None:
     uninterrupted, last = run_job(folder, 1, None, sum(steps))
@@ -81,7 +81,7 @@ def test_two_successive_saves_change_nothing(
 def run_turns(
     folder: str, world_size: int, workers: int, place: tuple[int, int], steps: int
 ) -> tuple[list[list[int]], tuple[int, int]]:
-    """Run steps from (epoch, batch), with each rank's batches read in turns by workers, as in a loader."""
+    """Run steps from (epoch, batch), with each rank's batches divided over workers, as in a loader."""
     batches: list[list[int]] = []
     epoch, first = place
     while len(batches) < steps:
@@ -105,7 +105,7 @@ def run_turns(
     steps=st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 8)),
     topologies=st.tuples(*[st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))] * 3),
 )
-def test_ranks_and_workers_change_together(
+def test_a_resume_may_change_ranks_and_workers_together(
     folder: str, steps: tuple[int, int, int], topologies: tuple[tuple[int, int], ...]
 ) -> None:
     uninterrupted, _ = run_job(folder, 1, None, sum(steps))
@@ -136,7 +136,7 @@ def join(parts: list[tuple[list[list[int]], Any]]) -> list[list[int]]:
     return [list(chain.from_iterable(read[step] for read, _ in parts)) for step in range(len(parts[0][0]))]
 
 
-def test_real_processes_resume_on_another_number(folder: str) -> None:
+def test_rank_processes_resume_on_another_number_of_ranks(folder: str) -> None:
     uninterrupted, last = train(folder, None, 11, 0)
     first = run_ranks(train, 2, folder, None, 7, 1)
     second = run_ranks(train, 1, folder, first[1][1], 4, 0)
@@ -208,14 +208,14 @@ def test_real_workers_resume_on_any_other_number(
 def test_workers_that_start_any_way_resume_on_another_number(folder: str, context: str) -> None:
     uninterrupted, _ = run_job(folder, 1, None, 6)
     assert sorted(chain(*uninterrupted)) == list(range(67))
-    # Ranks, and workers of each. Every worker imports torch: a plain run begins with one.
+    # Ranks and workers per rank. Every worker imports torch, so a plain run starts with one.
     number = cases(full=2, sample=1)
     first, state = read_by_workers(folder, number, number, None, 3, multiprocessing_context=context)
     second, _ = read_by_workers(folder, 1, 2, state, 3, multiprocessing_context=context)
     assert first + second == uninterrupted
 
 
-def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder: str) -> None:
+def test_the_state_is_of_the_last_yielded_batch_whatever_is_prefetched(folder: str) -> None:
     for workers in (0, 2):
         loader = StreamingDataLoader(open_rank(folder, 0, 1), num_workers=workers)
         for number, _ in enumerate(loader):
@@ -223,7 +223,7 @@ def test_the_state_is_of_the_batch_that_was_yielded_however_much_is_ahead(folder
         assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 0)
 
 
-def test_a_state_at_the_end_of_an_epoch_yields_nothing_and_moves_on(folder: str) -> None:
+def test_a_state_at_the_end_of_an_epoch_yields_nothing_and_then_the_next_epoch(folder: str) -> None:
     loader = StreamingDataLoader(open_rank(folder, 0, 1))
     for _ in loader:
         at_end = loader.state_dict()
@@ -234,7 +234,7 @@ def test_a_state_at_the_end_of_an_epoch_yields_nothing_and_moves_on(folder: str)
     assert resumed.state_dict() == loader.state_dict()
 
 
-def test_a_consumer_that_stops_at_the_last_batch_gets_the_next_epoch(folder: str) -> None:
+def test_stopping_at_the_last_batch_starts_the_next_epoch(folder: str) -> None:
     whole = open_rank(folder, 0, 1)
     expected = [[whole.sample_ids(k, epoch=epoch) for k in range(whole.num_batches)] for epoch in range(3)]
     loader = StreamingDataLoader(open_rank(folder, 0, 1))
@@ -249,7 +249,7 @@ def test_a_consumer_that_stops_at_the_last_batch_gets_the_next_epoch(folder: str
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["batch"]) == (2, whole.num_batches)
 
 
-def test_the_state_is_small_and_plain(folder: str) -> None:
+def test_the_state_is_small_and_json(folder: str) -> None:
     dataset = open_rank(folder, 0, 1)
     next(iter(dataset.batches()))
     text = json.dumps(dataset.state_dict())
@@ -260,7 +260,7 @@ def test_the_state_is_small_and_plain(folder: str) -> None:
     } == set()
 
 
-def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tmp_path: Path) -> None:
+def test_the_state_of_a_large_data_set_is_no_larger(write: Callable[..., str], tmp_path: Path) -> None:
     shard = {
         "column_encodings": ["int"], "column_names": ["id"], "column_sizes": [8], "compression": None,
         "format": "mds", "hashes": [], "samples": 1_000_000_000 // 8000, "size_limit": 1, "version": 2,
@@ -280,7 +280,7 @@ def test_the_state_of_a_large_data_set_is_as_small(write: Callable[..., str], tm
         dataset.load_state_dict(state | {"epoch": 3, "batch": dataset.num_batches - 1})
         texts.append(json.dumps(dataset.state_dict()))
         assert len(texts[-1]) < 1024
-    # The same but for numbers and the digits of the fingerprint.
+    # Equal except for numbers and the hexadecimal digits of the fingerprint.
     fingerprint = r'"fingerprint": "[0-9a-f]{32}"'
     without = [re.sub(r"\d+", "0", re.sub(fingerprint, "", text)) for text in texts]
     assert without[0] == without[1]
@@ -305,7 +305,9 @@ def other_data(tmp_path: Path) -> str:
         ({"tail": "pad"}, "tail"),
     ],
 )
-def test_another_order_is_refused_by_name(folder: str, changed: dict[str, Any], field: str) -> None:
+def test_a_state_of_another_order_raises_with_the_field(
+    folder: str, changed: dict[str, Any], field: str
+) -> None:
     state = open_rank(folder, 0, 1).state_dict()
     other = open_rank(folder, 0, 1, **changed)
     ours = other.state_dict()[field]
@@ -315,7 +317,7 @@ def test_another_order_is_refused_by_name(folder: str, changed: dict[str, Any], 
         other.load_state_dict(state)
 
 
-def test_other_data_is_refused_by_fingerprint(folder: str, tmp_path: Path) -> None:
+def test_a_state_of_other_data_raises_with_the_fingerprint(folder: str, tmp_path: Path) -> None:
     with pytest.raises(StateMismatchError, match=r"`fingerprint` is .* point `remote` or `local`"):
         open_rank(other_data(tmp_path), 0, 1).load_state_dict(open_rank(folder, 0, 1).state_dict())
 
@@ -339,7 +341,7 @@ def test_invalid_states_raise(folder: str, spoil: Callable[[dict[str, Any]], Any
         dataset.load_state_dict(state)
 
 
-def test_an_iteration_that_was_overtaken_says_so(folder: str) -> None:
+def test_loading_a_state_ends_an_older_iteration_with_an_error(folder: str) -> None:
     dataset = open_rank(folder, 0, 1)
     old = dataset.batches()
     next(old)
@@ -348,7 +350,7 @@ def test_an_iteration_that_was_overtaken_says_so(folder: str) -> None:
         next(old)
 
 
-def test_a_data_set_that_changed_is_not_unpickled(folder: str, tmp_path: Path) -> None:
+def test_unpickling_raises_if_the_data_was_rewritten(folder: str, tmp_path: Path) -> None:
     dataset = open_rank(other_data(tmp_path), 0, 1)
     assert pickle.loads(pickle.dumps(dataset)).state_dict() == dataset.state_dict()
     packed = pickle.dumps(dataset)

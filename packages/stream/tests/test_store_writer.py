@@ -37,7 +37,7 @@ def server(s3d_faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def test_shards_go_up_side_by_side_and_read_back(server: Server, tmp_path: Any) -> None:
+def test_shards_upload_concurrently_and_read_back(server: Server, tmp_path: Any) -> None:
     server.set_faults("kind=slowdown,rate=0.2", "kind=lost_reply,rate=0.1,op=PutObject", seed=3, latency_ms=5)
     uri = server.uri("data")
     settings: dict[str, Any] = {"size_limit": 20_000, "compression": "zstd:1", "hashes": ["xxh3_64"]}
@@ -55,11 +55,11 @@ def test_shards_go_up_side_by_side_and_read_back(server: Server, tmp_path: Any) 
         json_writer.write({"id": 7})
     assert ids(uri, tmp_path / "cache") == [7]
     held = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
-    # The new files and nothing of the old data set.
+    # The store has the new files and none of the old data set's.
     assert {meta.key: Store(uri).get(meta.key) for meta in Store(uri).list()} == held
 
 
-def test_a_failed_upload_surfaces_and_leaves_no_data_set(server: Server) -> None:
+def test_a_failed_upload_raises_and_leaves_no_data_set(server: Server) -> None:
     server.set_faults("kind=500,rate=1,key=*shard.00002*")
     writer = MDSWriter(columns=COLUMNS, out=server.uri("bad"), size_limit=20_000, max_workers=2, retry=1)
     with pytest.raises(StoreTransientError, match=r"shard\.00002\.mds"), writer:

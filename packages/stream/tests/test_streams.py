@@ -1,4 +1,4 @@
-"""Several streams in one run: exact shares, three batching methods, and their states."""
+"""Several streams in one run: exact shares, batching and sampling methods, and states."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_epoch_has_the_weighted_counts(
     dataset = open_streams(folders, weights, **options)
     samples = list(chain.from_iterable(read_all(dataset)))
     assert by_stream(samples) == dataset.stream_counts == expected
-    # A stream that is taken again gives every sample as often as any other, within one.
+    # The samples of a repeated stream occur equally often, within one.
     counts = Counter(samples)
     for number, (size, wanted) in enumerate(zip(SIZES, expected, strict=True)):
         often = [count for sample, count in counts.items() if stream_of(sample) == number]
@@ -87,7 +87,7 @@ def test_an_epoch_has_the_weighted_counts(
 def test_stratified_batches_have_the_same_counts(folders: list[str], tail: str) -> None:
     dataset = open_streams(folders, PROPORTIONS, batching_method="stratified", epoch_size=100, tail=tail)
     batches = read_all(dataset)
-    # Of 12: 3.43, 6.86 and 1.71.
+    # The streams' exact shares of 12 samples are 3.43, 6.86 and 1.71.
     full = [batch for batch in batches if len(batch) == 12]
     assert len(full) >= 7
     assert {tuple(by_stream(batch)) for batch in full} == {(3, 7, 2)}
@@ -102,7 +102,7 @@ def test_a_ranks_slice_of_a_stratified_batch_has_every_stream(folders: list[str]
         assert by_stream(batch["id"].tolist()) == [2, 4, 1]
 
 
-def test_batches_of_one_stream_each_take_turns(folders: list[str]) -> None:
+def test_per_stream_batches_have_one_stream_each_and_alternate(folders: list[str]) -> None:
     batches = read_all(open_streams(folders, NONE, batching_method="per_stream"))
     owners = [{stream_of(sample) for sample in batch} for batch in batches]
     assert all(len(owner) == 1 for owner in owners)
@@ -111,7 +111,7 @@ def test_batches_of_one_stream_each_take_turns(folders: list[str]) -> None:
     assert owners[:5].count({0}) in (2, 3)
 
 
-def test_a_fixed_part_stays_and_a_balanced_one_changes(folders: list[str]) -> None:
+def test_fixed_sampling_repeats_its_samples_and_balanced_sampling_varies_them(folders: list[str]) -> None:
     for method, distinct in (("fixed", 1), ("balanced", 3)):
         dataset = open_streams(folders, [{"choose": 10}, {}, {}], sampling_method=method)
         parts = {frozenset(s["id"] for s in dataset if s["id"] < SIZES[0]) for _ in range(3)}
@@ -134,7 +134,7 @@ def test_without_shuffling_streams_follow_each_other_in_storage_order(folders: l
     worlds=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 3),
     shuffle=st.booleans(),
 )
-def test_mixed_runs_go_on_anywhere(
+def test_runs_of_several_streams_resume_on_any_world_size(
     folders: list[str], method: str, steps: tuple[int, int], worlds: tuple[int, int, int], shuffle: bool
 ) -> None:
     options = {"batching_method": method, "shuffle": shuffle}
@@ -180,7 +180,7 @@ def test_the_state_is_small_and_names_the_field_that_differs(folders: list[str])
             open_streams(where, weights, **options).load_state_dict(state)
 
 
-def test_access_by_number_reads_across_streams(folders: list[str]) -> None:
+def test_random_access_reads_across_streams(folders: list[str]) -> None:
     dataset = open_streams(folders, NONE)
     assert dataset[61] == {"id": 61}
     assert [sample["id"] for sample in dataset[58:90:4]] == list(range(58, 90, 4))
@@ -190,7 +190,7 @@ def test_access_by_number_reads_across_streams(folders: list[str]) -> None:
         dataset[96]
 
 
-def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
+def test_invalid_streams_raise(folders: list[str], tmp_path: Path) -> None:
     def fail(match: str, weights: list[dict[str, Any]], **options: Any) -> None:
         with pytest.raises(ConfigError, match=match):
             open_streams(folders, weights, **options)
@@ -218,13 +218,13 @@ def test_bad_mixes_are_refused(folders: list[str], tmp_path: Path) -> None:
         streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[1], local=other)]
         with pytest.raises(ConfigError, match=f"both cached in `{cache}`"):
             StreamingDataset(streams=streams)
-    # One data set by two names is one.
+    # A data set named by two paths is one data set.
     streams = [Stream(remote=folders[0], local=cache), Stream(remote=folders[0], local=other)]
     dataset = StreamingDataset(streams=streams, batch_size=4, cache_limit="1mb")
     assert len(list(dataset)) == 2 * SIZES[0]
 
 
-def test_streams_that_differ_in_columns_are_mixed(tmp_path: Path) -> None:
+def test_streams_with_different_columns_are_mixed(tmp_path: Path) -> None:
     writes: list[tuple[dict[str, str], dict[str, Any]]] = [
         ({"a": "int", "x": "bytes"}, {"a": 1, "x": b"one"}),
         ({"a": "int", "x": "ndarray:uint8"}, {"a": 2, "x": np.array([2], np.uint8)}),
@@ -242,14 +242,14 @@ def test_streams_that_differ_in_columns_are_mixed(tmp_path: Path) -> None:
     assert (batch["x"][0], batch["x"][1].tolist(), batch["x"][2]) == (b"one", [2], b"three")
     assert [dataset[number]["a"] for number in (2, 0, 1)] == [3, 1, 2]
     assert dataset[1]["x"].tolist() == [2]
-    # The first alone, and again with another order of streams.
+    # One of the streams alone, then two of them in another order.
     one = StreamingDataset(streams=streams[1:2], batch_size=1)
     assert list(one) == [{"a": 1, "x": b"one"}]
     turned = StreamingDataset(streams=[streams[3], streams[1]], batch_size=2)
     assert list(turned) == [{"a": 3, "b": "three", "x": b"three"}, {"a": 1, "b": None, "x": b"one"}]
 
 
-def test_an_empty_list_of_streams_beside_a_location_is_none(folders: list[str]) -> None:
+def test_an_empty_list_of_streams_is_ignored_if_a_location_is_given(folders: list[str]) -> None:
     dataset = StreamingDataset(streams=[], local=folders[0], batch_size=4)
     assert dataset.size == SIZES[0]
     with pytest.raises(ConfigError, match="`streams` is empty"):
@@ -271,7 +271,7 @@ def test_shares_are_exact_within_one(shares: list[float], total: int) -> None:
     )
 
 
-def test_sizes_are_read_as_they_are_written() -> None:
+def test_counts_with_a_unit_are_parsed_exactly() -> None:
     assert [parse_count("n", text) for text in ("7", "100k", "64M", "2b", "1t", "1.5k")] == [
         7, 100_000, 64_000_000, 2 * 10**9, 10**12, 1500,
     ]  # fmt: skip
@@ -280,7 +280,7 @@ def test_sizes_are_read_as_they_are_written() -> None:
             parse_count("n", bad)
 
 
-def test_a_weight_is_the_number_that_was_written() -> None:
+def test_weights_are_taken_as_exact_decimal_numbers() -> None:
     repeated = [Stream(local="d", repeat=repeat) for repeat in (0.7, np.float64(0.29), 2.3, 1e-3, 1)]
     assert resolve_counts(repeated, [1000, 100, 10, 1000, 7]) == [700, 29, 23, 1, 7]
     shares = [Stream(local="d", proportion=share) for share in (0.1, 0.7, 0.2)]

@@ -25,7 +25,7 @@ def open_data(folder: str, **options: Any) -> StreamingDataset:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_its_batches_are_the_orders(write: Callable[..., str], workers: int) -> None:
+def test_batches_are_in_the_planned_order(write: Callable[..., str], workers: int) -> None:
     dataset = open_data(write(83))
     assert isinstance(dataset, IterableDataset)
     loader = DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=collate_ids)
@@ -65,7 +65,7 @@ def test_workers_read_the_epochs_in_turn(write: Callable[..., str], persistent: 
     del loader
 
 
-def test_two_iterations_side_by_side_have_an_epoch_each(write: Callable[..., str]) -> None:
+def test_two_concurrent_iterations_read_an_epoch_each(write: Callable[..., str]) -> None:
     dataset = open_data(write(83))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=collate_ids)
     found = [list(batches) for batches in zip(*zip(loader, loader, strict=True), strict=True)]
@@ -119,7 +119,7 @@ def test_a_stateful_loader_resumes_exactly(write: Callable[..., str], workers: i
     assert first + second + list(last) == whole
 
 
-def test_an_iterators_state_is_of_its_worker(write: Callable[..., str]) -> None:
+def test_an_iterator_refuses_the_state_of_another_worker(write: Callable[..., str]) -> None:
     dataset = open_data(write(20))
     iterator = iter(dataset)
     next(iterator)
@@ -141,7 +141,7 @@ next(iter(DataLoader(dataset, batch_size=8)))
 
 
 @pytest.mark.slow
-def test_torch_imported_late_raises(write: Callable[..., str]) -> None:
+def test_importing_torch_after_making_the_data_set_raises(write: Callable[..., str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, write(20)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,3 +1,5 @@
+"""The writers: round trips, errors that leave no data set, sizes, uploads and arguments."""
+
 from __future__ import annotations
 
 import json
@@ -36,7 +38,7 @@ def test_samples_round_trip(
         assert {name: got[name] for name in expected} == expected
 
 
-def test_an_exception_inside_leaves_no_data_set(tmp_path: Path) -> None:
+def test_an_exception_in_the_with_block_leaves_no_data_set(tmp_path: Path) -> None:
     def fail() -> None:
         with MDSWriter(columns={"x": "bytes"}, out=tmp_path / "d", size_limit=300) as writer:
             for _ in range(20):
@@ -49,9 +51,7 @@ def test_an_exception_inside_leaves_no_data_set(tmp_path: Path) -> None:
     assert not [name for name in names(tmp_path / "d") if name.endswith(".part")]
 
 
-def test_a_place_that_is_taken_is_refused_and_replaced_on_request(
-    write: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_folder_with_files_is_refused_unless_exist_ok(write: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(write(200))
     for name in ("notes.txt", "shard.99999.mds"):
         (folder / name).write_text("of a person")
@@ -61,7 +61,7 @@ def test_a_place_that_is_taken_is_refused_and_replaced_on_request(
     assert names(folder) == ["index.json", "notes.txt", "shard.00000.mds", "shard.99999.mds"]
 
 
-def test_a_file_uri_is_one_folder_to_the_writer_the_reader_and_the_store(
+def test_a_file_uri_is_the_same_folder_for_writer_reader_and_store(
     write: Callable[..., str], tmp_path: Path
 ) -> None:
     uri = f"file://{tmp_path}/a%20b%25"
@@ -91,7 +91,7 @@ def test_a_file_uri_is_one_folder_to_the_writer_the_reader_and_the_store(
         (np.int64(5), 5),
     ],
 )
-def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+def test_sizes_with_a_unit_are_parsed_exactly(text: str, size: int) -> None:
     assert parse_bytes("size_limit", text) == size
 
 
@@ -103,19 +103,21 @@ def test_invalid_sizes_raise(wrong: Any) -> None:
         parse_bytes("cache_limit", wrong)
 
 
-def test_a_digest_that_is_no_list_raises(tmp_path: Path) -> None:
+def test_hashes_that_are_no_list_raise(tmp_path: Path) -> None:
     hashes: Any = "sha1"
     with pytest.raises(ConfigError, match=r"`hashes` is 'sha1': expected a list of names, .* `\['sha1'\]`"):
         MDSWriter(columns={"x": "int"}, out=tmp_path / "d", hashes=hashes)
     assert not (tmp_path / "d").exists()
 
 
-def test_no_samples_make_an_index_without_shards(tmp_path: Path) -> None:
+def test_a_writer_without_samples_writes_an_index_without_shards(tmp_path: Path) -> None:
     MDSWriter(columns={"x": "int"}, out=tmp_path).finish()
     assert json.loads((tmp_path / "index.json").read_text()) == {"shards": [], "version": 2}
 
 
-def test_upload_to_a_second_place(write: Callable[..., str], tmp_path: Path) -> None:
+def test_a_pair_of_locations_uploads_and_keeps_the_local_files_if_asked(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
     local, remote = tmp_path / "local", tmp_path / "remote"
     write(60, out=(str(local), str(remote)))
     assert not local.exists()
@@ -138,18 +140,18 @@ def test_upload_to_a_second_place(write: Callable[..., str], tmp_path: Path) -> 
         ({"columns": {}}, "`columns` is empty"),
     ],
 )
-def test_arguments_that_do_not_work(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MDSWriter(**({"columns": {"x": "int"}, "out": tmp_path / "d"} | options))
 
 
-def test_sizes_may_be_words(tmp_path: Path) -> None:
+def test_the_size_limit_may_have_a_unit(tmp_path: Path) -> None:
     with MDSWriter(columns={"x": "int"}, out=tmp_path, size_limit="64mb") as writer:
         writer.write({"x": 1})
     assert json.loads((tmp_path / "index.json").read_text())["shards"][0]["size_limit"] == 64 << 20
 
 
-def test_a_folder_that_refuses_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_raises_a_typed_error(tmp_path: Path) -> None:
     writer = MDSWriter(columns={"x": "int"}, out=tmp_path / "d")
     writer.write({"x": 1})
     (tmp_path / "d").write_text("a file in the way")
@@ -157,7 +159,7 @@ def test_a_folder_that_refuses_is_a_typed_error(tmp_path: Path) -> None:
         writer.finish()
 
 
-#: Values that are copied as they lie in memory, and their neighbours that are not.
+#: Values of each encoding that the native buffer copies from memory, and values that it must encode.
 VALUES: dict[str, list[Any]] = {
     "bytes": [b"", b"abc", bytearray(b"abc")],
     "str": ["", "é", "x" * 300, b"as it is"],
@@ -186,7 +188,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("encoding", VALUES)
-def test_values_that_are_copied_are_stored_as_those_that_are_encoded(tmp_path: Path, encoding: str) -> None:
+def test_copied_values_have_the_same_bytes_as_encoded_ones(tmp_path: Path, encoding: str) -> None:
     columns = {"a": "int", "x": encoding, "z": "str"}
     for folder, kind in (("copied", dict), ("encoded", MappingProxyType)):
         with MDSWriter(columns=columns, out=tmp_path / folder, size_limit=None) as writer:
@@ -216,9 +218,7 @@ def test_values_that_are_copied_are_stored_as_those_that_are_encoded(tmp_path: P
         ("ndarray", np.array([True])),
     ],
 )
-def test_a_value_of_another_type_is_refused_and_leaves_no_trace(
-    tmp_path: Path, encoding: str, value: Any
-) -> None:
+def test_a_value_of_another_type_raises_and_writes_nothing(tmp_path: Path, encoding: str, value: Any) -> None:
     with MDSWriter(columns={"a": "int", "x": encoding}, out=tmp_path / "x", size_limit=None) as writer:
         with pytest.raises(SampleError, match="column `x`"):
             writer.write({"a": 1, "x": value})

@@ -76,6 +76,14 @@ MISUSES = {
         lambda: fit(train_dataloader=itertools.cycle(list(loader())), duration="1ep"),
         ["`1ep`", "`cycle` never ends", "`ba`, `sp` or `tok`", "train_subset_num_batches"],
     ),
+    "an empty run name": (
+        lambda: make(run_name=""),
+        ["`run_name` is empty", "None for one made of the time"],
+    ),
+    "a log level that there is not": (
+        lambda: make(python_log_level="loud"),
+        ["`python_log_level` is 'loud'", "`info`", "`warning`"],
+    ),
     "a unit that ends no training": (lambda: fit(duration="10sec"), ["`10sec`", "`ep`, `ba`, `sp`, `tok`"]),
     "a unit that there is not": (lambda: fit(duration="10bananas"), ["`10bananas`", "ba"]),
     "a fraction of a batch": (lambda: fit(duration="1.5ba"), ["1.5ba"]),

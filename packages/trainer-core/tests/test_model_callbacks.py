@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hocket.trainer.callbacks import ExportForInferenceCallback, Generate, LoadCheckpoint
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from support.training import Net, data, loader, make, parameters
 
@@ -65,6 +65,20 @@ def test_a_checkpoint_is_loaded_at_an_event(tmp_path):
     assert len(optimizer.state) == 0
     with pytest.raises(TrainerConfigError, match="expected one of `BEFORE_LOAD`"):
         LoadCheckpoint(path, event="batch_end")
+
+    path = f"{tmp_path}/c/latest"
+    loaded, _, optimizer, _ = load()
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
+    assert len(optimizer.state) == 4
+    # One of another program gives the model alone.
+    path = str(tmp_path / "weights.pt")
+    torch.save({"model_state_dict": trained}, path)
+    loaded, _, optimizer, _ = load()
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
+    assert len(optimizer.state) == 0
+    path = str(tmp_path / "latest")
+    with pytest.raises(ResumeError, match="has no committed checkpoint"):
+        load()
 
 
 def test_a_language_model_generates_at_intervals():

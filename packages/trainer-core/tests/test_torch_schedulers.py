@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, lr_scheduler
 
+from hocket.trainer import Callback, Event
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.optim import (
     CosineAnnealingScheduler,
@@ -89,6 +90,33 @@ def test_torchs_schedulers_step_each_epoch_and_ours_each_batch():
     assert train(lambda o: lr_scheduler.ExponentialLR(o, 0.5), ("3ep",)) == pytest.approx(by_hand)
     both = train(lambda o: [lr_scheduler.ExponentialLR(o, 0.5), LinearScheduler(t_max="30ba")], ("3ep",))
     assert both == pytest.approx([rate * (1 - step / 30) for step, rate in enumerate(by_hand)])
+
+
+class RateOfEach(Callback):
+    """Notes the rate at events of a step."""
+
+    def __init__(self):
+        self.rates = {}
+
+    def run_event(self, event, state, logger):
+        if event in (Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_FORWARD, Event.BATCH_END):
+            self.rates.setdefault(event, []).append(state.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [lambda o: LinearScheduler(t_max="4ba"), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=4)],
+    ids=["ours", "torch's"],
+)
+def test_every_event_of_a_step_sees_the_rate_of_that_step(make_scheduler):
+    noted = RateOfEach()
+    optimizer = SGD((model := Net()).parameters(), lr=0.1)
+    arguments = {"schedulers": make_scheduler(optimizer), "step_schedulers_every_batch": True}
+    with make(model=model, optimizers=optimizer, callbacks=noted, **arguments) as trainer:
+        trainer.fit("4ba")
+    assert len(noted.rates) == 4
+    for rates in noted.rates.values():
+        assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
 def test_schedulers_of_a_tutorial_together():

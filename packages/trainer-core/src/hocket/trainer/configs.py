@@ -172,6 +172,9 @@ class EventConfig(_Group):
         check_instances("callbacks", self.callbacks)
 
 
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogConfig(_Group):
     """The run's name and its log."""
@@ -190,6 +193,10 @@ class LogConfig(_Group):
     def __post_init__(self) -> None:
         check_count("log_every", self.log_every)
         check_instances("loggers", self.loggers, "log_metrics")
+        if self.run_name == "":
+            raise TrainerConfigError("`run_name` is empty; expected a name, or None for one made of the time")
+        if self.python_log_level is not None:
+            check_choice("python_log_level", self.python_log_level.lower(), _LOG_LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ class Event(StrEnum):
                 while there is data, and training is not over:
                     <BEFORE_DATALOADER>
                     state.batch = next(dataloader)
+                    set the learning rates
                     <AFTER_DATALOADER>
 
                     <BATCH_START>
-                    set the learning rates
                     <BEFORE_TRAIN_BATCH>
                     for state.batch in microbatches:
                         <BEFORE_FORWARD>

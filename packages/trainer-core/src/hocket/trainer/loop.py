@@ -39,6 +39,7 @@ def train(run: Run) -> None:
                 break
             facts, step = taken
             state.batch, facts.batch = facts.batch, None
+            if state.schedulers: apply_schedulers(state)
             if on.after_dataloader: fire(Event.AFTER_DATALOADER)
 
             if on.batch_start: fire(Event.BATCH_START)
@@ -71,7 +72,6 @@ def train(run: Run) -> None:
 def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     """Make one step, from the batch on the device to the advanced timestamp."""
     state, context, on, fire = run.state, run.context, run.engine.on, run.engine.fire
-    if state.schedulers: apply_schedulers(state)
     if on.before_train_batch: fire(Event.BEFORE_TRAIN_BATCH)
     if on.after_dataloader or on.batch_start or on.before_train_batch:
         facts, step = recount(run, facts, step)

@@ -7,17 +7,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hocket.trainer.callback import Callback
+from hocket.trainer.checkpoint_source import folder_of_latest, newest_of
 from hocket.trainer.errors import ResumeError, TrainerConfigError
 from hocket.trainer.event import Event
+from hocket.trainer.foreign_weights import load_foreign
 from hocket.trainer.logger import Logger
 from hocket.trainer.optimizer_state import (
     model_state,
     optimizer_state,
     take_model_state,
     take_optimizer_state,
+    tied_names,
 )
 from hocket.trainer.protocols import CheckpointStore
 from hocket.trainer.providers import find_provider
+from hocket.trainer.step_sync import StepSync
 from hocket.trainer.tree_filter import ignored_names, without
 
 if TYPE_CHECKING:
@@ -33,7 +37,8 @@ class LoadCheckpoint(Callback):
     generators are not touched; `Trainer(load_path=…)` and `autoresume` restore those. Collective.
 
     Args:
-        load_path: The checkpoint's path or URI.
+        load_path: The checkpoint's path or URI, as `Trainer(load_path=…)` takes it: a name such as
+            `run/latest` means the newest committed one, and one of another program gives the model alone.
         load_weights_only: Load the model alone.
         strict: Refuse parameters that only the model or only the checkpoint has.
         ignore_keys: Names to leave as they are: globs such as `"model/head.*"`, or a function that deletes
@@ -44,7 +49,7 @@ class LoadCheckpoint(Callback):
 
     Raises:
         TrainerConfigError: If the event is another one.
-        ResumeError: If the checkpoint has another number of optimizers.
+        ResumeError: If the checkpoint has another number of optimizers, or there is none.
     """
 
     reads_outputs = False
@@ -83,26 +88,40 @@ class LoadCheckpoint(Callback):
     def _load_at(self, event: Event, state: State) -> None:
         if event is not self.event:
             return
-        folder, _, name = self.load_path.rstrip("/").rpartition("/")
         store: Any = self.checkpoint_store
         if store is not None:
-            self._load(store, name, state)
+            self._load(store, self.load_path, state)
             return
-        store = find_provider("checkpoints", asked_by="`LoadCheckpoint`")(folder or ".")
+        latest_in = folder_of_latest(self.load_path)
+        folder = latest_in or self.load_path.rstrip("/").rpartition("/")[0] or "."
+        store = find_provider("checkpoints", asked_by="`LoadCheckpoint`")(folder)
         try:
-            self._load(store, name, state)
+            source = self.load_path if latest_in is None else self._newest(store, folder, state)
+            self._load(store, source, state)
         finally:
             if hasattr(store, "close"):
                 store.close()
 
-    def _load(self, store: CheckpointStore, name: str, state: State) -> None:
+    def _newest(self, store: CheckpointStore, folder: str, state: State) -> str:
+        newest = newest_of(store, StepSync(state.parallelism))
+        if newest is None:
+            raise ResumeError(
+                f"`load_path` is `{self.load_path}`, and `{folder}` has no committed checkpoint"
+            )
+        return newest
+
+    def _load(self, store: CheckpointStore, source: str, state: State) -> None:
         tree: dict[str, Any] = {"model": model_state(state.model)}
         if not self.load_weights_only:
             tree["optimizers"] = [optimizer_state(one, state.model) for one in state.optimizers]
         kept = without(tree, self.ignore_keys)
         ignored = ignored_names(tree, self.ignore_keys)
+        ties = tied_names(state.model)
+        model = kept.get("model", {})
+        if load_foreign(store, source, model, strict=self.strict, ignore=ignored, ties=ties) is not None:
+            return
         options: dict[str, Any] = {"ignore": ignored} if ignored else {}
-        loaded = store.load(name, kept, strict=self.strict, include=list(kept), **options)
+        loaded = store.load(source, kept, strict=self.strict, include=list(kept), **options)
         take_model_state(state.model, {**tree["model"], **loaded.state.get("model", {})})
         saved = loaded.state.get("optimizers")
         if saved is None:

@@ -1,4 +1,4 @@
-"""Train with Composer, beside which the test runs this, and let it save into the folder of the argument."""
+"""A script for Composer's environment: trains a model and saves checkpoints to the folder of its argument."""
 
 import sys
 

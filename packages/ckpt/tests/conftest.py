@@ -1,4 +1,4 @@
-"""Fixtures of the checkpoint tests."""
+"""Fixtures of the checkpoint tests: object store, prefixes, jobs of four ranks, and failing system calls."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from support.ranks import run_ranks
 
 @pytest.fixture
 def server(s3d, monkeypatch):
-    """The object store of this run, its keys in the environment."""
+    """Return the run's object store, with its credentials in the environment."""
     for name, value in s3d.env.items():
         monkeypatch.setenv(name, value)
     return s3d
@@ -24,23 +24,23 @@ def server(s3d, monkeypatch):
 
 @pytest.fixture(params=["disk", "store"])
 def prefix(request, tmp_path, server):
-    """Where checkpoints go: a folder that is not there yet, and a prefix with nothing under it."""
+    """Return an unused location for checkpoints: a folder that does not exist, or a store's empty prefix."""
     if request.param == "disk":
         return str(tmp_path / "runs")
     return server.uri(f"prefix/{os.urandom(4).hex()}")
 
 
 class FourRanks(NamedTuple):
-    """What the jobs of four ranks left."""
+    """The files and results of the jobs of four ranks."""
 
     folder: Path
-    """Each job's files lie below its name."""
+    """The files of each job are in the subfolder with its name."""
     found: dict[str, list[Any]]
     """What each job returned, by rank."""
 
 
 def module_beside(name: str) -> ModuleType:
-    """The test module of that name, in a rank that knows only this file."""
+    """Import a test module of this folder by path, as a rank must that imports this file only."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -50,8 +50,8 @@ def module_beside(name: str) -> ModuleType:
 
 
 def run_jobs(folder, uri):
-    """All that needs the same four ranks."""
-    warnings.simplefilter("ignore")  # torch's own, of a backend without a device
+    """Run all jobs that need four ranks, and return their results by name."""
+    warnings.simplefilter("ignore")  # torch warns of a backend without a device
     return {
         "meshes": module_beside("test_torch_meshes").job(f"{folder}/meshes", uri),
         "stages": module_beside("test_torch_stages").job(f"{folder}/stages"),
@@ -60,15 +60,15 @@ def run_jobs(folder, uri):
 
 @pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory, s3d):
-    """The jobs of `test_torch_meshes` and `test_torch_stages`, in one start of four ranks."""
+    """Run the jobs of `test_torch_meshes` and `test_torch_stages` in one group of four ranks."""
     folder = tmp_path_factory.mktemp("four-ranks")
     uri = s3d.uri(f"four-ranks/{os.urandom(4).hex()}")
     by_rank = run_ranks(run_jobs, 4, str(folder), uri, init="gloo", timeout_s=280, env=s3d.env)
     return FourRanks(folder, {name: [found[name] for found in by_rank] for name in by_rank[0]})
 
 
-# Between the C library and who calls it: what `FAULT_CALL` names fails with `FAULT_ERRNO`, or stops the
-# process where that is 0, if it is for a file of `FAULT_FILE`.
+# A library that wraps calls of the C library: for files that match `FAULT_FILE`, the call named by
+# `FAULT_CALL` fails with `FAULT_ERRNO`, or stops the process if `FAULT_ERRNO` is 0.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -100,7 +100,7 @@ SHIM(int, fsync, "fsync", (int fd), fd)
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
-    """The library that makes calls fail, to be preloaded; None without a C compiler."""
+    """Return the path of the preloadable library that makes calls fail, or None without a C compiler."""
     if shutil.which("cc") is None:
         return None
     folder = tmp_path_factory.mktemp("shim")

@@ -1,10 +1,10 @@
-"""Ranks that save and may be killed meanwhile: forked from one process that has loaded torch, once.
+"""Two ranks that save, one of which may be killed or stopped during the save.
 
-One request a line on standard input, JSON: `folder` (or URI), `env` of its store, `step`, `mode`, `num_items`
-of the tensor, `victim` (a rank, or null) and `delay_s`, counted from where the victim begins to save; or
-`stopped`, a rank that stops itself in its save, and is continued when the other one is through with it. One
-answer a line: for each rank the error that it saw, null where it saw none, or `killed`; and the seconds that
-the save took.
+The ranks are forked from this process, which imports torch once. It reads requests from standard input, one
+JSON object a line: `folder` (or URI), `env` of its store, `step`, `mode`, `num_items` of the tensor, `victim`
+(a rank, or null) and `delay_s`, the seconds from the start of the victim's save to the kill; or `stopped`, a
+rank that stops itself during its save and is continued when the other rank has finished. It writes one answer
+a line: for each rank its error, null without one, or `killed`; and the seconds that the save took.
 """
 
 import json
@@ -26,7 +26,7 @@ DEADLINE_S = 60
 
 
 def state(step, num_items):
-    """What all ranks hold at a step: each writes half of `w`."""
+    """Return the state of both ranks at a step; each rank writes half of `w`."""
     return {
         "w": torch.arange(num_items, dtype=torch.float32) + step,
         "small": torch.full((3,), step),
@@ -46,10 +46,10 @@ def save(request, rank, nonce, ports, peer, begun):
         )
     coordinator = Coordinator(shared, rank=rank, world_size=WORLD_SIZE, nonce=nonce)
     is_whole = request["victim"] is None and request["stopped"] is None
-    timeout_s = 30 if is_whole else 1.5  # how long to wait for one that will not come
+    timeout_s = 30 if is_whole else 1.5  # shorter if one rank will be missing
     store = CheckpointStore(request["folder"], timeout_s=timeout_s, coordinator=coordinator)
     held = state(request["step"], request["num_items"])
-    # Not through the coordinator: it may have stopped by the time that it would answer.
+    # The ranks meet by a socket and not by the coordinator, whose rank may stop before it answers.
     peer.sendall(b".")
     assert peer.recv(1) == b".", "the other rank has ended"
     os.write(begun, b"%d" % rank)
@@ -57,12 +57,12 @@ def save(request, rank, nonce, ports, peer, begun):
     try:
         store.save(held, step=request["step"], mode=request["mode"]).wait(40)
     finally:
-        if is_whole:  # else there is a rank less to say farewell to
+        if is_whole:  # `close` waits for both ranks, of which one may be dead
             store.close()
         if request["stopped"] is not None:
             os.write(begun, b"+")
             coordinator.tick("through")
-            if rank == 0:  # it serves the coordinator, which the other one still needs
+            if rank == 0:  # rank 0 serves the coordinator, which rank 1 still needs
                 coordinator.await_ticks("through", WORLD_SIZE, timeout_s=30)
     return time.monotonic() - began
 
@@ -75,7 +75,7 @@ def run_rank(request, rank, nonce, ports, peer, begun, said):
         took_s = save(request, rank, nonce, ports, peer, begun)
     except Exception as error:  # noqa: BLE001 - compared by the test
         heard = f"{type(error).__name__}: {error}"
-    os.write(begun, b"+")  # whatever happened: a stopped rank is continued when the other one is through
+    os.write(begun, b"+")  # also after an error: the other rank may wait stopped
     os.write(said, json.dumps([rank, heard, took_s]).encode() + b"\n")
     os._exit(0)
 
@@ -101,7 +101,7 @@ def answer(request):
         os.kill(pids[victim], signal.SIGKILL)
     if request["stopped"] is not None:
         late = pids[request["stopped"]]
-        assert os.WIFSTOPPED(os.waitpid(late, os.WUNTRACED)[1]), "it ended and was to stop"
+        assert os.WIFSTOPPED(os.waitpid(late, os.WUNTRACED)[1]), "the rank ended and did not stop"
         while os.read(begun[0], 1) not in (b"+", b""):
             pass
         os.kill(late, signal.SIGCONT)

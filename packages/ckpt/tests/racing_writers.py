@@ -1,7 +1,8 @@
-"""Two processes that save under the same names at the same time: forked from one that has loaded torch, once.
+"""Two processes that save under the same names at the same time.
 
-One request a line on standard input, JSON: `prefix`, `env` of its store, and how many `trials`. One answer a
-line: for each trial what the two saves came to, null for success, else the error.
+The writers are forked from this process, which imports torch once. It reads requests from standard input, one
+JSON object a line: `prefix`, `env` of its store, and the number of `trials`. It writes one answer a line: for
+each trial the outcomes of both saves, null for success, else the error.
 """
 
 import json
@@ -25,13 +26,13 @@ def step_of(trial, writer):
 
 
 def state(step):
-    """What a writer saves: nothing in it is equal to anything of the other's."""
+    """Return what a writer saves at a step; no tensor equals one of the other writer's."""
     tensors = {f"w{number}": torch.arange(NUM_ITEMS >> number) * 1000 + step for number in range(4)}
     return {**tensors, "step": step}
 
 
 def write(request, writer, peer):
-    """What each of this writer's saves came to."""
+    """Run this writer's saves, and return the outcome of each."""
     os.environ.update(request["env"])
     store, heard = CheckpointStore(request["prefix"], timeout_s=60), []
     for trial in range(request["trials"]):

@@ -1,4 +1,4 @@
-"""Paths, listings, manifests and models that are not what was meant: each has a message of its own."""
+"""Wrong paths, folders, manifests and models: each raises an error with a message of its own."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def call(capsys, *args):
     return code or 0, capsys.readouterr().out
 
 
-def test_a_link_to_nothing_in_the_path_is_a_missing_folder(tmp_path):
+def test_saving_below_a_dangling_link_or_a_file_raises(tmp_path):
     from hocket.ckpt.torch import save
 
     os.symlink(tmp_path / "gone", tmp_path / "link")
@@ -40,7 +40,7 @@ def test_a_link_to_nothing_in_the_path_is_a_missing_folder(tmp_path):
     assert hocket.ckpt.open(tmp_path / "one").manifest.step == 0
 
 
-def test_no_path_an_empty_folder_and_no_checkpoint_are_three_messages(tmp_path):
+def test_a_missing_an_empty_and_a_foreign_folder_raise_different_messages(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").touch()
@@ -66,7 +66,7 @@ def crafted(folder, change):
 @pytest.mark.parametrize(
     "value", [{"$bytes": "!!"}, {"$unknown": 1}, {"$int": "x"}, {"$tuple": [], "more": 1}, {"$map": [[1]]}]
 )
-def test_crafted_values_are_corrupt(tmp_path, value):
+def test_invalid_values_in_a_manifest_are_corrupt(tmp_path, value):
     write_demo(str(tmp_path / "a"))
 
     def change(document):
@@ -76,7 +76,7 @@ def test_crafted_values_are_corrupt(tmp_path, value):
         crafted(tmp_path / "a", change)
 
 
-def test_a_crafted_shape_that_cannot_be_counted_is_corrupt(tmp_path):
+def test_a_shape_with_too_many_items_is_corrupt(tmp_path):
     write_demo(str(tmp_path / "a"))
 
     def change(document):
@@ -88,7 +88,7 @@ def test_a_crafted_shape_that_cannot_be_counted_is_corrupt(tmp_path):
         crafted(tmp_path / "a", change)["model.embed.weight"]
 
 
-def test_ls_lists_the_rest_and_shows_other_formats(tmp_path, capsys):
+def test_ls_shows_other_formats_and_unreadable_checkpoints(tmp_path, capsys):
     write_demo(str(tmp_path / "good"))
     (tmp_path / "bad/checkpoint.json.zst").mkdir(parents=True)
     (tmp_path / "model").mkdir()
@@ -106,7 +106,7 @@ def test_ls_lists_the_rest_and_shows_other_formats(tmp_path, capsys):
     assert sizes["model"] == (tmp_path / "model/model.safetensors").stat().st_size
 
 
-def test_verify_prints_the_verdict_first_and_ten_findings(tmp_path, capsys):
+def test_verify_prints_the_verdict_and_ten_findings(tmp_path, capsys):
     state = {f"w{i:02}": np.full(1 << 18, i, "f4") for i in range(14)}
     save_file(state, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", tmp_path / "a", to="hocket")
@@ -125,7 +125,7 @@ def test_verify_prints_the_verdict_first_and_ten_findings(tmp_path, capsys):
     assert lines[-1].startswith(f"and {num_flaws - 10} more")
 
 
-def test_sharded_bin_files_are_read_by_their_index(tmp_path):
+def test_sharded_bin_files_are_read_through_their_index(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     shared = torch.arange(6.0)
@@ -173,7 +173,7 @@ def test_a_converted_model_keeps_its_config_and_tokenizer(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_distributed_writer_says_what_the_store_says(tmp_path):
+def test_hocketwriter_raises_the_same_errors_as_the_store(tmp_path):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 

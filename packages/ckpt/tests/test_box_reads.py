@@ -1,4 +1,4 @@
-"""Reads of boxes from chunks with any layout, against NumPy's slicing."""
+"""Reading boxes from chunks with any strides gives the same items as NumPy's slicing."""
 
 import ctypes
 from unittest import mock
@@ -18,7 +18,7 @@ from support.sampling import cases
 
 @st.composite
 def strided_chunk(draw, shape):
-    """Those of a view of a larger array, its dims in any order; or any, so that items lie over each other."""
+    """Draw strides: those of a view of a larger array, with its dims in any order, or any, with overlaps."""
     if draw(st.booleans()):
         return tuple(draw(st.integers(0, 40)) for _ in shape)
     order = draw(st.permutations(range(len(shape))))
@@ -29,7 +29,7 @@ def strided_chunk(draw, shape):
     return tuple(strides)
 
 
-def test_items_that_lie_over_each_other_may_span_as_many_as_they_are():
+def test_overlapping_items_may_span_as_many_bytes_as_there_are_items():
     file = np.arange(9, dtype=np.uint8)
     chunk = ForeignChunk(file=0, offset=0, length=9, start=(0, 0), size=(3, 3), strides=(2, 2))
     target, plan = np.zeros((3, 3), np.uint8), BoxReads()
@@ -41,7 +41,7 @@ def test_items_that_lie_over_each_other_may_span_as_many_as_they_are():
 @settings(max_examples=cases(full=5000, sample=150), deadline=None)
 @given(st.data())
 def test_any_part_of_any_strided_chunks_is_read(data):
-    """Boxes filled from bytes in memory, slice by slice, are what NumPy's slicing gives."""
+    """Fill boxes slice by slice from bytes in memory, and compare them with NumPy's slicing."""
     shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
     dtype = np.dtype(data.draw(st.sampled_from(["u1", "i4", "c8", ml_dtypes.bfloat16])))
     whole = np.empty(shape, dtype)
@@ -66,12 +66,12 @@ def test_any_part_of_any_strided_chunks_is_read(data):
         )
         files.append(file)
     if shape and data.draw(st.booleans()):
-        # One part of it, from anywhere.
+        # One box at any place of the tensor.
         start = tuple(data.draw(st.integers(0, extent - 1)) for extent in shape)
         size = tuple(data.draw(st.integers(1, n - a)) for n, a in zip(shape, start, strict=True))
         wanted = [Box(start, size)]
     else:
-        # All of it, in pieces.
+        # The whole tensor, in pieces.
         wanted = list(pieces(Box((0,) * len(shape), shape), dtype.itemsize, data.draw(st.integers(1, 300))))
         assert sum(box.num_items for box in wanted) == whole.size
     least, largest, hole, long_run = (data.draw(st.integers(8, 300)) for _ in range(4))
@@ -87,7 +87,7 @@ def test_any_part_of_any_strided_chunks_is_read(data):
             assert 0 <= offset <= offset + num_bytes <= len(files[file])
             ctypes.memmove(address, files[file].ctypes.data + offset, num_bytes)
             taken = np.append(taken, np.arange(address, address + num_bytes))
-        assert len(np.unique(taken)) == len(taken), "destinations lie over each other"
+        assert len(np.unique(taken)) == len(taken), "destinations overlap"
         own = [(array.ctypes.data, array.nbytes) for array in targets]
         at_once.append(sum(not any(a <= byte < a + n for a, n in own) for byte in taken))
 

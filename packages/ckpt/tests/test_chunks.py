@@ -1,4 +1,4 @@
-"""Chunks as columns: which of them overlap a box."""
+"""`Chunks`, which holds a tensor's chunks in columns, finds those that overlap a box."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from support.sampling import cases
 @settings(max_examples=cases(full=2000, sample=100), deadline=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.booleans(), st.integers(0, 2**31), st.data())
 def test_the_chunks_that_overlap_a_box_are_found(rows, columns, is_sorted, seed, data):
-    """Tilings of a matrix, sorted or not, few chunks or many."""
+    """Draw tilings of a matrix, sorted or not, with few or many chunks."""
     generator = np.random.default_rng(seed)
     cuts = sorted({0, rows, *generator.integers(0, rows, rows // 2).tolist()})
     tiles = [

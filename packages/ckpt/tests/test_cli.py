@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it prints, how it ends, what it never loads."""
+"""The `hocket-ckpt` command: its output, its exit codes, and the modules that it does not import."""
 
 import json
 import os
@@ -28,7 +28,7 @@ COMMAND = Path(sys.executable).with_name("hocket-ckpt")
 
 
 def run(*args, env=None):
-    """Exit code, stdout and stderr of the command, in a process of its own."""
+    """Run the command in a process of its own; return its exit code, stdout and stderr."""
     done = subprocess.run(
         [COMMAND, *map(str, args)],
         capture_output=True,
@@ -41,7 +41,7 @@ def run(*args, env=None):
 
 
 def call(capsys, *args):
-    """The same in this process, where the command's speed does not matter."""
+    """Run the command in this process, without the start of an interpreter; return the same as `run`."""
     with pytest.raises(SystemExit) as ended:
         app([str(arg) for arg in args])
     captured = capsys.readouterr()
@@ -68,7 +68,7 @@ def test_inspect_shows_tensors_shards_and_values(demo):
     assert "blocks.0…3" not in run("inspect", demo, "--all")[1]
 
 
-def test_inspect_as_json_is_the_manifest(demo, capsys):
+def test_inspect_json_prints_the_manifest(demo, capsys):
     code, out, _ = call(capsys, "inspect", demo, "--json")
     document = json.loads(out)
     manifest = hocket.ckpt.open(str(demo)).manifest
@@ -80,7 +80,7 @@ def test_inspect_as_json_is_the_manifest(demo, capsys):
     assert document["values"]["best_loss"] == {"$float": "inf"}
 
 
-def test_inspect_of_one_tensor_shows_its_numbers(demo, capsys):
+def test_inspect_of_one_tensor_shows_its_statistics(demo, capsys):
     array = hocket.ckpt.open(str(demo))["model.embed.weight"].astype("f4")
     code, out, _ = call(capsys, "inspect", demo, "--tensor", "model.embed.weight", "--json")
     document = json.loads(out)
@@ -93,7 +93,7 @@ def test_inspect_of_one_tensor_shows_its_numbers(demo, capsys):
     assert call(capsys, "inspect", demo, "--tensor", "optimizer.state.embed.weight.step")[0] == 0
 
 
-def test_numbers_of_a_tensor_are_put_together_from_pieces(tmp_path, capsys, monkeypatch):
+def test_statistics_of_a_tensor_are_merged_from_pieces(tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(0)
     odd = rng.normal(3, 2, (40, 25)).astype("f4")
     odd[3, 3:6], odd[30, 1] = [np.nan, np.inf, -np.inf], 0
@@ -127,7 +127,7 @@ def test_numbers_of_a_tensor_are_put_together_from_pieces(tmp_path, capsys, monk
     assert max(sizes) <= 64
 
 
-def test_verify_names_what_is_bad(demo, tmp_path, capsys):
+def test_verify_names_the_corrupt_tensors(demo, tmp_path, capsys):
     code, out, _ = call(capsys, "verify", demo)
     assert code == 0
     assert "sound: 103 tensors; 4 files" in out
@@ -185,13 +185,13 @@ def test_convert_and_diff_as_json(demo, tmp_path, capsys):
     assert wide["largest_absolute"] > 0
 
 
-def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
+def test_ls_distinguishes_committed_partial_and_foreign(tmp_path, capsys):
     for name in ("one", "two", "three"):
         write_demo(str(tmp_path / name))
     (tmp_path / "two/checkpoint.json.zst").unlink()
     (tmp_path / "three/checkpoint.json.zst").write_bytes(b"junk")
     (tmp_path / "logs").mkdir()
-    (tmp_path / "early/data").mkdir(parents=True)  # a save that died before its first file
+    (tmp_path / "early/data").mkdir(parents=True)  # a save that was killed before its first file
     (tmp_path / "project/data").mkdir(parents=True)
     (tmp_path / "project/notes.txt").touch()
     code, out, _ = call(capsys, "ls", tmp_path)
@@ -212,7 +212,7 @@ def test_ls_tells_committed_partial_and_foreign(tmp_path, capsys):
     assert next(entry for entry in json.loads(out) if entry["name"] == "three")["problem"]
 
 
-def test_what_a_checkpoint_says_is_no_command_to_the_terminal(tmp_path, capsys):
+def test_control_characters_of_a_checkpoint_do_not_reach_the_terminal(tmp_path, capsys):
     evil = "a\x1b[2J\nb\x9b31m\u202e"
     manifest = Manifest(
         save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version=evil, writer=evil,
@@ -236,12 +236,12 @@ def test_what_a_checkpoint_says_is_no_command_to_the_terminal(tmp_path, capsys):
     assert r"a\x1b[2J\nb\x9b31m\u202e" in call(capsys, "inspect", uri)[1]
 
 
-def test_the_version_is_told(capsys):
+def test_version_is_printed(capsys):
     code, out, _ = call(capsys, "--version")
     assert (code, out) == (0, f"hocket-ckpt {_native.__version__}\n")
 
 
-def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
+def test_errors_have_an_exit_code_and_one_line(demo, tmp_path, capsys):
     cases = [
         (2, ("inspect", "ftp://host/x")),
         (2, ("ls", demo)),
@@ -267,26 +267,26 @@ def test_exit_codes_and_one_line_for_an_error(demo, tmp_path, capsys):
     assert "never committed" in error
 
 
-def test_long_work_says_how_far_it_is_where_there_is_no_terminal(demo, tmp_path, capsys, monkeypatch):
+def test_long_work_logs_its_progress_without_a_terminal(demo, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_S", 0)
     for verb, *options in (["convert", "--to", "dcp"], ["reshard", "--ranks", "2"]):
         code, out, error = call(capsys, verb, demo, tmp_path / verb, *options)
         assert (code, f"{verb}ing: " in error) == (0, True)
         assert f"{verb}ing: " not in out
         assert call(capsys, verb, demo, tmp_path / f"{verb}-json", *options, "--json")[2] == ""
-    # A folder that cannot be made is the disk's failure, and no key that is missing in a store.
+    # A folder that cannot be created is exit code 5, a failure of the disk, and not 3, a missing key.
     code, _, error = call(capsys, "convert", demo, "/proc/no", "--to", "dcp")
     assert (code, "cannot create the folder" in error) == (5, True)
 
 
-def test_a_store_without_credentials_is_5():
+def test_a_store_without_credentials_is_exit_code_5():
     env = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     code, out, error = run("inspect", "s3://bucket/x", env=env)
     assert (code, out) == (5, "")
     assert error.count("\n") == 1
 
 
-def test_the_whole_command_on_an_object_store(s3d, monkeypatch, capsys):
+def test_commands_work_on_an_object_store(s3d, monkeypatch, capsys):
     for name, value in s3d.env.items():
         monkeypatch.setenv(name, value)
     uri = s3d.uri("cli/demo")
@@ -299,14 +299,14 @@ def test_the_whole_command_on_an_object_store(s3d, monkeypatch, capsys):
     assert call(capsys, "inspect", s3d.uri("cli/none"))[0] == 3
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(demo):
+def test_a_closed_pipe_is_no_error(demo):
     shell = f"{COMMAND} inspect {demo} --json | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_what_stdout_does_not_take_is_told_once(demo, options):
+def test_a_failing_stdout_is_reported_once(demo, options):
     outcomes = []
     reader, gone = os.pipe()
     os.close(reader)
@@ -320,7 +320,7 @@ def test_what_stdout_does_not_take_is_told_once(demo, options):
     assert outcomes == [(0, ""), (5, "hocket-ckpt: [Errno 28] No space left on device\n")]
 
 
-def test_neither_the_package_nor_the_command_loads_torch(demo, tmp_path):
+def test_neither_the_package_nor_the_command_imports_torch(demo, tmp_path):
     commands = [
         ["inspect", demo], ["verify", demo], ["ls", demo.parent],
         ["reshard", demo, tmp_path / "x", "--ranks", 2], ["rm", tmp_path / "x", "--dry-run"],
@@ -342,7 +342,7 @@ def test_neither_the_package_nor_the_command_loads_torch(demo, tmp_path):
     assert (tmp_path / "x/checkpoint.json.zst").exists()
 
 
-def test_importing_the_package_brings_neither_rich_nor_typer():
+def test_importing_the_package_imports_neither_rich_nor_typer():
     script = (
         "import sys, hocket.ckpt; print([name for name in ('rich', 'typer', 'torch') if name in sys.modules])"
     )
@@ -352,7 +352,7 @@ def test_importing_the_package_brings_neither_rich_nor_typer():
     assert done.stdout == "[]\n"
 
 
-def test_a_tree_folds_what_is_alike_and_only_that():
+def test_a_tree_folds_equal_neighbours_only():
     names = [f"h.{i}.{part}" for i in range(5) for part in ("a", "b")]
     folded = rows_of(names, lambda name: name.endswith("a") and name.startswith("h.3"))
     assert [row.label for row in folded] == ["h", "0…2", "a", "b", "3", "a", "b", "4", "a", "b"]
@@ -360,7 +360,7 @@ def test_a_tree_folds_what_is_alike_and_only_that():
     assert [row.name for row in rows_of(names) if row.name] == names
 
 
-def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
+def test_the_commands_and_the_snippet_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     commands = re.findall(r"^hocket-ckpt .*$", readme, re.MULTILINE)
@@ -371,7 +371,7 @@ def test_what_the_readme_shows_runs(tmp_path, monkeypatch, capsys):
     exec(compile(snippet, "README.md", "exec"), {})
 
 
-def test_retries_are_told_while_the_store_does_not_answer(server, capsys):
+def test_retries_are_logged_while_the_store_fails(server, capsys):
     server.set_faults("kind=500,op=GetObject,times=3", "kind=500,op=HeadObject,times=3")
     with retry_notice(look_s=0.01, every_s=0.01):
         code, _, error = call(capsys, "inspect", server.uri("nothing"))

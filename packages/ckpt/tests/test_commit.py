@@ -1,4 +1,4 @@
-"""Of all that commit under one name, one wins, and everybody is told the truth."""
+"""Commits of one name: exactly one writer wins, and every writer learns whether it won."""
 
 import http.server
 import os
@@ -27,7 +27,7 @@ def save_id(writer):
 
 
 def write(uri, writer):
-    """Write a data file and returns its manifest, ready to be committed."""
+    """Write a data file, and return its encoded manifest, ready to be committed."""
     array = np.full(1000, writer, np.int64)
     written = _native.ckpt_write_file(
         uri,
@@ -50,7 +50,7 @@ def write(uri, writer):
 
 
 def commit(uri, manifest, writer):
-    """Whether this writer won."""
+    """Commit, and return whether this writer won."""
     try:
         _native.ckpt_commit(uri, manifest, save_id(writer))
     except CheckpointExistsError:
@@ -83,7 +83,7 @@ def test_one_of_several_threads_wins(tmp_path):
         check_winner(uri, race_of_threads(uri))
 
 
-def test_a_second_try_of_the_winner_is_success(tmp_path):
+def test_the_winner_may_commit_again(tmp_path):
     uri = str(tmp_path / "run")
     manifest = write(uri, 0)
     assert commit(uri, manifest, 0)
@@ -99,8 +99,8 @@ def test_a_data_file_is_never_replaced(tmp_path):
         write(str(tmp_path), 0)
 
 
-def test_a_forked_child_leaves_its_parents_file(tmp_path):
-    data = bytes(range(256)) * 4096  # 1 MiB, and so its writer has threads, which the child has not
+def test_closing_a_writer_in_a_forked_child_keeps_the_parents_file(tmp_path):
+    data = bytes(range(256)) * 4096  # 1 MiB, so the writer has threads, which a fork does not copy
     sink = _native.CkptSink(str(tmp_path), "data/x", size=2 * len(data))
     sink.write(data)
     child = os.fork()
@@ -124,7 +124,7 @@ def test_one_of_several_wins_on_an_object_store(server):
         hocket.ckpt.list_checkpoints(server.uri("commit"))
 
 
-def test_a_commit_whose_answer_is_lost_is_a_commit(s3d_faults, monkeypatch):
+def test_a_commit_whose_reply_is_lost_succeeds(s3d_faults, monkeypatch):
     server = s3d_faults("kind=lost_reply,op=PutObject,key=*checkpoint.json.zst,times=1")
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -135,7 +135,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(s3d_faults, monkeypatch):
     assert not commit(uri, write(uri, 1), 1)
 
 
-def test_another_save_that_comes_first_wins_though_our_answer_is_lost(s3d_faults, monkeypatch):
+def test_an_earlier_commit_of_another_save_wins_if_our_reply_is_lost(s3d_faults, monkeypatch):
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -153,13 +153,13 @@ CONFLICT = "kind=conflict,op=PutObject,key=*checkpoint.json.zst"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_conflict_is_tried_again_and_settled_by_who_committed(s3d_faults, monkeypatch):
+def test_a_conflict_is_retried_and_then_decided_by_the_committed_manifest(s3d_faults, monkeypatch):
     server = s3d_faults("kind=conflict,op=PutObject,key=*.hocket-probe-*,times=1")
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     first = server.uri("first")
-    assert commit(first, write(first, 0), 0)  # the store is tried, through a conflict
-    # A few, as S3 tells of two writes that meet; in a full run also more of them than there are tries.
+    assert commit(first, write(first, 0), 0)  # the probe of the store survives a conflict
+    # A few conflicts, as S3 has when two writes meet; in a full run also more conflicts than retries.
     for times in (2, 1_000_000)[: cases(full=2, sample=1)]:
         for name, rules, is_theirs in (
             ("nobody", [CONFLICT], False),
@@ -187,7 +187,7 @@ def test_a_conflict_is_tried_again_and_settled_by_who_committed(s3d_faults, monk
 
 
 class Careless(http.server.BaseHTTPRequestHandler):
-    """An object store that takes every PUT, whatever its conditions."""
+    """An object store that ignores the conditions of PUT requests."""
 
     def do_PUT(self):
         self.server.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
@@ -221,7 +221,7 @@ class Careless(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def careless(monkeypatch):
-    """That store, as `s3://careless`."""
+    """Serve a `Careless` store as `s3://careless`."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Careless) as server:
         server.objects = {}
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -239,7 +239,7 @@ def careless(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_store_that_ignores_conditions_is_refused(careless, tmp_path):
-    import torch.distributed.checkpoint as dcp  # here: the other tests need no torch
+    import torch.distributed.checkpoint as dcp  # imported here, because the other tests need no torch
 
     from hocket.ckpt.dcp import HocketWriter
     from hocket.ckpt.torch import CheckpointStore
@@ -257,7 +257,7 @@ def test_a_store_that_ignores_conditions_is_refused(careless, tmp_path):
     assert names == {"step-1/checkpoint.json.zst", "dcp/checkpoint.json.zst"}
 
 
-def test_conversions_and_reshards_refuse_it_too(careless, tmp_path, capsys):
+def test_conversions_and_reshards_refuse_a_store_that_ignores_conditions(careless, tmp_path, capsys):
     source = str(tmp_path / "demo")
     write_demo(source)
 

@@ -1,4 +1,4 @@
-"""Conversions go on after a kill, cut what is large, and stay within their memory, whatever they read."""
+"""Conversions continue after a kill, split large tensors, and keep to their memory limit."""
 
 import fcntl
 import itertools
@@ -47,7 +47,7 @@ def source(tmp_path):
 
 
 def files_of(folder):
-    """Every file's bytes below a folder or of a file; the manifest without the time at which it was made."""
+    """Return the bytes of a file, or of all files below a folder, and manifests without their time."""
     folder = Path(folder)
     paths = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
     found = {}
@@ -69,13 +69,13 @@ def check(uri, arrays):
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_what_an_earlier_run_finished_is_compared_and_not_written_again(source, tmp_path, to):
+def test_finished_files_of_an_earlier_run_are_compared_and_not_rewritten(source, tmp_path, to):
     uri, arrays = source
     whole, again = tmp_path / "whole" / TARGETS[to], tmp_path / "again" / TARGETS[to]
     options = {"to": to, "max_shard_bytes": 9000}
     num_files = convert(uri, str(whole), **options).files
     convert(uri, str(again), **options)
-    # As a kill leaves it: nothing says that it is complete, some files are there, one was on its way.
+    # The state after a kill: no manifest, some finished files, one unfinished file.
     folder = again if again.is_dir() else again.parent
     kept = {path for path in folder.rglob("*") if path.is_file()}
     if to != "torch":
@@ -92,12 +92,12 @@ def test_what_an_earlier_run_finished_is_compared_and_not_written_again(source, 
     assert {path: path.stat().st_mtime_ns for path in kept} == written_at
     assert files_of(whole) == files_of(again)
     check(again, arrays)
-    # Once more: all of it is found.
+    # A further run finds all files finished.
     assert convert(uri, str(again), **options).files_found >= num_files - 1
     assert {path: path.stat().st_mtime_ns for path in kept} == written_at
 
 
-def test_paths_are_taken_as_they_come(source, tmp_path):
+def test_paths_are_accepted_in_place_of_strings(source, tmp_path):
     uri, arrays = source
     one, two = tmp_path / "one", tmp_path / "two"
     assert convert(Path(uri), one, to="hocket").destination == str(one)
@@ -112,7 +112,7 @@ def test_paths_are_taken_as_they_come(source, tmp_path):
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_what_is_not_of_an_earlier_run_is_not_touched(source, tmp_path, to):
+def test_a_target_of_another_conversion_is_refused_and_not_changed(source, tmp_path, to):
     uri, arrays = source
     target = tmp_path / "out" / TARGETS[to]
     convert(uri, str(target), to=to, max_shard_bytes=9000)
@@ -126,13 +126,13 @@ def test_what_is_not_of_an_earlier_run_is_not_touched(source, tmp_path, to):
 
 
 @pytest.mark.parametrize("to", ["hocket", "dcp", "safetensors"])
-def test_a_run_that_fails_takes_nothing_from_another_and_what_is_gone_is_written_again(source, tmp_path, to):
+def test_a_failed_run_removes_no_file_of_another_and_a_missing_file_is_rewritten(source, tmp_path, to):
     uri, arrays = source
     target = tmp_path / TARGETS[to]
 
     def overtaken(done, total):
         if done > total // 2:
-            # A job that was put in the queue again beside one that then meets an error.
+            # A second run of the same conversion finishes it; then the first one fails.
             with work(uri, target, to=to, max_shard_bytes=9000) as other:
                 told, failed = other.communicate(timeout=200)
             assert int(told.split()[2]) > 0, failed
@@ -148,9 +148,7 @@ def test_a_run_that_fails_takes_nothing_from_another_and_what_is_gone_is_written
     check(target, arrays)
 
 
-def test_gc_spares_what_a_rerun_finds_and_a_file_that_goes_all_the_same_is_told(
-    source, tmp_path, monkeypatch
-):
+def test_gc_spares_the_files_of_a_rerun_and_a_file_that_disappears_raises(source, tmp_path, monkeypatch):
     uri, arrays = source
     one, two, commit = tmp_path / "runs/one", tmp_path / "runs/two", _native.ckpt_commit
 
@@ -165,7 +163,7 @@ def test_gc_spares_what_a_rerun_finds_and_a_file_that_goes_all_the_same_is_told(
 
     for target in (one, two):
         assert bring(target) == 0
-        # As a kill before the commit leaves it, long ago.
+        # The state long after a kill before the commit: old files and no manifest.
         (target / "checkpoint.json.zst").unlink()
         files = sorted((target / "data").iterdir())
         for path in files:
@@ -199,7 +197,7 @@ def test_diff_reads_small_tensors_together(source, tmp_path, monkeypatch):
     assert len(num_reads) == 2
 
 
-def test_a_file_that_another_run_is_writing_is_not_taken_from_it(source, tmp_path):
+def test_a_file_that_another_run_is_writing_is_refused(source, tmp_path):
     uri, arrays = source
     one, two = tmp_path / "one", tmp_path / "two"
     convert(uri, str(one), to="hocket")
@@ -217,7 +215,7 @@ def test_a_file_that_another_run_is_writing_is_not_taken_from_it(source, tmp_pat
 
 
 @pytest.mark.parametrize("to", ["hocket", "dcp"])
-def test_a_large_tensor_is_cut_in_chunks(tmp_path, to):
+def test_a_large_tensor_is_split_into_chunks(tmp_path, to):
     array = np.arange(30 * 40 * 5, dtype=np.float32).reshape(30, 40, 5)
     save_file({"large": array, "small": array[0, 0]}, tmp_path / "x.safetensors")
     convert(str(tmp_path / "x.safetensors"), str(tmp_path / "out"), to=to, max_shard_bytes=3000)
@@ -229,7 +227,7 @@ def test_a_large_tensor_is_cut_in_chunks(tmp_path, to):
     check(tmp_path / "back", {"large": array, "small": array[0, 0]})
 
 
-def test_compressed_files_are_written_found_and_refused_where_they_have_no_place(source, tmp_path, capsys):
+def test_compressed_files_are_written_and_reused_and_refused_for_other_formats(source, tmp_path, capsys):
     uri, arrays = source
     one, two = tmp_path / "one", tmp_path / "two"
     convert(uri, str(one), to="hocket", max_shard_bytes=9000, compression="zstd:3")
@@ -241,7 +239,7 @@ def test_compressed_files_are_written_found_and_refused_where_they_have_no_place
     done = convert(uri, str(one), to="hocket", max_shard_bytes=9000, compression="zstd:3")
     assert done.files - done.files_found == 2
     assert files_of(one) == before
-    # The same by the other verb, whose files are cut otherwise.
+    # `reshard`, which divides tensors over files differently, does the same.
     for expected in [(2, 0), (1, 1)]:
         resharded = reshard(str(one), str(two), ranks=2, compression="zstd:1")
         assert (resharded.num_written, resharded.num_found) == expected
@@ -256,7 +254,7 @@ def test_compressed_files_are_written_found_and_refused_where_they_have_no_place
 
 
 def packed_dcp(folder, array, name="w", order="C"):
-    """A distributed checkpoint of one tensor in one item, compressed as torch's extension does it."""
+    """Write a distributed checkpoint of one tensor in one item, compressed as by torch's zstd extension."""
     folder.mkdir()
     tensor = Tensor(source=name, name=name, path=(name,), dtype="F32", shape=array.shape)
     stored = np.ascontiguousarray(array if order == "C" else array.T)
@@ -290,13 +288,13 @@ def packed_dcp(folder, array, name="w", order="C"):
 
 
 def _joined(parts):
-    """The parts with what stands before the tensor in one piece."""
+    """Return the parts, with all bytes before the tensor joined."""
     at = next(number for number, part in enumerate(parts) if not isinstance(part, bytes))
     return [b"".join(parts[:at]), *parts[at:]]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tmp_path, order):
+def test_a_compressed_item_is_read_in_any_order_and_a_truncated_one_raises(tmp_path, order):
     array = np.random.default_rng(0).integers(0, 9, (300, 200, 30)).astype(np.float32)  # 7.2 MB
     packed_dcp(tmp_path / "dcp", array, order=order)
     checkpoint = hocket.ckpt.open(str(tmp_path / "dcp"))
@@ -319,7 +317,7 @@ def test_a_compressed_item_is_read_in_any_order_and_what_is_cut_short_is_told(tm
         hocket.ckpt.open(str(tmp_path / "dcp"))["w"]
 
 
-def test_what_cannot_be_unpacked_anywhere_says_so_and_nothing_is_left(tmp_path, monkeypatch):
+def test_a_full_temporary_folder_raises_and_leaves_no_files(tmp_path, monkeypatch):
     packed_dcp(tmp_path / "dcp", np.arange(3_000_000, dtype=np.float32).reshape(3000, 1000), order="F")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -376,7 +374,7 @@ def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
     if form == "dcp":
         source, made = tmp_path / "dcp", source
         convert(str(made), str(source), to="dcp", memory_bytes=memory)
-    # What comes of a run that nobody disturbs.
+    # The result of an uninterrupted run, for comparison.
     options = {"to": "hocket", "max_shard_bytes": (mib << 20) // 16, "memory_bytes": memory}
     running = work(source, whole, **options)
     said, error = running.communicate(timeout=280)
@@ -411,7 +409,7 @@ def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
     assert np.array_equal(opened["w"], array)
 
 
-def test_from_a_disk_to_a_store_it_goes_on_too(source, server, tmp_path):
+def test_a_conversion_from_a_disk_to_a_store_continues_after_a_kill(source, server, tmp_path):
     uri, arrays = source
     for to in ("hocket", "dcp", "safetensors"):
         target = server.uri(f"converting/{tmp_path.name}/{to}")
@@ -430,7 +428,7 @@ def test_from_a_disk_to_a_store_it_goes_on_too(source, server, tmp_path):
 
 
 def views_file(path, storages):
-    """A file as `torch.save` makes it of views: of each storage's array, views by name."""
+    """Write a file as `torch.save` does, of named views of each storage's array."""
     tree = {}
     with zipfile.ZipFile(path, "w") as archive:
         for key, (base, views) in enumerate(storages):
@@ -457,11 +455,11 @@ print(int(status["VmHWM"].split()[0]) * 1024, found.num_equal)
 """
 
 
-def test_what_lies_apart_in_its_file_takes_no_more_memory(tmp_path):
+def test_views_with_large_strides_take_no_more_memory(tmp_path):
     memory = 16 << 20
     rng = np.random.default_rng(0)
     near, far = rng.random((1 << 18, 64), np.float32), rng.random((1 << 10, 1 << 13), np.float32)
-    # Rows of the second lie too far apart to be read along, and its columns are short.
+    # Rows of `far` are too far apart for one read to span them, and its columns are short.
     of_near, of_far = {"column": near[:, 3], "rows": near[:, ::16].T}, {"all": far.T, "corner": far[5:, :7]}
     path, target = tmp_path / "views.pt", tmp_path / "out.safetensors"
     views_file(path, [(near, of_near), (far, of_far)])

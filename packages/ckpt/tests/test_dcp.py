@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` over Hocket's checkpoints: torch's verbs, our files."""
+"""`torch.distributed.checkpoint` with `HocketWriter` and `HocketReader`, which use Hocket's files."""
 
 import doctest
 import importlib.util
@@ -27,7 +27,7 @@ from hocket.ckpt.torch import load
 from hocket.ckpt.torch.layout import DTYPES
 from support.ranks import run_ranks
 
-# A world of one process warns that it is one.
+# torch warns when the world has one process only.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2.py"
@@ -60,7 +60,7 @@ def blank(node):
 
 def check(found, expected):
     if isinstance(expected, torch.Tensor):
-        # `clone`: torch calls one element contiguous whatever its stride, and views only stride 1 as bytes.
+        # `clone` sets stride 1, which a view as bytes needs: one element is contiguous at any stride.
         flat = [tensor.resolve_conj().reshape(-1) for tensor in (found, expected)]
         bits = [part.clone(memory_format=torch.contiguous_format).view(torch.uint8) for part in flat]
         assert found.dtype == expected.dtype
@@ -82,19 +82,19 @@ def save(path, state=None, **options):
 
 
 def raised(act):
-    """The error that rank 0 had, out of torch's wrapping."""
+    """Return rank 0's error, unwrapped from torch's `CheckpointException`."""
     with pytest.raises(CheckpointException) as caught:
         act()
     return caught.value.failures[0][0]
 
 
-def test_what_dcp_saves_is_a_hocket_checkpoint_for_every_reader(tmp_path, capsys):
+def test_a_checkpoint_saved_by_dcp_is_a_hocket_checkpoint_for_every_reader(tmp_path, capsys):
     path = tmp_path / "step-12"
     save(path, user={"by": "dcp"})
     assert sorted(found.name for found in path.iterdir()) == ["checkpoint.json.zst", "data"]
     assert b"PK\x03\x04" not in b"".join(
         file.read_bytes() for file in path.rglob("*.*")
-    )  # no torch.save zips
+    )  # no zip files of `torch.save`
     assert hocket.ckpt.verify(str(path)).is_sound
     opened = hocket.ckpt.open(str(path))
     assert (opened.manifest.step, opened.manifest.writer) == (12, "hocket.ckpt.dcp")
@@ -109,16 +109,16 @@ def test_what_dcp_saves_is_a_hocket_checkpoint_for_every_reader(tmp_path, capsys
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd:1"}])
-def test_what_dcp_saves_dcp_loads(tmp_path, options):
+def test_dcp_loads_what_dcp_saved(tmp_path, options):
     save(tmp_path / "x", **options)
     into = blank(tree())
     dcp.load(into, storage_reader=HocketReader(tmp_path / "x"), no_dist=True)
     check(into, tree())
 
 
-def test_an_asynchronous_save_holds_what_was_there(tmp_path):
+def test_changes_after_async_save_are_not_in_the_checkpoint(tmp_path):
     state, expected, writer = tree(), tree(), HocketWriter()
-    del state["model"]["conjugate"], expected["model"]["conjugate"]  # torch's stager loses that bit
+    del state["model"]["conjugate"], expected["model"]["conjugate"]  # torch's stager loses the conjugate bit
     for step in (1, 2):
         future = dcp.async_save(
             state, checkpoint_id=str(tmp_path / f"step-{step}"), storage_writer=writer, no_dist=True
@@ -126,7 +126,7 @@ def test_an_asynchronous_save_holds_what_was_there(tmp_path):
         with torch.no_grad():
             state["model"]["weight"].fill_(-step)
         future.result(timeout=60)
-    for step in (1, 2):  # what changed after the first save is in the second
+    for step in (1, 2):  # the change after the first save is in the second one
         into = blank(expected)
         dcp.load(
             into, checkpoint_id=str(tmp_path / f"step-{step}"), storage_reader=HocketReader(), no_dist=True
@@ -137,7 +137,7 @@ def test_an_asynchronous_save_holds_what_was_there(tmp_path):
     assert [(found.step, found.status) for found in listed] == [(1, "committed"), (2, "committed")]
 
 
-def test_one_writer_may_begin_a_save_while_the_one_before_is_under_way(tmp_path):
+def test_a_writer_may_start_a_save_before_the_previous_one_has_finished(tmp_path):
     writer, places = HocketWriter(), [str(tmp_path / f"step-{step}") for step in range(12)]
     futures = [
         dcp.async_save(
@@ -156,7 +156,7 @@ def test_one_writer_may_begin_a_save_while_the_one_before_is_under_way(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["dcp", "torch", "safetensors"])
-def test_checkpoints_of_others_are_loaded(tmp_path, form, monkeypatch):
+def test_checkpoints_in_other_formats_are_loaded(tmp_path, form, monkeypatch):
     model = {name: tensor for name, tensor in tree()["model"].items() if "conjugate" not in name}
     state = {"model": model, "epoch": 3}
     source = tmp_path / ("x.pt" if form == "torch" else "x")
@@ -171,7 +171,7 @@ def test_checkpoints_of_others_are_loaded(tmp_path, form, monkeypatch):
     into = blank(state)
     dcp.load(into, storage_reader=HocketReader(source), no_dist=True)
     check(into, state)
-    # Through scratch memory that is smaller than most tensors.
+    # With scratch memory that is smaller than most tensors.
     read, sizes = reading.Foreign.read, []
 
     def watched(self, wanted):
@@ -211,14 +211,14 @@ def test_a_checkpoint_is_replaced_only_when_asked(tmp_path):
         (torch.zeros(2, dtype=torch.complex128), "`note` has dtype `torch.complex128`"),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_by_name(tmp_path, leaf, message):
+def test_unsupported_values_raise_with_their_name(tmp_path, leaf, message):
     error = raised(lambda: save(tmp_path / "x", {"w": torch.ones(3), "note": leaf}))
     assert isinstance(error, CheckpointStateError)
     assert message in str(error)
     assert not (tmp_path / "x" / "checkpoint.json.zst").exists()
 
 
-def test_arguments_that_cannot_work_are_refused(tmp_path):
+def test_invalid_arguments_raise(tmp_path):
     for options in ({"step": -1}, {"step": True}, {"compression": "gzip"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             HocketWriter(tmp_path, **options)
@@ -229,7 +229,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path):
         dcp.save({}, storage_writer=HocketWriter(tmp_path), no_dist=True, use_collectives=False)
 
 
-def test_a_planner_that_keeps_plans_is_refused(tmp_path):
+def test_a_planner_with_cached_plans_raises(tmp_path):
     planner = DefaultSavePlanner(enable_plan_caching=True)
 
     def act(name):
@@ -252,7 +252,7 @@ def test_dtypes_are_cast_only_when_asked(tmp_path):
     assert torch.equal(into["w"], torch.arange(6.0, dtype=torch.float64))
 
 
-def test_what_is_spoiled_or_not_there_is_told(tmp_path):
+def test_corrupt_and_missing_checkpoints_raise(tmp_path):
     with pytest.raises(CheckpointNotFoundError):
         HocketReader(tmp_path / "x").read_metadata()
     save(tmp_path / "x", {"w": torch.zeros(1000)})
@@ -276,7 +276,7 @@ def example():
 
 
 def full(model, optimizer):
-    """Every tensor, whole, by its name."""
+    """Return all tensors, gathered, by name."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     weights, slots = get_state_dict(model, optimizer)
@@ -308,7 +308,7 @@ def two_then_one_and_three(folder):
             for name, tensor in tensors.items():
                 assert tensor.numpy().tobytes() == checkpoint[name].tobytes(), name
     script.train(folder, meshes[3], steps=4)
-    # A rank that fails while it writes is told on all; nothing is committed.
+    # A failure while one rank writes raises on all ranks; nothing is committed.
     dtype = torch.complex128 if rank == 2 else torch.float32
     state = {"w": torch.ones(4), f"of rank {rank}": torch.zeros(3, dtype=dtype)}
     try:
@@ -318,11 +318,11 @@ def two_then_one_and_three(folder):
     return {}
 
 
-def test_the_example_saves_on_two_ranks_and_goes_on_with_one_and_three(tmp_path):
+def test_the_example_saves_on_two_ranks_and_resumes_on_one_and_three(tmp_path):
     found = run_ranks(two_then_one_and_three, 3, str(tmp_path), timeout_s=120, init="gloo")
     assert found == [{2: "CheckpointStateError"}] * 3
     listed = {listing.name: listing.status for listing in hocket.ckpt.list_checkpoints(str(tmp_path))}
-    # The dtype was refused before a byte was written: nothing is left of that save.
+    # The dtype was refused before a byte was written, so the failed save left no files.
     assert listed == {"step-2": "committed", "step-4": "committed"}
     assert hocket.ckpt.open(str(tmp_path / "step-4")).manifest.world_size == 3
 

@@ -1,4 +1,4 @@
-"""A disk that fails while `hocket-ckpt` writes: the file is named, and none is left half."""
+"""A disk that fails while `hocket-ckpt` writes: the error names the file, and no partial file remains."""
 
 import errno
 import sys
@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from hocket.ckpt.demo import write_demo
 from support.workers import worker
 
-# The command, again and again in one process, whose environment says what fails.
+# A process that runs the command repeatedly, and sets in its environment which call fails.
 WORK = """
 import contextlib, io, json, os, sys
 from hocket.ckpt.cli.app import app
@@ -31,9 +31,9 @@ STORE_FAILED = 5
 
 @pytest.fixture(scope="module")
 def command(shim):
-    """Run `hocket-ckpt` on a disk on which a call for a file fails; gives its exit code and what it said."""
+    """Run `hocket-ckpt` with a call that fails for a file; return its exit code and its messages."""
     if shim is None:
-        pytest.skip("failing calls are built with `cc`, which is not here")
+        pytest.skip("failing calls need `cc`, which is not installed")
     with worker(sys.executable, "-c", WORK, env={"LD_PRELOAD": shim}) as ask:
 
         def run(*args, fails="", of="", number=0):
@@ -48,7 +48,7 @@ def files_under(folder):
 
 
 def check_left(folder, name):
-    """Finished files stay for the next run. The one that failed does not, and nothing is committed."""
+    """Check that the failed file is gone and nothing is committed; finished files may stay for the next run."""
     left = files_under(folder)
     assert not [path for path in left if name in path or path.rpartition("/")[2].startswith(".")], left
     assert "checkpoint.json.zst" not in left
@@ -65,7 +65,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("form", WRITES)
-def test_the_file_is_named_and_a_second_run_does_it(tmp_path, command, form):
+def test_a_failed_write_names_its_file_and_a_second_run_succeeds(tmp_path, command, form):
     source = tmp_path / "demo"
     write_demo(str(source))
     (verb, *options), names = WRITES[form]
@@ -77,7 +77,7 @@ def test_the_file_is_named_and_a_second_run_does_it(tmp_path, command, form):
     whole, done = run(tmp_path / "whole")
     assert done == [DONE, ""]
     for place, name in enumerate(names):
-        # A data file is so small that its first write at a place is its only one.
+        # A data file is written by one call at offset 0, its header, because it is small.
         write = "write" if name == "checkpoint.json.zst" else "header"
         for fails, number in ((write, errno.EIO), ("fsync", errno.EDQUOT)):
             folder = tmp_path / f"{place}-{fails}"
@@ -90,7 +90,7 @@ def test_the_file_is_named_and_a_second_run_does_it(tmp_path, command, form):
             assert files_under(folder) == files_under(tmp_path / "whole")
 
 
-def test_so_it_is_when_a_thread_of_a_large_file_meets_it(tmp_path, command):
+def test_a_failed_write_in_a_thread_of_a_large_file_names_its_file(tmp_path, command):
     (tmp_path / "model").mkdir()
     save_file({"w": np.arange(3 << 20, dtype=np.float32)}, tmp_path / "model/model.safetensors")  # 12 MiB
     assert command("convert", tmp_path / "model", tmp_path / "demo", "--to", "hocket") == [DONE, ""]

@@ -48,7 +48,7 @@ def files_under(folder):
 
 
 def check_left(folder, name):
-    """Check that the failed file is gone and nothing is committed; finished files may stay for the next run."""
+    """Check that the failed file is gone and nothing is committed; finished files may stay for a rerun."""
     left = files_under(folder)
     assert not [path for path in left if name in path or path.rpartition("/")[2].startswith(".")], left
     assert "checkpoint.json.zst" not in left

@@ -1,4 +1,4 @@
-"""Checkpoints of others without torch: what is opened, and what is told of it."""
+"""Checkpoints in other formats, read without torch: which ones open, and which errors name their faults."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def old(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["torch-2.2", "python-3.12", "python-3.13", "python-3.14", "windows"])
-def test_distributed_checkpoints_of_every_age_are_read(old, form):
+def test_distributed_checkpoints_of_all_torch_and_python_versions_are_read(old, form):
     checkpoint = hocket.ckpt.open(str(old / form))
     assert checkpoint.format == "dcp"
     np.testing.assert_array_equal(checkpoint["w"], np.arange(12, dtype="f4").reshape(3, 4))
@@ -60,7 +60,7 @@ def arrays(rng):
     }
 
 
-def test_safetensors_single_and_by_the_index_alone(tmp_path):
+def test_safetensors_are_read_from_a_single_file_and_through_an_index(tmp_path):
     tensors = arrays(np.random.default_rng(0))
     save_file(tensors, tmp_path / "one.safetensors")
     single = hocket.ckpt.open(str(tmp_path / "one.safetensors"))
@@ -70,11 +70,11 @@ def test_safetensors_single_and_by_the_index_alone(tmp_path):
     weight_map = {}
     (sharded / "more").mkdir()
     for number, (name, array) in enumerate(tensors.items()):
-        # Names as some publishers choose them, and a tensor in the file that the index does not name.
+        # File names that some publishers use, and a tensor that the index does not name.
         file = f"{'more/' * (number % 2)}model.safetensors-{number % 2}-of-2.safetensors"
         weight_map[name] = file
         held = {key: tensors[key] for key, value in weight_map.items() if value == file}
-        # A note of somebody else's, where torch's distributed writer has one.
+        # Another program's note under the key that torch's distributed writer uses.
         save_file({**held, "stale": array}, sharded / file, {"DCP_SHARDING_INFO": "none"})
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     for checkpoint in (single, hocket.ckpt.open(str(sharded)), hocket.ckpt.open(str(tmp_path))):
@@ -82,13 +82,13 @@ def test_safetensors_single_and_by_the_index_alone(tmp_path):
         for name, array in tensors.items():
             assert checkpoint[name].dtype == array.dtype
             np.testing.assert_array_equal(checkpoint[name], array)
-    # As transformers has it, a single file comes before an index that an earlier save may have left.
+    # As in transformers, a single file takes precedence over an index, which an earlier save may have left.
     save_file({"model.b": np.ones(2)}, sharded / "model.safetensors")
     assert set(hocket.ckpt.open(str(sharded))) == {"model.b"}
 
 
 def by_hand(path, **tensors):
-    """A safetensors file of `name=(dtype, shape, bytes)`."""
+    """Write a safetensors file of `name=(dtype, shape, bytes)`; return its path."""
     entries, data = {}, b""
     for name, (dtype, shape, content) in tensors.items():
         offsets = [len(data), len(data) + len(content)]
@@ -99,7 +99,7 @@ def by_hand(path, **tensors):
     return str(path)
 
 
-def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
+def test_dtypes_smaller_than_a_byte_are_named_and_skipped(tmp_path):
     numbers = np.arange(3, dtype="f4")
     uri = by_hand(
         tmp_path / "x.safetensors",
@@ -119,7 +119,7 @@ def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
             checkpoint[name]
     assert set(convert(uri, str(tmp_path / "x"), to="hocket").left_out) == set(told)
     assert hocket.ckpt.verify(uri).is_sound
-    # Seven of four bits are not whole bytes; and eight are four bytes, not three.
+    # Seven items of four bits are no whole number of bytes; eight are four bytes, but the file has three.
     for shape in ([7], [8]):
         bad = by_hand(tmp_path / "bad.safetensors", four=("F4", shape, b"abc"))
         with pytest.raises(CheckpointCorruptError, match=r"`four`, F4 of shape \[[78]\], cannot stand"):
@@ -127,13 +127,13 @@ def test_numbers_of_less_than_a_byte_are_told_and_stepped_over(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["safetensors", "hocket"])
-def test_a_tensor_with_the_name_that_safetensors_keeps_is_not_written(old, tmp_path, to):
+def test_a_tensor_named_metadata_is_not_written_to_safetensors(old, tmp_path, to):
     with pytest.raises(CheckpointIncompatibleError, match="--rename __metadata__=NAME"):
         convert(str(old / "torch-2.2"), str(tmp_path / "x"), to=to, rename={"w": "__metadata__"})
     assert not (tmp_path / "x").exists()
 
 
-def test_strict_counts_what_readers_let_pass(tmp_path):
+def test_strict_verification_reports_what_readers_tolerate(tmp_path):
     entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":1}'
     header = f' {{"a":{entry},"a":{entry},"__metadata__":null}}'.encode()
     file = tmp_path / "lax.safetensors"

@@ -1,4 +1,4 @@
-"""Files of torch.save that hold objects beside tensors: the tensors are read, objects named, nothing run."""
+"""Files of `torch.save` with objects and tensors: tensors are read, objects are named, no code runs."""
 
 import argparse
 import collections
@@ -98,7 +98,7 @@ def test_tensors_inside_objects_are_read_by_their_attributes(tmp_path):
     }  # fmt: skip
     np.testing.assert_array_equal(checkpoint["queue.0"], [7, 7])
     assert checkpoint.contents.values["settings.rate"].value == 0.5
-    # The objects themselves are named as left out; the containers are read as what they hold.
+    # Objects are reported as left out; containers are read as their contents.
     assert set(checkpoint.contents.opaque) == {"settings", "slotted", "pair"}
 
 
@@ -119,7 +119,7 @@ def test_a_pickled_module_is_read_as_its_state_dict(tmp_path):
         assert any("Sequential" in reason for reason in checkpoint.contents.opaque.values())
 
 
-def test_an_expanded_view_is_refused_unless_allowed(tmp_path):
+def test_a_huge_expanded_view_raises_unless_allowed(tmp_path):
     path = tmp_path / "bomb.pt"
     torch.save({"w": torch.zeros(1).expand(1 << 40), "v": torch.ones(2)}, path)
     assert path.stat().st_size < 1 << 16
@@ -135,7 +135,7 @@ def test_an_expanded_view_is_refused_unless_allowed(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bomb.pt"]
     done = convert(path, tmp_path / "out.safetensors", to="safetensors", exclude=["w"])
     assert done.tensors == 1
-    # One that is large for its storage and small in itself, and one that is allowed.
+    # A view that is large for its storage but small is read; a huge one needs `allow_expand`.
     torch.save({"w": torch.arange(3.0)[:, None].expand(3, 1000)}, path)
     assert hocket.ckpt.open(path)["w"].shape == (3, 1000)
     torch.save({"w": torch.ones(1).expand(17 << 20)}, path)
@@ -144,7 +144,7 @@ def test_an_expanded_view_is_refused_unless_allowed(tmp_path):
     assert hocket.ckpt.open(path, allow_expand=True)["w"].sum() == 17 << 20
 
 
-def test_an_expanded_view_stays_a_view_in_a_file_of_torch(tmp_path):
+def test_an_expanded_view_stays_a_view_in_a_torch_file(tmp_path):
     path, out = tmp_path / "bomb.pt", tmp_path / "out.pt"
     column = torch.arange(3.0)[:, None]
     view = column.expand(1 << 20, 3, 1 << 20)
@@ -157,13 +157,13 @@ def test_an_expanded_view_stays_a_view_in_a_file_of_torch(tmp_path):
     assert loaded["w"].data_ptr() == loaded["again"].data_ptr()
     assert loaded["w"][5, :, 7].tolist() == [0, 1, 2]
     assert loaded["u"].tolist() == [[1, 2, 3], [1, 2, 3]]
-    # Overlapping rows have no item that a stride of 0 repeats, so they stay refused.
+    # Overlapping rows are not expanded by a stride of 0, so they still raise.
     torch.save({"w": torch.zeros(1 << 17).as_strided((4, 1 << 16, 1 << 16), (0, 1, 1))}, path)
     with pytest.raises(CheckpointIncompatibleError, match="expanded view"):
         convert(path, tmp_path / "other.pt", to="torch")
 
 
-def test_convert_records_step_and_user_and_takes_dtypes_by_any_name(tmp_path):
+def test_convert_records_step_and_user_and_accepts_any_dtype_name(tmp_path):
     torch.save({"w": torch.arange(4.0)}, tmp_path / "file.pt")
     command = [
         sys.executable, "-m", "hocket.ckpt", "convert", "file.pt", "out", "--to", "hocket",

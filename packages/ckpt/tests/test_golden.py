@@ -1,4 +1,4 @@
-"""Checkpoints of each released format are read for ever, byte by byte as they were committed here."""
+"""Golden checkpoints of each released format: today's readers read them, today's writer writes them."""
 
 from pathlib import Path
 
@@ -46,13 +46,13 @@ def test_a_golden_checkpoint_is_read(form):
     assert (manifest.user, manifest.per_rank.policy) == ({"loss": 0.5}, "require")
     assert manifest.per_rank.ranks == ({"seed": 1}, {"seed": 2})
     assert hocket.ckpt.verify(str(GOLDEN / form)).is_sound
-    # The second implementation reads them, too.
+    # `hocket.ckpt.plain`, the second implementation, reads them, too.
     for name, array in load_tensors(GOLDEN / form).items():
         np.testing.assert_array_equal(array, TENSORS[name])
     assert load_values(GOLDEN / form) == VALUES
 
 
-def test_a_golden_manifest_is_what_is_written_still():
+def test_a_golden_manifest_equals_todays_encoding():
     for form in ("plain", "compressed"):
         manifest = (GOLDEN / "format-1" / form / "checkpoint.json.zst").read_bytes()
         document = _native.ckpt_manifest_decode(manifest)

@@ -1,4 +1,4 @@
-"""Hostile files are refused within a second of computing and 100 MB, and nothing of them is carried out."""
+"""Hostile files raise errors after little processor time and 100 MB at most, and none of their code runs."""
 
 import base64
 import json
@@ -22,12 +22,12 @@ from hocket.native import _native
 TOOL = Path(__file__).parents[3] / "tools/old_checkpoints.py"
 
 PICKLES = {
-    # os.system("touch executed"), by REDUCE, by INST and by a stack of two texts.
+    # Calls of os.system("touch executed") by the opcodes REDUCE, INST and STACK_GLOBAL.
     "call": b"\x80\x02cos\nsystem\nX\x0e\x00\x00\x00touch executed\x85R.",
     "inst": b"\x80\x02(X\x0e\x00\x00\x00touch executedios\nsystem\n.",
     "stack-global": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0etouch executed\x85R.",
     "extension": b"\x80\x02\x82\x01.",
-    # A text of 4 GiB that is not there, and a list of as many items.
+    # Opcodes that announce 4 GiB of text or bytes, which the file does not have.
     "long-text": b"\x80\x04\x8d\x00\x00\x00\x00\x01\x00\x00\x00abc.",
     "long-bytes": b"\x80\x04\x8e\x00\x00\x00\x00\x01\x00\x00\x00abc.",
     "deep": b"\x80\x02" + b"]" * 1_000_000 + b"a" * 999_999 + b".",
@@ -91,7 +91,7 @@ print(json.dumps(told))
 
 @pytest.fixture
 def refused(tmp_path):
-    """Open files in a process of their own; checks what it took, and returns the errors by name."""
+    """Return a function that opens files in a new process, checks time and memory, and returns the errors."""
 
     def act(files):
         done = subprocess.run(
@@ -100,7 +100,7 @@ def refused(tmp_path):
         )  # fmt: skip
         told = json.loads(done.stdout)
         for path, (_, seconds, grown) in told.items():
-            assert seconds < 10, path  # of processor time
+            assert seconds < 10, path  # processor time, not wall time
             assert grown < 100 << 20, path
         assert not list(tmp_path.rglob("executed"))
         return {name: told[str(path)][0] for name, path in files.items()}
@@ -108,7 +108,7 @@ def refused(tmp_path):
     return act
 
 
-def test_pickles(tmp_path, refused):
+def test_hostile_pickles_raise(tmp_path, refused):
     files = {}
     for name, content in PICKLES.items():
         files[name] = tmp_path / name
@@ -118,9 +118,9 @@ def test_pickles(tmp_path, refused):
         files[f"{name}-zip"] = tmp_path / f"{name}.pt"
         files[f"{name}-zip"].write_bytes(stored)
     errors = refused(files)
-    # A list of nothing, however odd, is data: only what is not can be refused.
+    # Files that open hold empty lists, however deep, or a call that is left out.
     harmless = {name for name, error in errors.items() if error == "opened"}
-    # In a file of torch.save a call is an object that is left out by name: nothing is imported or run.
+    # In a file of `torch.save` a call is an object, which is named and left out: nothing is imported or run.
     calls = {"call-zip", "stack-global-zip"}
     assert calls <= harmless <= calls | {"many-zip", "laughs-zip", "deep-zip", "holds-itself-zip"}
     for name in calls:
@@ -135,8 +135,8 @@ def test_pickles(tmp_path, refused):
     assert set(errors.values()) <= kinds | {"opened"}
 
 
-def test_metadata_of_distributed_checkpoints(tmp_path, refused):
-    """A path, offsets and chunks that lie; and a call, pickled by pickle itself."""
+def test_hostile_metadata_of_distributed_checkpoints_raise(tmp_path, refused):
+    """Open metadata with wrong paths, offsets and chunks, and with a call written by Python's pickle."""
     subprocess.run([sys.executable, TOOL, tmp_path / "made"], timeout=60, check=True)
     errors = refused({folder.name: folder for folder in (tmp_path / "made").glob("bad-*")})
     assert len(errors) == 8
@@ -147,7 +147,7 @@ def test_metadata_of_distributed_checkpoints(tmp_path, refused):
 
 
 def zip_of(members):
-    """A zip of stored members, as small as one can be."""
+    """Return a minimal zip file of uncompressed members."""
     import zlib
 
     file, directory = b"", b""
@@ -164,7 +164,7 @@ def zip_of(members):
     )  # fmt: skip
 
 
-def test_safetensors(tmp_path, refused):
+def test_hostile_safetensors_raise(tmp_path, refused):
     files = {}
     for name, content in SAFETENSORS.items():
         files[name] = tmp_path / f"{name}.safetensors"
@@ -172,7 +172,7 @@ def test_safetensors(tmp_path, refused):
     assert set(refused(files).values()) == {"CheckpointCorruptError"}
 
 
-def test_zips(tmp_path, refused):
+def test_hostile_zips_raise(tmp_path, refused):
     sound = zip_of({"a/data.pkl": b"\x80\x02}.", "a/byteorder": b"little"})
     at = sound.index(b"PK\x05\x06")
     spoiled = {
@@ -190,7 +190,7 @@ def test_zips(tmp_path, refused):
     assert set(refused(files).values()) == {"CheckpointCorruptError"}
 
 
-def test_indices(tmp_path, refused):
+def test_hostile_indices_raise(tmp_path, refused):
     import numpy as np
 
     files = {}
@@ -206,7 +206,7 @@ def test_indices(tmp_path, refused):
 
 
 def manifest_of(document, head=()):
-    """A manifest with its digests right, whatever it says."""
+    """Return an encoded manifest with any document and matching digests."""
     frame = zstandard.compress(document)
     raw = {
         "format": 1, "version": "0.1.0", "save_id": "0" * 32, "step": 1,
@@ -217,10 +217,10 @@ def manifest_of(document, head=()):
     return content + bytes.fromhex("502a4d1810000000") + _native.xxh3_128(content)
 
 
-def test_a_manifest_that_unfolds_to_much_is_refused_and_one_that_repeats_itself_is_read():
+def test_a_manifest_that_decompresses_to_too_many_bytes_raises():
     with pytest.raises(CheckpointCorruptError, match=r"67108864 bytes when decompressed, at most"):
         _native.ckpt_manifest_decode(manifest_of(b" " * (64 << 20)))
-    # Ours stay readable, be they a million times the same.
+    # A manifest that Hocket writes stays readable, even one with a million equal items.
     manifest = Manifest(
         save_id="0" * 32, step=1, created="2026-01-01T00:00:00.000000Z", version="0.1.0", writer="test",
         world_size=1, user=["the same"] * 10**6,
@@ -231,7 +231,7 @@ def test_a_manifest_that_unfolds_to_much_is_refused_and_one_that_repeats_itself_
     assert _native.ckpt_manifest_decode(encoded) == document
 
 
-def test_a_header_as_long_as_the_file_is_refused():
+def test_a_header_as_long_as_its_file_raises():
     size = 6 << 30
     file = {
         "path": "data/x.safetensors", "size": size, "data_start": size,
@@ -245,13 +245,13 @@ def test_a_header_as_long_as_the_file_is_refused():
         _native.ckpt_manifest_encode(manifest.to_document())
 
 
-def test_a_time_that_is_none_is_refused_where_it_is_listed():
+def test_an_invalid_creation_time_raises():
     for created in ("2026-01-01", "\x1b[31m026-01-01T00:00:00.00Z", "2026-01-01T00:00:00.000000+"):
         with pytest.raises(CheckpointCorruptError, match="expected `YYYY-MM-DDTHH"):
             _native.ckpt_manifest_decode(manifest_of(b"{}", {"created": created}))
 
 
-def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path):
+def test_a_named_pipe_in_place_of_a_file_raises_without_waiting(tmp_path):
     for name in ("checkpoint.json.zst", "model.safetensors", "model.safetensors.index.json", ".metadata"):
         folder = tmp_path / f"of {name}"
         folder.mkdir()

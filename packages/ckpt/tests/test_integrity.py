@@ -1,4 +1,4 @@
-"""No byte of a checkpoint changes unnoticed, and what is refused names the place."""
+"""Every changed byte of a checkpoint raises an error that names the file and the tensors."""
 
 import doctest
 import importlib
@@ -43,7 +43,7 @@ def read_all(folder):
     return {name: checkpoint[name] for name in checkpoint}
 
 
-def test_every_tensor_is_what_was_written(sound):
+def test_every_tensor_reads_back(sound):
     read = read_all(sound)
     expected = {join_path(path): array for path, array in _tensors(np.random.default_rng(0)).items()}
     expected["model.head.weight"] = expected["model.embed.weight"]
@@ -53,7 +53,7 @@ def test_every_tensor_is_what_was_written(sound):
         assert read[name].tobytes() == array.tobytes(), name
 
 
-def test_a_tensor_cut_along_its_last_dim_is_put_together(tmp_path):
+def test_a_tensor_split_along_its_last_dim_is_joined(tmp_path):
     whole = np.arange(35, dtype=np.float32).reshape(5, 7)
     left, right = np.ascontiguousarray(whole[:, :3]), np.ascontiguousarray(whole[:, 3:])
     written = _native.ckpt_write_file(
@@ -86,7 +86,7 @@ def test_a_tensor_cut_along_its_last_dim_is_put_together(tmp_path):
 
 
 @given(st.data())
-def test_what_lies_in_a_block_is_named_as_by_a_look_at_each_chunk(data):
+def test_the_block_index_finds_the_same_chunks_as_a_scan(data):
     block = _native.CKPT_BLOCK_BYTES
     tensors, ends = {}, [0, 0]
     for number in range(data.draw(st.integers(0, 8))):
@@ -142,7 +142,7 @@ def test_any_safetensors_reader_reads_a_data_file(sound):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_flipped_bit_in_a_data_file_is_found_and_named(folder, seed):
+def test_a_flipped_bit_in_a_data_file_is_found_with_its_tensors(folder, seed):
     rng = random.Random(seed)
     files = hocket.ckpt.open(str(folder)).manifest.files
     file = rng.choice(files)
@@ -158,7 +158,7 @@ def test_a_flipped_bit_in_a_data_file_is_found_and_named(folder, seed):
         assert set(flaw.chunks) <= set(reader.keys())
     assert {chunk.partition("@")[0] for chunk in flaw.chunks} <= set(flaw.tensors)
     checkpoint = hocket.ckpt.open(str(folder))
-    # What stands in the manifest, too, is read from there.
+    # Small tensors are read from the manifest, where they are stored, too; choose one that is not.
     read = next(name for name in flaw.tensors if checkpoint.record(name).data is None)
     chunk = next(chunk for chunk in flaw.chunks if chunk.partition("@")[0] == read)
     with pytest.raises(CheckpointCorruptError, match=f"`{read}`.*`{chunk}`.*`{file['path']}`") as caught:
@@ -176,7 +176,7 @@ def test_a_flipped_bit_in_a_header_is_found(folder, at):
     assert "header" in flaw.problem
 
 
-def test_a_cut_a_longer_a_swapped_and_a_missing_file_are_found(folder):
+def test_truncated_extended_swapped_and_missing_files_are_found(folder):
     paths = [folder / file["path"] for file in hocket.ckpt.open(str(folder)).manifest.files]
     whole = [path.read_bytes() for path in paths]
 
@@ -210,7 +210,7 @@ def read_all_of_file(folder, name):
 
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_a_spoiled_manifest_is_refused(sound, position, bit, cut):
+def test_a_corrupt_manifest_raises(sound, position, bit, cut):
     manifest = bytearray((sound / "checkpoint.json.zst").read_bytes())
     at = int(position * len(manifest))
     if cut:
@@ -221,7 +221,7 @@ def test_a_spoiled_manifest_is_refused(sound, position, bit, cut):
         _native.ckpt_manifest_decode(bytes(manifest))
 
 
-def test_a_checkpoint_without_manifest_says_that_it_was_never_committed(folder):
+def test_a_checkpoint_without_manifest_raises_that_it_was_never_committed(folder):
     (folder / "checkpoint.json.zst").unlink()
     with pytest.raises(CheckpointPartialError, match=r"never committed.*earlier checkpoint"):
         hocket.ckpt.open(str(folder))
@@ -229,7 +229,7 @@ def test_a_checkpoint_without_manifest_says_that_it_was_never_committed(folder):
         hocket.ckpt.open(str(folder / "data"))
 
 
-def test_values_of_no_known_form_are_refused(sound):
+def test_values_in_an_unknown_encoding_raise(sound):
     document = _native.ckpt_manifest_read(str(sound))
     spoiled = document.replace(b'{"$tuple":[0.9,0.95]}', b'{"$bytes":["no"]}')
     assert spoiled != document
@@ -237,7 +237,7 @@ def test_values_of_no_known_form_are_refused(sound):
         hocket.ckpt.manifest.Manifest.from_document(spoiled)
 
 
-def test_a_name_that_is_not_there_is_told_with_its_neighbours(sound):
+def test_an_unknown_tensor_name_raises_with_similar_names(sound):
     checkpoint = hocket.ckpt.open(str(sound))
     with pytest.raises(CheckpointNotFoundError, match=r"`model.embed.weights`.*`model.embed.weight`"):
         checkpoint["model.embed.weights"]

@@ -1,4 +1,4 @@
-"""A second implementation reads what the first writes, byte for byte, and refuses what the first refuses."""
+"""`hocket.ckpt.plain`, a second implementation of the format, reads and refuses what the first one does."""
 
 import itertools
 import shutil
@@ -41,7 +41,7 @@ values = st.recursive(
 
 @st.composite
 def cut_tensors(draw):
-    """Tensors, each with a dtype, a shape and where each dim is cut."""
+    """Draw tensors, each with a dtype, a shape and the positions where each dim is cut."""
     tensors = []
     for _ in range(draw(st.integers(1, 5))):
         shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
@@ -59,7 +59,7 @@ def boxes(shape, cuts):
 
 
 def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
-    """Write arrays (name → dtype and array), their boxes dealt over files; the small ones inlined, too."""
+    """Write arrays (name → dtype and array), their boxes divided over files and the small ones inlined."""
     parts = [[] for _ in range(num_files)]
     for name, (dtype, array) in arrays.items():
         for start, size in boxes(array.shape, cuts[name]):
@@ -122,7 +122,7 @@ def write(uri, arrays, cuts, leaves, num_files, levels, draw_file):
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=cases(full=1000, sample=25), deadline=None)
-def test_it_reads_what_the_first_wrote(tmp_path_factory, tensors, leaves, levels, seed):
+def test_plain_reads_what_hocket_writes(tmp_path_factory, tensors, leaves, levels, seed):
     rng = np.random.default_rng(seed)
     arrays, cuts = {}, {}
     for number, (dtype, shape, cut) in enumerate(tensors):
@@ -155,7 +155,7 @@ def sound(tmp_path_factory):
     return folder
 
 
-def test_it_reads_one_tensor_and_the_values_of_a_checkpoint(sound):
+def test_plain_reads_one_tensor_and_the_values_of_a_checkpoint(sound):
     checkpoint = hocket.ckpt.open(str(sound))
     (name, array), *more = plain.load_tensors(sound, ["model.head.weight"]).items()
     assert (name, more) == ("model.head.weight", [])
@@ -170,7 +170,7 @@ def test_it_reads_one_tensor_and_the_values_of_a_checkpoint(sound):
     where=st.floats(0, 1, exclude_max=True), which=st.integers(0, 4), bit=st.integers(0, 7), cut=st.booleans()
 )
 @settings(max_examples=cases(full=1000, sample=20), deadline=None)
-def test_it_refuses_what_was_changed_as_the_first_does(tmp_path_factory, sound, where, which, bit, cut):
+def test_plain_refuses_the_same_changed_files_as_hocket(tmp_path_factory, sound, where, which, bit, cut):
     pytest.importorskip("xxhash", reason="`uv sync --group test` brings xxhash")
     folder = tmp_path_factory.mktemp("spoiled")
     try:
@@ -193,7 +193,7 @@ def test_it_refuses_what_was_changed_as_the_first_does(tmp_path_factory, sound, 
         shutil.rmtree(folder)
 
 
-def test_it_needs_nothing_of_hocket_and_may_be_copied(sound, tmp_path):
+def test_plain_is_one_short_file_that_needs_no_other_module_of_hocket(sound, tmp_path):
     source = plain.__file__
     assert len(Path(source).read_text().splitlines()) < 150
     shutil.copy(source, tmp_path / "copied.py")

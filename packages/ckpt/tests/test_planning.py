@@ -1,4 +1,4 @@
-"""Plans cover every tensor once, alike on all ranks, and evenly."""
+"""Save plans cover every tensor once, are equal on all ranks, and balance the bytes."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def layouts(draw):
 
 @given(layouts())
 @settings(max_examples=150, deadline=None)
-def test_parts_tile_each_tensor_and_lie_where_their_writers_hold_them(layout):
+def test_parts_tile_each_tensor_within_their_writers_shards(layout):
     world_size, items = layout
     plans = [plan_parts(items, world_size, rank) for rank in range(world_size)]
     assert all(loads == plans[0][1] for _, loads in plans)
@@ -59,7 +59,7 @@ def test_parts_tile_each_tensor_and_lie_where_their_writers_hold_them(layout):
     st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 3000), st.booleans()), min_size=1, max_size=12),
 )
 @settings(max_examples=100, deadline=None)
-def test_replicated_bytes_are_even_over_the_ranks(world_size, tensors):
+def test_replicated_bytes_are_balanced_over_the_ranks(world_size, tensors):
     items = [
         Item(f"t{number}", (rows, columns), 4, on_one_axis(world_size, 0 if is_cut else None))
         for number, (rows, columns, is_cut) in enumerate(tensors)
@@ -70,7 +70,7 @@ def test_replicated_bytes_are_even_over_the_ranks(world_size, tensors):
     assert max(loads) <= level + max(SPLIT_BYTES, 4 * 3000)
 
 
-def test_a_model_of_a_gigabyte_on_eight_ranks_is_even_within_a_tenth():
+def test_a_model_of_a_gigabyte_on_eight_ranks_is_balanced_within_a_tenth():
     shapes = [(50257, 1024), *[(1024, 4096), (4096, 1024), (1024,), (3072, 1024)] * 24]
     items = [Item(f"t{number}", shape, 4, on_one_axis(8, None)) for number, shape in enumerate(shapes)]
     loads = plan_parts(items, 8, 0)[1]
@@ -90,7 +90,7 @@ def test_a_zero_dimensional_tensor_is_one_item_of_one_rank():
     assert next(part for mine in parts for part in mine).box == Box((), ())
 
 
-def test_replicas_of_a_shard_share_it():
+def test_replicas_of_a_shard_write_a_part_each():
     # Two replicas of two shards: ranks 0 and 2 hold the same half, so each writes half of it.
     placing = Placing((2, 2), (0, 1, 2, 3), (None, 0))
     parts = [plan_parts([Item("w", (400, 1000), 4, placing)], 4, rank)[0] for rank in range(4)]
@@ -108,13 +108,13 @@ def test_replicas_of_a_shard_share_it():
     st.randoms(),
 )
 @settings(max_examples=150, deadline=None)
-def test_stages_that_know_their_own_items_alone_write_each_once(sizes, drawn, rng):
+def test_stages_that_know_their_own_items_only_write_each_once(sizes, drawn, rng):
     ends = list(itertools.accumulate(sizes))
     stages = [tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
     world_size, held = ends[-1], {stage: [] for stage in stages}
     items = []
     for number, (stage, rows, form) in enumerate(drawn):
-        # -1: on all ranks, whose stages have other items beside it.
+        # -1: an item of all ranks, whose stages have further items of their own.
         ranks = tuple(range(world_size)) if stage < 0 else stages[stage % len(stages)]
         mesh = (len(ranks),) if form < 2 else (1, len(ranks))
         cuts = (None,) if form == 0 else (0,) if form == 1 else (0, None)

@@ -1,4 +1,4 @@
-"""Removal takes what it says: `rm` one checkpoint, `gc` what unfinished saves left, on disks and stores."""
+"""`rm` deletes one checkpoint, `gc` the files of unfinished saves, and neither anything else."""
 
 import fcntl
 import json
@@ -37,7 +37,7 @@ def keys(prefix):
     return {found.key for found in Store(prefix).list()}
 
 
-def test_rm_takes_one_checkpoint_and_leaves_its_neighbours(prefix, capsys):
+def test_rm_deletes_one_checkpoint_and_leaves_its_neighbours(prefix, capsys):
     for name in ("one", "two"):
         write_demo(f"{prefix}/{name}")
     orphan(prefix, "three")
@@ -55,7 +55,7 @@ def test_rm_takes_one_checkpoint_and_leaves_its_neighbours(prefix, capsys):
     assert call(capsys, "rm", "s3://bucket")[0] == 2
 
 
-def test_rm_takes_only_what_is_ours(prefix, capsys):
+def test_rm_deletes_only_files_of_checkpoints(prefix, capsys):
     theirs = {"model/data/model.safetensors", "model/data/model-r00000.safetensors"}
     for key in theirs:
         Store(prefix).put(key, b"somebody's weights")
@@ -70,7 +70,7 @@ def test_rm_takes_only_what_is_ours(prefix, capsys):
     assert keys(prefix) == theirs | {"mixed/data/notes.safetensors"}
 
 
-def test_rm_refuses_a_link_and_says_so_before(tmp_path, capsys):
+def test_rm_refuses_a_link_also_in_a_dry_run(tmp_path, capsys):
     write_demo(str(tmp_path / "runs/one"))
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "runs/one")
@@ -82,7 +82,7 @@ def test_rm_refuses_a_link_and_says_so_before(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("with_manifest", [False, True])
-def test_nothing_is_removed_through_a_link_to_others_data(tmp_path, capsys, with_manifest):
+def test_nothing_is_deleted_through_a_link_to_other_data(tmp_path, capsys, with_manifest):
     write_demo(str(tmp_path / "runs/one"))
     mirror = tmp_path / "mirrors/one"
     mirror.mkdir(parents=True)
@@ -100,12 +100,12 @@ def test_nothing_is_removed_through_a_link_to_others_data(tmp_path, capsys, with
     assert (mirror / "checkpoint.json.zst").exists() == with_manifest
 
 
-def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
+def test_gc_deletes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys):
     write_demo(f"{prefix}/good")
     committed = keys(f"{prefix}/good")
     paths = {("good", orphan(prefix, "good")), ("dead", orphan(prefix, "dead"))}
     Store(f"{prefix}/dead").put("notes.txt", b"not ours")
-    assert collect_garbage(prefix).garbage == ()  # all of it is young
+    assert collect_garbage(prefix).garbage == ()  # all files are younger than the minimum age
     found = collect_garbage(prefix, min_age_s=0, dry_run=True).garbage
     assert {(one.name, one.path) for one in found} == paths
     assert {one.waste for one in found} == {"file"}
@@ -121,7 +121,7 @@ def test_gc_takes_orphans_of_partial_and_of_committed_checkpoints(prefix, capsys
     assert (code, "24h" in error) == (2, True)
 
 
-def test_gc_leaves_alone_what_it_cannot_read(prefix, capsys):
+def test_gc_leaves_checkpoints_that_it_cannot_read(prefix, capsys):
     write_demo(f"{prefix}/later")
     orphan(prefix, "later")
     Store(f"{prefix}/later").put("checkpoint.json.zst", b"of a later format, or spoiled")
@@ -134,7 +134,7 @@ def test_gc_leaves_alone_what_it_cannot_read(prefix, capsys):
         remove(f"{prefix}/later")
 
 
-def test_what_a_killed_conversion_left_goes_and_what_a_live_one_writes_stays(tmp_path, capsys):
+def test_gc_deletes_files_of_a_killed_conversion_but_not_of_a_live_one(tmp_path, capsys):
     data = tmp_path / "one/data"
     data.mkdir(parents=True)
     whole, hidden = (
@@ -173,7 +173,7 @@ for target in targets:
 """
 
 
-def test_gc_takes_what_killed_conversions_were_writing_and_nothing_like_it(tmp_path, capsys):
+def test_gc_deletes_unfinished_files_of_killed_conversions_and_no_similar_ones(tmp_path, capsys):
     write_demo(str(tmp_path / "demo"))
     runs = tmp_path / "runs"
     targets = {
@@ -219,7 +219,7 @@ def test_gc_takes_what_killed_conversions_were_writing_and_nothing_like_it(tmp_p
     assert hocket.ckpt.verify(str(tmp_path / "demo")).is_sound
 
 
-def test_one_young_file_keeps_all_of_its_save(tmp_path):
+def test_gc_keeps_all_files_of_a_save_with_one_young_file(tmp_path):
     paths = [orphan(str(tmp_path), "live", rank=rank) for rank in range(3)]
     paths.append(orphan(str(tmp_path), "live", save="11111111"))
     day_before = time.time() - 90_000
@@ -256,7 +256,7 @@ def test_gc_aborts_uploads_that_never_finished(server):
     client.close()
 
 
-def test_what_a_commit_tried_its_store_on_goes_too(server):
+def test_gc_deletes_the_probe_objects_of_commits(server):
     uri = server.uri(f"probes/{time.monotonic_ns()}")
     write_demo(f"{uri}/one")
     store = Store(uri)

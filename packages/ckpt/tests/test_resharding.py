@@ -1,4 +1,4 @@
-"""A resharded checkpoint has the same tensors, each rank's in its own files, within the memory given."""
+"""`reshard` keeps all tensors, writes each rank's files separately, and keeps to its memory limit."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ SAVE_ID = "fedcba98" * 4
 
 
 def write(uri, arrays, placings, per_rank=None):
-    """Write arrays as a job would whose tensors lie on meshes in these ways; each rank has a file."""
+    """Write arrays as a job would whose tensors have these placements on meshes, with one file a rank."""
     world_size = max(len(placing.ranks) for placing in placings.values())
     files, chunks = [], {name: [] for name in arrays}
     for rank in range(world_size):
@@ -84,7 +84,7 @@ def placed_shapes(draw):
 @pytest.mark.slow
 @given(st.lists(placed_shapes(), min_size=1, max_size=5), st.integers(1, 8), st.integers(40, 400), st.data())
 @settings(max_examples=cases(full=1000, sample=30), deadline=None)
-def test_any_layout_becomes_that_of_any_number_of_ranks(tmp_path_factory, placed, ranks, file_bytes, data):
+def test_any_layout_is_resharded_to_any_number_of_ranks(tmp_path_factory, placed, ranks, file_bytes, data):
     folder = tmp_path_factory.mktemp("reshard")
     rng = np.random.default_rng(len(placed))
     arrays = {f"t{n}": rng.random(shape, np.float32) for n, (shape, _) in enumerate(placed)}
@@ -122,16 +122,16 @@ def call(capsys, *args):
     return ended.value.code, captured.out, captured.err
 
 
-def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
+def test_the_command_continues_after_an_interrupted_run(tmp_path, capsys):
     source, target = str(tmp_path / "demo"), str(tmp_path / "three")
     write_demo(source)
     code, out, _ = call(capsys, "reshard", source, target, "--ranks", "3", "--json")
     document = json.loads(out)
     assert (code, document["files_written"], document["files_found"]) == (0, 3, 0)
-    # A finished one is found finished.
+    # A second run finds all files finished.
     document = json.loads(call(capsys, "reshard", source, target, "--ranks", "3", "--json")[1])
     assert (document["files_written"], document["files_found"]) == (0, 3)
-    # One that was killed: no manifest, a file cut short, another not there.
+    # The state after a kill: no manifest, one truncated file, one missing file.
     before = hocket.ckpt.open(target).manifest
     (tmp_path / "three" / "checkpoint.json.zst").unlink()
     paths = [tmp_path / "three" / file["path"] for file in before.files]
@@ -150,7 +150,7 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
     assert call(capsys, "reshard", tmp_path / "no", tmp_path / "x", "--ranks", "2")[0] == 3
 
 
-def test_from_a_disk_to_a_store_and_back(tmp_path, server):
+def test_reshard_works_from_a_disk_to_a_store_and_back(tmp_path, server):
     source, there, back = (
         str(tmp_path / "demo"),
         server.uri(f"reshard/{tmp_path.name}"),
@@ -166,7 +166,7 @@ def test_from_a_disk_to_a_store_and_back(tmp_path, server):
     assert last.manifest.user == first.manifest.user
 
 
-def test_ranks_beyond_the_rows_hold_nothing_and_cost_nothing(tmp_path):
+def test_ranks_beyond_the_number_of_rows_get_no_files(tmp_path):
     source, target = str(tmp_path / "demo"), str(tmp_path / "many")
     write_demo(source)
     done = resharding.reshard(source, target, ranks=100_000)
@@ -176,7 +176,7 @@ def test_ranks_beyond_the_rows_hold_nothing_and_cost_nothing(tmp_path):
     assert (found.tensors, found.only_a, found.only_b) == ([], [], [])
 
 
-def test_what_differs_by_rank_goes_or_forbids(tmp_path):
+def test_per_rank_values_are_dropped_or_forbid_resharding(tmp_path):
     arrays = {"t": np.ones(4, np.float32)}
     for policy in ("drop", "require"):
         own = PerRank(policy=policy, ranks=({"seed": 0}, {"seed": 1}))
@@ -192,7 +192,7 @@ def test_what_differs_by_rank_goes_or_forbids(tmp_path):
         hocket.ckpt.reshard(str(tmp_path / "require"), str(tmp_path / "require-3"), ranks=3)
 
 
-def test_a_spoiled_source_is_told_and_nothing_is_committed(tmp_path):
+def test_a_corrupt_source_raises_and_nothing_is_committed(tmp_path):
     source, target = tmp_path / "demo", tmp_path / "two"
     write_demo(str(source))
     file = hocket.ckpt.open(str(source)).manifest.files[1]
@@ -225,7 +225,7 @@ def work(*args):
 
 
 @pytest.mark.slow
-def test_it_stays_within_its_memory_and_survives_a_kill(tmp_path):
+def test_reshard_keeps_to_its_memory_and_continues_after_a_kill(tmp_path):
     mib = cases(full=2560, sample=48)
     memory = max(mib // 10, 16) << 20
     rows = mib << 8  # of 4 KiB
@@ -234,7 +234,7 @@ def test_it_stays_within_its_memory_and_survives_a_kill(tmp_path):
     write(source, {"w": array}, {"w": Placing((4,), (0, 1, 2, 3), (1,))})
     killed = work(source, target, memory)
     deadline = time.monotonic() + 60
-    # Files have their names before they are whole, and several are written at once.
+    # Files get their names before they are complete, and several are written at once.
     while len(list(target.glob("data/*"))) < 10 and time.monotonic() < deadline and killed.poll() is None:
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Retention counts committed checkpoints only, and there is always one, whatever fails."""
+"""Retention counts committed checkpoints only, and always keeps one, whatever fails."""
 
 import itertools
 import shutil
@@ -26,18 +26,18 @@ def steps(prefix):
     return [listing.step for listing in list_checkpoints(prefix) if listing.status == "committed"]
 
 
-def test_the_last_every_tenth_and_the_best_stay(prefix):
+def test_the_last_every_tenth_and_the_best_are_kept(prefix):
     policies = (KeepLast(num=2), KeepEvery(steps=10), KeepBest(metric="loss"))
     losses = {3: 0.5, 10: 2.0, 14: 0.1, 17: float("nan"), 20: 0.3, 21: 0.4, 22: 0.2}
     for step, loss in losses.items():
-        # Each from a store of its own: what stays is told by the listing, not by memory.
+        # A new store for each save, so that retention depends on the listing and not on the store's memory.
         store = CheckpointStore(prefix, retention=policies)
         store.save(state(step), step=step, user={"loss": loss})
         store.close()
     assert steps(prefix) == [10, 14, 20, 21, 22]
 
 
-def test_partial_and_foreign_ones_neither_count_nor_go(prefix):
+def test_partial_and_foreign_checkpoints_are_neither_counted_nor_deleted(prefix):
     Store(prefix).put("notes/readme.txt", b"not ours")
     Store(prefix).put("step-90/data/0badc0de-r00000-000.safetensors", b"x")
     store = provide(prefix, keep_last=1)
@@ -48,7 +48,7 @@ def test_partial_and_foreign_ones_neither_count_nor_go(prefix):
     store.close()
 
 
-def test_a_link_to_a_checkpoint_is_none_and_nothing_is_deleted_through_it(tmp_path):
+def test_a_link_to_a_checkpoint_is_not_counted_and_nothing_is_deleted_through_it(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     (tmp_path / "latest").symlink_to("step-2")
     for step in (1, 2):
@@ -61,7 +61,7 @@ def test_a_link_to_a_checkpoint_is_none_and_nothing_is_deleted_through_it(tmp_pa
     store.close()
 
 
-def test_a_checkpoint_that_stands_under_two_names_stays_under_both(tmp_path):
+def test_a_checkpoint_with_two_names_is_kept_under_both(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     store.save(state(1), step=1)
     shutil.copytree(tmp_path / "step-1", tmp_path / "again")
@@ -70,11 +70,11 @@ def test_a_checkpoint_that_stands_under_two_names_stays_under_both(tmp_path):
     store.close()
 
 
-def test_one_that_cannot_be_read_or_deleted_keeps_no_other_from_going(tmp_path, caplog):
+def test_unreadable_and_undeletable_checkpoints_do_not_stop_retention(tmp_path, caplog):
     store = CheckpointStore(str(tmp_path))
     for step in range(4):
         store.save(state(step), step=step, user={"loss": float(step)})
-    (tmp_path / "step-0").rename(tmp_path / "a\nb")  # a name that is not deleted by
+    (tmp_path / "step-0").rename(tmp_path / "a\nb")  # a name that retention refuses to delete
     spoiled = tmp_path / "step-1" / "checkpoint.json.zst"
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"x")
     assert steps(str(tmp_path)) == [0, 1, 2, 3]
@@ -86,7 +86,7 @@ def test_one_that_cannot_be_read_or_deleted_keeps_no_other_from_going(tmp_path, 
     store.close()
 
 
-def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
+def test_the_checkpoint_just_saved_is_kept_even_with_a_lower_step(tmp_path):
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=1))
     store.save(state(30), step=30)
     store.save(state(5), step=5)
@@ -96,8 +96,8 @@ def test_what_was_just_saved_stays_though_others_have_greater_steps(tmp_path):
 
 
 @pytest.mark.parametrize("year", [2001, 2099])
-def test_a_run_that_goes_back_keeps_its_own_and_what_a_resumed_run_would_take(tmp_path, year):
-    for number, step in enumerate((200, 300)):  # by a node whose clock was right, or years ahead of ours
+def test_a_run_that_restarts_earlier_keeps_its_own_checkpoints_and_the_newest(tmp_path, year):
+    for number, step in enumerate((200, 300)):  # written by a node whose clock was right, or years ahead
         save_id, created = f"{number:032x}", f"{year}-01-01T00:00:0{number}.000000Z"
         manifest = Manifest(
             save_id=save_id, step=step, created=created, version="0.1.0", writer="test", world_size=1
@@ -109,7 +109,7 @@ def test_a_run_that_goes_back_keeps_its_own_and_what_a_resumed_run_would_take(tm
         store.save(state(step), step=step)
         assert steps(str(tmp_path)) == left
     store.close()
-    # Another process knows the order by the clocks alone.
+    # Another process orders the checkpoints by their times only.
     again = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
     again.save(state(140), step=140)
     assert steps(str(tmp_path)) == ([130, 140, 300] if year == 2001 else [140, 300])
@@ -120,13 +120,13 @@ def test_a_run_that_goes_back_keeps_its_own_and_what_a_resumed_run_would_take(tm
 
 @given(st.lists(st.sampled_from(["save", "async", "fail"]), min_size=1, max_size=8))
 @settings(max_examples=25, deadline=None)
-def test_with_failing_saves_there_is_always_a_committed_one(tmp_path_factory, acts):
+def test_a_committed_checkpoint_remains_whatever_saves_fail(tmp_path_factory, acts):
     prefix = str(tmp_path_factory.mktemp("always"))
     store = CheckpointStore(prefix, retention=KeepLast(num=1))
     last = None
     for step, act in enumerate(acts):
         if act == "fail":
-            # A data file of the coming save's name cannot be made: something stands in its way.
+            # A file named like the save's data folder makes the save fail.
             (folder := Store(f"{prefix}/step-{step}")).put("data", b"in the way")
             with pytest.raises((CheckpointError, OSError)):
                 store.save(state(step), step=step)
@@ -150,7 +150,7 @@ def listing(step):
     st.integers(1, 7),
     st.randoms(use_true_random=False),
 )
-def test_policies_keep_what_they_say(numbers, num, every, rng):
+def test_policies_keep_the_expected_checkpoints(numbers, num, every, rng):
     committed = [listing(step) for step in sorted(numbers)]
     metrics = {one.name: {"acc": rng.choice([0, 1, 2, 3])} for one in committed}
 
@@ -171,6 +171,6 @@ def test_policies_keep_what_they_say(numbers, num, every, rng):
     ("policy", "options"),
     [(KeepLast, {"num": 0}), (KeepEvery, {"steps": -1}), (KeepBest, {"metric": "x", "mode": "up"})],
 )
-def test_policies_that_make_no_sense_are_refused(policy, options):
+def test_invalid_policies_raise(policy, options):
     with pytest.raises(ValueError, match="expected"):
         policy(**options)

@@ -1,4 +1,4 @@
-"""What the documentation shows runs."""
+"""The snippets of the guide and of docstrings run."""
 
 import doctest
 import re
@@ -9,7 +9,7 @@ import torch
 
 from hocket.ckpt.torch import functions, load, save, store
 
-# A world of one process warns that it is one.
+# torch warns when the world has one process only.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 DOCS = Path(__file__).parents[1] / "docs"

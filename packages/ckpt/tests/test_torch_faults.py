@@ -1,4 +1,4 @@
-"""What goes wrong on one rank reaches all of them, within a deadline, and leaves no checkpoint."""
+"""A failure on one rank raises on all ranks, within a deadline, and leaves no checkpoint."""
 
 import gc
 import math
@@ -33,7 +33,7 @@ def outcome(act):
 
 
 def without_new_threads(act, *args):
-    """As it is while the interpreter shuts down, from Python 3.12 on."""
+    """Call `act` as during interpreter shutdown, when Python 3.12 and later start no threads."""
 
     def refuse(_):
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -51,7 +51,7 @@ def fails_beside_a_late_coordinator(ranks):
 
 
 def meets_a_silent_coordinator():
-    """One whose node takes connections, and whose process was stopped."""
+    """Open a coordinator whose node accepts connections but whose process does not answer."""
     if dist.get_rank() == 1:
         coordinator._CONNECT_S = 0.5
         try:
@@ -67,7 +67,7 @@ def meets_a_silent_coordinator():
 
 
 def breaks(snapshot):
-    """Stands for whatever goes wrong while a rank says what it has written."""
+    """Fail, in place of any error while a rank reports what it has written."""
     raise KeyError("its report")
 
 
@@ -99,7 +99,7 @@ def faulty_job(folder):
     save("object", {"w": weight, "x": object() if rank == 1 else 1})
     with mock.patch.object(Snapshot, "values_digest", property(breaks)) if rank == 1 else nullcontext():
         save("report")
-    # What one rank was given wrongly, the others hear of, and the saves after it are not out of step.
+    # A wrong argument on one rank raises on all, and later saves are still matched between the ranks.
     found["step"] = outcome(lambda: store.save({"w": weight}, step=-rank, name="step", mode="async").wait(20))
     found["mode"] = outcome(
         lambda: store.save({"w": weight}, step=1, mode="async" if rank == 0 else "?").wait()
@@ -118,7 +118,7 @@ def faulty_job(folder):
     found["shutdown"] = outcome(lambda: without_new_threads(save, "shutdown"))
     found["own"] = outcome(lambda: fails_beside_a_late_coordinator(store._coordinator))
     found["silent"] = outcome(meets_a_silent_coordinator)
-    if rank == 0:  # the one that failed has nothing to hear, and closing need not wait for it
+    if rank == 0:  # rank 1 failed itself, so closing need not wait until it has seen the error
         found["heard"] = store._coordinator.await_ticks(f"{store._save_queue._unseen}/seen", 1, timeout_s=20)
     found["endless"] = outcome(lambda: endless.save({}, step=1, name="endless", mode="async").wait(20))
     endless.close()
@@ -126,7 +126,7 @@ def faulty_job(folder):
     return found
 
 
-def test_a_failure_on_one_rank_reaches_all_and_leaves_nothing(tmp_path):
+def test_a_failure_on_one_rank_raises_on_all_and_leaves_no_files(tmp_path):
     first, second = run_ranks(faulty_job, 2, str(tmp_path), init="gloo", timeout_s=180)
     assert first["heard"]
     for name in ("full", "full-async", "last"):
@@ -210,7 +210,7 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
     for rank in (0, 2):
         assert "CheckpointTimeoutError" in said[rank], said
         assert "Rank 1 did not report" in said[rank]
-        assert float(said[rank].splitlines()[-1]) < 20  # seconds: a deadline of 3, and a machine that is busy
+        assert float(said[rank].splitlines()[-1]) < 20  # seconds: the deadline is 3, on a busy machine
     store = CheckpointStore(str(tmp_path / "run"))
     assert "committed" not in {entry.status for entry in store.list()}
     store.save({"w": torch.ones(4)}, step=1)
@@ -218,10 +218,10 @@ def test_a_rank_killed_during_a_save_is_named_and_nothing_is_committed(tmp_path)
     assert torch.equal(store.load("step-1", {"w": torch.zeros(4)}).state["w"], torch.ones(4))
 
 
-def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_path):
+def test_a_refused_save_does_not_free_the_staging_buffer_of_a_running_one(tmp_path):
     store = CheckpointStore(str(tmp_path), timeout_s=0.01)
     gate = threading.Event()
-    store._save_queue._worker.submit(lambda: gate.wait(60))  # what a slow disk does
+    store._save_queue._worker.submit(lambda: gate.wait(60))  # stands for a slow disk
     first = store.save({"w": torch.full((1000,), 1.0)}, step=1, mode="async")
     with pytest.raises(CheckpointTimeoutError, match="still under way"):
         store.save({"w": torch.full((1000,), 2.0)}, step=2)
@@ -236,14 +236,14 @@ def test_a_save_that_is_refused_frees_no_buffer_that_is_still_written_from(tmp_p
 
 
 class Interrupting:
-    """A state that is interrupted where a save takes it apart."""
+    """A value of the state that raises `KeyboardInterrupt` when the save reads it."""
 
     @property
     def slots_like(self):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_while_an_asynchronous_save_copies_is_raised_and_ends_the_save(tmp_path):
+def test_ctrl_c_during_the_staging_of_a_save_raises_and_ends_the_save(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for mode in ("async", "sync"):
         with pytest.raises(KeyboardInterrupt):
@@ -262,7 +262,7 @@ raise RuntimeError("the script ends here")
 """
 
 
-def test_a_process_that_ends_waits_for_its_save(tmp_path):
+def test_a_process_waits_for_its_save_before_it_exits(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", LEAVING, str(tmp_path)],
         capture_output=True,
@@ -287,12 +287,12 @@ if child:
 """
 
 
-def test_a_forked_child_saves_by_a_thread_of_its_own_and_waits_for_it(tmp_path):
+def test_a_forked_child_saves_in_its_own_thread_and_waits_for_it(tmp_path):
     subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], timeout=200, check=True)
     assert [entry.step for entry in CheckpointStore(str(tmp_path)).list()] == [1, 2, 3]
 
 
-def test_stores_that_are_dropped_leave_no_thread(tmp_path):
+def test_garbage_collected_stores_leave_no_thread(tmp_path):
     before = set(threading.enumerate())
     for number in range(3):
         CheckpointStore(f"{tmp_path}/own").save({}, step=number, mode="async").wait(60)
@@ -317,8 +317,8 @@ time.sleep(60)
 """
 
 
-def test_sigterm_waits_for_the_save_under_way(s3d_faults, monkeypatch):
-    server = s3d_faults(bandwidth=3 << 20)  # so that 8 MiB take seconds
+def test_sigterm_waits_for_the_running_save(s3d_faults, monkeypatch):
+    server = s3d_faults(bandwidth=3 << 20)  # slow, so that 8 MiB take seconds
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     uri = server.uri("run")
@@ -337,7 +337,7 @@ def test_sigterm_waits_for_the_save_under_way(s3d_faults, monkeypatch):
 
 @pytest.fixture
 def nobodys_sigterm():
-    """SIGTERM as a process begins with it, whatever stores other tests left to the collector."""
+    """Set SIGTERM to its default, also if stores of other tests still await garbage collection."""
     gc.collect()
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
@@ -345,7 +345,7 @@ def nobodys_sigterm():
 
 
 @pytest.mark.usefixtures("nobodys_sigterm")
-def test_sigterm_is_taken_for_as_long_as_saves_may_run_and_from_nobody(tmp_path):
+def test_sigterm_is_handled_while_a_store_is_open_unless_another_handler_is_set(tmp_path):
     one, two = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path))
     for number, store in enumerate((one, two)):
         assert (signal.getsignal(signal.SIGTERM) is signal.SIG_DFL) == (number == 0)

@@ -1,4 +1,4 @@
-"""Between the formats: torch's own files read, ours opened by the stock readers, and the two compared."""
+"""Formats of torch and Hugging Face: Hocket reads their files, their readers open ours, `diff` compares."""
 
 import collections
 import subprocess
@@ -24,12 +24,12 @@ from hocket.ckpt.errors import CheckpointExistsError, CheckpointIncompatibleErro
 from hocket.ckpt.formats.torch_save import TORCH_DTYPES
 from support.sampling import cases
 
-# A world of one process warns that it is one; torch's own tools unpickle, and say so.
+# torch warns when the world has one process only, and when its own tools unpickle.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
 def tree():
-    """A state of every dtype, with views, a tied tensor, an optimizer's integer keys and plain values."""
+    """Return a state of all dtypes, with views, tied tensors, an optimizer's integer keys and values."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(7, 5, generator=generator)
     model = {"weight": weight, "tied": weight, "turned": torch.randn(6, 4, generator=generator).t()}
@@ -65,8 +65,8 @@ def leaves(node, path=""):
 
 def raw(tensor):
     if not tensor.numel():
-        return b""  # whatever its strides, and torch views none of them as bytes
-    # A tensor of one element is contiguous whatever its stride, which a view as bytes minds: hence `clone`.
+        return b""  # torch cannot view an empty tensor as bytes
+    # `clone` sets stride 1, which a view as bytes needs: one element is contiguous at any stride.
     flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8).numpy().tobytes()
 
@@ -101,7 +101,7 @@ def writers():
 
 
 @pytest.mark.parametrize("form", ["one file", "threads", "a file an item", "zstd"])
-def test_what_dcp_saves_is_read(tmp_path, form):
+def test_checkpoints_saved_by_dcp_are_read(tmp_path, form):
     writer = dcp.FileSystemWriter(str(tmp_path / "x"), **writers()[form])
     dcp.save(tree(), storage_writer=writer, no_dist=True)
     values = check(tmp_path / "x", leaves(tree())).contents.values
@@ -110,7 +110,7 @@ def test_what_dcp_saves_is_read(tmp_path, form):
     assert values["bytes"].value == b"\x00\xff"
 
 
-def test_what_torch_saves_is_read(saved):
+def test_files_of_torch_save_are_read(saved):
     contents = check(saved, leaves(tree())).contents
     assert contents.tensors["model.tied"].same_as == "model.weight"
     assert contents.values["loss"].value == float("inf")
@@ -120,8 +120,8 @@ def test_what_torch_saves_is_read(saved):
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u8", "f4", "f8"]
 
 
-def test_a_trainers_file_is_read(tmp_path):
-    """Generators' states and timestamps, as Composer's `ep0-ba1-rank0.pt` has them."""
+def test_rng_states_and_timestamps_of_a_trainers_file_are_read(tmp_path):
+    """Read random generators' states and timestamps as in Composer's `ep0-ba1-rank0.pt`."""
     import datetime as dt
     import random
 
@@ -152,7 +152,7 @@ def test_a_trainers_file_is_read(tmp_path):
     assert contents.values["ids"].value == ids
 
 
-def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
+def test_conjugate_and_negative_views_raise_with_their_names(tmp_path):
     items = torch.arange(1, 7).reshape(2, 3) * (1 + 2j)
     lazy = {"conj": items.conj(), "neg": items.clone().conj().imag}
     torch.save({**lazy, "w": items}, tmp_path / "x.pt")
@@ -163,13 +163,13 @@ def test_views_whose_items_are_not_those_that_are_stored_are_told(tmp_path):
         with pytest.raises(CheckpointIncompatibleError, match=rf"`{name}`.* `\.resolve_conj\(\)`"):
             checkpoint[name]
     assert set(convert(checkpoint.uri, str(tmp_path / "h"), to="hocket").left_out) == set(lazy)
-    # A `.metadata` says nothing of it: it shows when the item is looked into.
+    # `.metadata` does not record the conjugate bit: it is found when the item is read.
     dcp.save({"w": items.conj()}, checkpoint_id=str(tmp_path / "d"), no_dist=True)
     with pytest.raises(CheckpointIncompatibleError, match=r"__0_0\.distcp.* `\.resolve_conj\(\)`"):
         hocket.ckpt.open(str(tmp_path / "d"))["w"]
 
 
-def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
+def test_values_that_torch_loads_with_weights_only_are_read_or_named(tmp_path):
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.note = "kept by torch alone"
     scales = torch.ones(1), torch.zeros(1)
@@ -183,7 +183,7 @@ def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
     state = {"parameter": parameter, "x": list(told.values())}
     torch.save(state, tmp_path / "x.pt")
     torch.load(tmp_path / "x.pt", weights_only=True)
-    # Of `bytes` it trusts all but those of length 0, which protocol 2 writes as a call.
+    # `weights_only` accepts all `bytes` but empty ones, which protocol 2 writes as a call.
     torch.save({**state, "empty": b""}, tmp_path / "x.pt")
     checkpoint = hocket.ckpt.open(str(tmp_path / "x.pt"))
     assert checkpoint["parameter"].tobytes() == raw(parameter.detach())
@@ -194,7 +194,7 @@ def test_what_torch_loads_without_trust_is_read_or_named(tmp_path):
         assert kind.replace("by channel", "quantized tensor") in reason
 
 
-def test_what_is_sound_but_not_read_here_is_not_called_corrupt(tmp_path):
+def test_sound_but_unsupported_files_raise_incompatible_and_not_corrupt(tmp_path):
     itself = {}
     itself["x"] = itself
     for state, why in [
@@ -210,7 +210,7 @@ def test_what_is_sound_but_not_read_here_is_not_called_corrupt(tmp_path):
         hocket.ckpt.open(str(tmp_path / "d.pt"))
 
 
-def test_stock_readers_open_what_we_write(saved, tmp_path):
+def test_standard_readers_open_converted_files(saved, tmp_path):
     expected = leaves(tree())
     for to, name in [("hocket", "h"), ("dcp", "d"), ("safetensors", "s"), ("torch", "t.pt")]:
         convert(str(saved), str(tmp_path / name), to=to)
@@ -241,7 +241,7 @@ def test_stock_readers_open_what_we_write(saved, tmp_path):
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 20, 100], ids=["one file", "many"])
-def test_torchs_reader_of_hugging_face_files_loads_what_we_write(saved, tmp_path, shard_bytes):
+def test_torchs_hugging_face_reader_loads_converted_files(saved, tmp_path, shard_bytes):
     known = ("F64", "F32", "F16", "BF16")
     convert(
         str(saved), str(tmp_path / "s"), to="safetensors", max_shard_bytes=shard_bytes,
@@ -263,7 +263,7 @@ def test_torchs_reader_of_hugging_face_files_loads_what_we_write(saved, tmp_path
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.data())
-def test_any_chain_of_formats_gives_the_same_back(tmp_path_factory, data):
+def test_any_chain_of_conversions_gives_the_original_back(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("chain")
     tensors = {}
     for number in range(data.draw(st.integers(1, 4))):
@@ -289,7 +289,7 @@ def test_any_chain_of_formats_gives_the_same_back(tmp_path_factory, data):
     assert diff(str(folder / "0.pt"), str(source)).is_empty
 
 
-def test_an_optimizers_state_survives_every_way_to_torch(tmp_path, capsys):
+def test_an_optimizers_state_survives_every_conversion_to_torch(tmp_path, capsys):
     def adam():
         weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
         return weight, torch.optim.AdamW([weight], lr=0.1)
@@ -311,12 +311,12 @@ def test_an_optimizers_state_survives_every_way_to_torch(tmp_path, capsys):
             fresh.load_state_dict(loaded["p.q" if renamed else "o"])
             for slot, tensor in optimizer.state[weight].items():
                 assert torch.equal(next(iter(fresh.state.values()))[slot], tensor), slot
-    # A distributed checkpoint does not know, and it is said.
+    # A distributed checkpoint does not record that keys are integers, and the command says so.
     convert(str(tmp_path / "saved"), str(tmp_path / "d"), to="dcp")
     with pytest.raises(SystemExit):
         app(["convert", str(tmp_path / "d"), str(tmp_path / "d.pt"), "--to", "torch"])
     assert "keys of o.state are text" in capsys.readouterr().out
-    # What goes with the tree is compared, and what of it is lost is told.
+    # `diff` compares the step, user and per-rank values, too, and `convert` names those that are lost.
     hocket.ckpt.torch.save(state, str(tmp_path / "other"), step=4, user="me", per_rank={"n": 1})
     assert diff(str(tmp_path / "saved"), str(tmp_path / "other")).values == {
         "(step)": (3, 4), "(per rank)": (None, [{"n": 1}])
@@ -325,7 +325,7 @@ def test_an_optimizers_state_survives_every_way_to_torch(tmp_path, capsys):
         hocket.ckpt.torch.load(str(tmp_path / "a.pt"), state)
 
 
-def test_casting_choosing_and_renaming(saved, tmp_path):
+def test_convert_casts_selects_and_renames_tensors(saved, tmp_path):
     done = convert(
         str(saved), str(tmp_path / "x"), to="safetensors", dtype="BF16",
         include=["model.*"], exclude=["*0-d*", "*of.*", "*empty*"], rename={"model": ""}, max_shard_bytes=100,
@@ -341,7 +341,7 @@ def test_casting_choosing_and_renaming(saved, tmp_path):
         convert(str(saved), str(tmp_path / "x"), to="safetensors", max_shard_bytes=100)
 
 
-def test_a_failed_conversion_leaves_finished_files_alone_and_goes_on(saved, tmp_path, monkeypatch):
+def test_a_failed_conversion_keeps_finished_files_and_continues(saved, tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError("the disk is gone")
 
@@ -356,7 +356,7 @@ def test_a_failed_conversion_leaves_finished_files_alone_and_goes_on(saved, tmp_
     assert diff(str(saved), str(tmp_path / "x")).is_empty
 
 
-def test_diff_finds_what_differs(saved, tmp_path, capsys):
+def test_diff_finds_the_differences(saved, tmp_path, capsys):
     changed = tree()
     changed["model"]["weight"] = changed["model"]["weight"].clone()
     changed["model"]["weight"][2, 1] += 0.5
@@ -380,7 +380,7 @@ def test_diff_finds_what_differs(saved, tmp_path, capsys):
         assert ("equal: " if code == 0 else "different: 3 tensors differ") in capsys.readouterr().out
 
 
-def test_from_one_store_to_another(saved, tmp_path, server):
+def test_conversions_between_stores(saved, tmp_path, server):
     for to, name in [("dcp", "dcp"), ("torch", "x.pt"), ("safetensors", "hf"), ("hocket", "h")]:
         uri = server.uri(f"interop/{name}")
         convert(str(saved), uri, to=to, max_shard_bytes=400)
@@ -408,7 +408,7 @@ def test_the_command_converts_and_shows_without_torch(saved, tmp_path):
     assert "file of torch.save" in done.stdout
 
 
-def test_transformers_loads_what_we_write(tmp_path):
+def test_transformers_loads_converted_files(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs `uv sync --group transformers`")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=16)
     model = transformers.GPT2LMHeadModel(config)
@@ -420,7 +420,7 @@ def test_transformers_loads_what_we_write(tmp_path):
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-def test_a_file_in_the_form_before_torch_1_6_is_refused_by_its_name(tmp_path):
+def test_a_file_from_before_torch_1_6_raises_with_its_path(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointIncompatibleError, match=r"old\.pt.*before torch 1\.6.*save it once"):
         hocket.ckpt.open(tmp_path / "old.pt")

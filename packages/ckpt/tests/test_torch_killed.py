@@ -1,4 +1,4 @@
-"""Killed or held up in a save, or with a disk that fails: what was committed stays, the next save works."""
+"""Ranks killed or stopped during a save, and failing disks: commits remain, and the next save works."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ from support.sampling import cases, plan
 from support.workers import worker
 
 SCRIPT = Path(__file__).with_name("mortal_ranks.py")
-NUM_ITEMS = 2 << 20  # 4 MiB a rank: what is written takes as long as what is told
+NUM_ITEMS = 2 << 20  # 4 MiB a rank, whose writing takes about as long as the messages between the ranks
 
 
 def script():
@@ -38,7 +38,7 @@ def script():
 
 
 class Ranks:
-    """The process that forks ranks."""
+    """Saves with two ranks through `mortal_ranks.py`, the process that forks them."""
 
     def __init__(self, ask):
         self._ask = ask
@@ -56,9 +56,9 @@ class Ranks:
 
 @pytest.fixture
 def fault(shim):
-    """The environment in which a call fails for the data file of a rank, or stops that rank."""
+    """Return a function: the environment in which a call for a rank's data file fails, or stops that rank."""
     if shim is None:
-        pytest.skip("failing calls are built with `cc`, which is not here")
+        pytest.skip("failing calls need `cc`, which is not installed")
     return lambda call, number, rank=1: {
         "FAULT_CALL": call, "FAULT_FILE": f"-r{rank:05}-", "FAULT_ERRNO": str(number)
     }  # fmt: skip
@@ -71,7 +71,7 @@ def ranks(shim):
 
 
 def check(folder, step, num_items=NUM_ITEMS):
-    """Load a step, bit for bit."""
+    """Load a step and compare it bit for bit."""
     expected = script().state(step, num_items)
     store = CheckpointStore(str(folder))
     into = {"w": torch.zeros(num_items), "small": torch.zeros(3, dtype=torch.int64), "step": 0}
@@ -82,7 +82,7 @@ def check(folder, step, num_items=NUM_ITEMS):
 
 
 def listed(folder, capsys):
-    """What `hocket-ckpt ls` says, by name."""
+    """Return the status of each checkpoint that `hocket-ckpt ls` prints, by name."""
     with pytest.raises(SystemExit) as ended:
         app(["ls", str(folder), "--json"])
     assert ended.value.code == 0
@@ -112,7 +112,7 @@ def test_a_rank_killed_at_any_point_of_a_save_harms_nothing(tmp_path, ranks, cap
         found = listed(folder, capsys)
         assert found.pop("step-1") == "committed", context
         if found.get("step-2") == "foreign":
-            # Folders without a file: killed before there was one, or the survivor has removed its own.
+            # Folders without files: none was written before the kill, or the survivor has removed its files.
             assert [path for path in (folder / "step-2").rglob("*") if path.is_file()] == [], context
             del found["step-2"]
         assert set(found.values()) <= {"committed", "partial"}, context
@@ -136,12 +136,12 @@ def test_a_rank_killed_at_any_point_of_a_save_harms_nothing(tmp_path, ranks, cap
         assert {"committed", "partial"} <= seen
 
 
-# 12 MiB a rank, which is an upload of two parts; and 8 KiB, which is one request.
+# 12 MiB a rank, an upload of two parts; 8 KiB, one request.
 LARGE, SMALL = 6 << 20, 4 << 10
 
 
 class Bucket:
-    """What the server holds under a prefix, as any other client sees it."""
+    """Lists the objects and uploads under a prefix with a client of another library."""
 
     def __init__(self, server, prefix):
         self.uri = server.uri(prefix)
@@ -156,17 +156,17 @@ class Bucket:
         self._client.close()
 
     def objects(self):
-        """Keys and entity tags."""
+        """Return the ETag of each object, by key."""
         found = self._client.list_objects_v2(Bucket=self._server.bucket, Prefix=f"{self._prefix}/")
         return {one["Key"].removeprefix(f"{self._prefix}/"): one["ETag"] for one in found.get("Contents", [])}
 
     def uploads(self):
-        """Keys of the uploads that nobody has finished."""
+        """Return the keys of unfinished multipart uploads."""
         found = self._client.list_multipart_uploads(Bucket=self._server.bucket, Prefix=f"{self._prefix}/")
         return [one["Key"] for one in found.get("Uploads", [])]
 
     def committed(self):
-        """Those of the objects that committed checkpoints are made of."""
+        """Return those objects that belong to committed checkpoints."""
         keys = set()
         for listing in hocket.ckpt.list_checkpoints(self.uri):
             if listing.status == "committed":
@@ -177,7 +177,7 @@ class Bucket:
 
 
 def collect(bucket):
-    """Collect garbage at once; nothing but what is committed stays, and of that every byte."""
+    """Collect garbage, and check that exactly the objects of committed checkpoints remain, unchanged."""
     before = bucket.committed()
     collect_garbage(bucket.uri, min_age_s=0)
     assert bucket.committed() == before
@@ -193,7 +193,7 @@ def test_a_rank_killed_at_any_point_of_a_save_to_a_store_harms_nothing(
 ):
     trials = cases(full=100, sample=2)
     rng = random.Random(plan().seed)
-    # So slow to answer that what needs an answer takes as long as what needs bytes.
+    # The latency makes requests take about as long as the transfer of data.
     server = s3d_faults(latency_ms=20)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -240,7 +240,7 @@ def test_a_rank_killed_at_any_point_of_a_save_to_a_store_harms_nothing(
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 6 MiB."""
+    """Mount a disk of 6 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -256,7 +256,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], timeout=30, check=True)
 
 
-def test_a_full_disk_is_told_on_every_rank_and_leaves_nothing(small_disk, ranks):
+def test_a_full_disk_raises_on_every_rank_and_leaves_no_files(small_disk, ranks):
     assert ranks.save(small_disk, step=1, num_items=1 << 18) == [None, None]
     before = sorted(small_disk.rglob("*"))
     for mode in ("sync", "async"):
@@ -278,7 +278,7 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize("call", ["header", "data", "fsync"])
-def test_a_disk_that_fails_is_told_on_every_rank_and_leaves_nothing(tmp_path, ranks, fault, call):
+def test_a_failing_disk_raises_on_every_rank_and_leaves_no_files(tmp_path, ranks, fault, call):
     for mode, number in (("sync", errno.EIO), ("async", errno.EDQUOT)):
         heard = ranks.save(tmp_path, step=2, mode=mode, env=fault(call, number))
         assert "failed on rank 1: StoreIOError" in heard[0], heard
@@ -289,11 +289,11 @@ def test_a_disk_that_fails_is_told_on_every_rank_and_leaves_nothing(tmp_path, ra
     check(tmp_path, 2)
 
 
-def test_a_rank_that_is_late_is_named_and_does_not_commit_when_it_comes(tmp_path, ranks, fault):
+def test_a_late_rank_is_named_and_commits_nothing_afterwards(tmp_path, ranks, fault):
     assert ranks.save(tmp_path, step=1, num_items=1 << 18) == [None, None]
     kept = files_of(tmp_path)
     for mode in ("sync", "async"):
-        # Its bytes are written; it is stopped where it asks the disk to keep them.
+        # Rank 1 has written its data, and is stopped at `fsync`.
         heard = ranks.save(tmp_path, step=2, mode=mode, stopped=1, env=fault("fsync", 0))
         for each in heard:
             assert each.startswith("CheckpointTimeoutError"), heard
@@ -303,11 +303,11 @@ def test_a_rank_that_is_late_is_named_and_does_not_commit_when_it_comes(tmp_path
     check(tmp_path, 2, 1 << 18)
 
 
-def test_a_coordinator_that_is_stopped_holds_nobody_up(tmp_path, ranks, fault):
+def test_a_stopped_coordinator_does_not_block_the_other_rank(tmp_path, ranks, fault):
     assert ranks.save(tmp_path, step=1) == [None, None]
     for step, mode in ((2, "sync"), (3, "async")):
         heard = ranks.save(tmp_path, step=step, mode=mode, stopped=0, env=fault("fsync", 0, rank=0))
-        # It may have come to the commit, for all that the other one knows; and so it does, when it goes on.
+        # Rank 1 cannot know whether rank 0 commits; rank 0 does, once it continues.
         assert "has no outcome" in heard[1], heard
         assert "Rank 0, through which the ranks hear of each other, did not answer" in heard[1], heard
         assert heard[0] is None, heard

@@ -1,4 +1,4 @@
-"""Any layout is written and read whole: synthetic worlds in one process, without a job or a model."""
+"""Checkpoints of any layout load into any other: simulated ranks in one process, without a process group."""
 
 import math
 import shutil
@@ -31,7 +31,7 @@ MESHES = [(n,) for n in range(1, 9)] + [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), 
 
 @st.composite
 def placings(draw, num_dims):
-    """A mesh of up to eight ranks whose axes each cut a dim or replicate; FSDP over TP, too."""
+    """Draw a mesh of up to eight ranks whose axes each shard a dim or replicate, also as in FSDP over TP."""
     mesh = draw(st.sampled_from(MESHES))
     cut = st.none() | st.integers(0, num_dims - 1) if num_dims else st.none()
     late = tuple(axis for axis in range(len(mesh) - 1) if draw(st.booleans()))
@@ -70,7 +70,7 @@ def infos(fulls, placings, rank):
 
 
 def write(uri, fulls, placings, world_size, is_staged):
-    """What the ranks of a job would do, one after the other; each with a mesh of its own for each tensor."""
+    """Save as the ranks of a job would, one after the other; every tensor has a mesh of its own."""
     reports, inlined, first = [], {}, None
     for rank in range(world_size):
         mine = list(infos(fulls, placings, rank))
@@ -112,7 +112,9 @@ def write(uri, fulls, placings, world_size, is_staged):
 @pytest.mark.timeout(1500)
 @given(worlds(), st.booleans(), st.booleans(), st.integers(0, 2**31))
 @settings(max_examples=cases(full=3000, sample=40), deadline=None)
-def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_staged, is_strided, seed):
+def test_a_checkpoint_of_any_layout_loads_into_any_other(
+    tmp_path_factory, world, is_staged, is_strided, seed
+):
     shapes, dtypes, saved, loaded = world
     generator = torch.Generator().manual_seed(seed)
     fulls = [
@@ -135,7 +137,7 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_stage
                             *range(local.ndim)[::-1]
                         )
                     record = manifest.tensors[f"t{number}"]
-                    # What is inlined is read from its chunks here every other time: both must hold it.
+                    # Every other case reads inlined tensors from their chunks: both places must have them.
                     record = (
                         record
                         if rank % 2
@@ -151,7 +153,7 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, world, is_stage
         shutil.rmtree(folder)
 
 
-def test_boxes_are_torchs_own():
+def test_boxes_equal_those_of_torch():
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
@@ -173,7 +175,7 @@ def test_boxes_are_torchs_own():
                         assert box.start == tuple(start) or box.num_items == 0
 
 
-def test_strided_shards_are_torchs_own_where_torch_cuts_evenly():
+def test_strided_shards_equal_torchs_where_torch_splits_evenly():
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -194,13 +196,13 @@ def test_strided_shards_are_torchs_own_where_torch_cuts_evenly():
 @pytest.mark.slow
 @given(worlds(), st.integers(1, 8))
 @settings(max_examples=cases(full=3000, sample=60), deadline=None)
-def test_what_is_replicated_is_written_once_and_evenly(world, num_large):
+def test_replicated_tensors_are_written_once_and_balanced(world, num_large):
     shapes, _, saved, _ = world
     items = [
         Item(f"t{number}", shape, 4, placing)
         for number, (shape, placing) in enumerate(zip(shapes, saved, strict=True))
     ]
-    # They may lie on one rank, whatever the plan.
+    # The placements may put all these bytes on one rank, which no plan can change.
     small_bytes = sum(math.prod(item.shape) * item.item_bytes for item in items)
     ranks = 8
     everywhere = Placing((2, 4), tuple(range(ranks)), (None, 0))

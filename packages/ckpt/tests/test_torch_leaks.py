@@ -1,4 +1,4 @@
-"""A run that saves often holds no more at its end than at its beginning."""
+"""Many saves and loads leave no more memory, open files or threads than the first ones."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ TENSOR_BYTES = 4 << 20
 
 
 def held():
-    """Resident bytes, open files and threads, those of Rust included."""
+    """Return resident bytes, open files and threads, including those of Rust."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
@@ -38,7 +38,7 @@ def test_saves_and_loads_leave_no_memory_files_or_threads(prefix):
         if number % 4 == 0:
             store.load(f"step-{number}", state)
 
-    for number in range(5):  # what is made once and kept
+    for number in range(5):  # the first saves allocate what later ones reuse
         save(number)
     before = held()
     for number in range(5, 5 + num_saves):
@@ -46,7 +46,7 @@ def test_saves_and_loads_leave_no_memory_files_or_threads(prefix):
     after = held()
     store.close()
     grown = {what: after[what] - before[what] for what in before}
-    # Pools may yet grow by a few; what each save left behind would be as many as there were saves.
+    # Pools may still grow by a few; a leak of each save would grow with their number.
     assert grown["bytes"] < num_saves * TENSOR_BYTES // 4, grown
     assert grown["files"] < num_saves // 2, grown
     assert grown["threads"] < num_saves // 2, grown

@@ -1,4 +1,4 @@
-"""What a tree takes from a checkpoint, by name: what fits, what is refused, and with which words."""
+"""Matching a state with a checkpoint by name: what loads, what raises, and with which message."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from hocket.ckpt.errors import (
 from hocket.ckpt.torch import CheckpointStore
 
 
-def test_two_tensors_do_not_go_into_one_memory(tmp_path):
+def test_loading_two_tensors_into_shared_memory_raises(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"a": torch.zeros(3), "b": torch.ones(3)}, step=0)
     tied = torch.zeros(3)
@@ -20,7 +20,7 @@ def test_two_tensors_do_not_go_into_one_memory(tmp_path):
         store.load("step-0", {"a": tied, "b": tied})
 
 
-def test_another_model_is_told_apart_with_all_that_differs(tmp_path):
+def test_a_different_model_raises_with_all_differences(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save(
         {"model": {"fc1.weight": torch.ones(3, 2), "fc2.weight": torch.ones(4), "s": torch.ones(2)}}, step=0
@@ -53,7 +53,7 @@ def test_globs_select_part_of_the_tree(tmp_path):
     assert loaded.state["loop"] == {"epoch": 3, "lr": 0.0}
 
 
-def test_a_strict_load_lets_the_checkpoint_alone_have_what_is_ignored(tmp_path):
+def test_ignored_names_may_be_in_the_checkpoint_only(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"a.w": torch.ones(3), "head.w": torch.ones(7)}, "loop": {"epoch": 3}}, step=0)
     into = {"model": {"a.w": torch.zeros(3)}}
@@ -70,7 +70,7 @@ def test_a_strict_load_lets_the_checkpoint_alone_have_what_is_ignored(tmp_path):
         store.load("step-0", into, ignore="model")
 
 
-def test_globs_that_choose_nothing_or_have_no_place_are_refused(tmp_path):
+def test_globs_that_match_nothing_raise(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"w": torch.ones(3)}, "groups": [{"lr": 1.0}, {"lr": 2.0}]}, step=0)
     into = {"model": {"w": torch.zeros(3)}, "groups": [{"lr": 0.0}]}
@@ -87,15 +87,15 @@ def test_globs_that_choose_nothing_or_have_no_place_are_refused(tmp_path):
     assert len(store.load("step-0", {**into, "groups": []}, include=["groups"]).state["groups"]) == 2
 
 
-def test_names_of_a_wrapped_model_are_those_of_the_model(tmp_path):
+def test_a_wrapped_models_names_are_saved_without_wrappers(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"module._orig_mod.fc.weight": torch.ones(3)}}, step=0)
     into = {"model": {"_orig_mod.fc.weight": torch.zeros(3)}}
     assert store.load("step-0", into).state["model"]["_orig_mod.fc.weight"].eq(1).all()
 
 
-def test_checkpoints_of_others_that_have_wrapped_names_are_loaded(tmp_path):
-    # `w` stands there twice: a name as it is counts more than one without its wrapper.
+def test_foreign_checkpoints_with_wrapped_names_load(tmp_path):
+    # `w` matches two names: the exact one takes precedence over the one without its wrapper.
     saved = {"module.v": torch.full((3,), 1.0), "module.w": torch.full((3,), 2.0), "w": torch.full((3,), 3.0)}
     torch.save(saved, tmp_path / "ddp.pt")
     convert(str(tmp_path / "ddp.pt"), str(tmp_path / "x"), to="hocket")
@@ -109,7 +109,7 @@ def test_checkpoints_of_others_that_have_wrapped_names_are_loaded(tmp_path):
     }  # fmt: skip
 
 
-def test_keys_of_plain_values_stay_as_they_are(tmp_path):
+def test_keys_of_plain_values_keep_their_prefixes(tmp_path):
     store = CheckpointStore(str(tmp_path))
     config = {"module.lr": 1, "a._orig_mod.b": 2}
     store.save({"w": torch.ones(3), "config": config}, step=0)
@@ -120,7 +120,7 @@ def test_keys_of_plain_values_stay_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("include", [None, ["optim"]])
-def test_an_optimizers_groups_name_parameters_as_its_state_does(tmp_path, include):
+def test_parameter_names_in_optimizer_groups_are_cleaned_as_in_its_state(tmp_path, include):
     def optim(prefix, number):
         group = {"lr": number, "params": [f"{prefix}w", f"{prefix}b"]}
         state = {f"{prefix}w": {"m": torch.full((3,), number)}, f"{prefix}b": {"m": None}}
@@ -138,7 +138,7 @@ def test_an_optimizers_groups_name_parameters_as_its_state_does(tmp_path, includ
             assert found == expected
 
 
-def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
+def test_an_optimizer_that_has_not_stepped_loads_its_slots(tmp_path):
     store = CheckpointStore(str(tmp_path))
     slots = {"exp_avg": torch.randn(4, 3), "row": torch.randn(4), "step": torch.tensor(7.0), "note": "x"}
     store.save({"state": {"fc.weight": slots}}, step=0)
@@ -155,7 +155,7 @@ def test_an_optimizer_that_has_not_stepped_gets_its_slots(tmp_path):
     assert empty.load("step-0", {"state": unstepped}).state == {"state": {}}
 
 
-def test_what_the_checkpoint_lacks_is_missed_be_it_slots_or_values(tmp_path):
+def test_slots_and_values_missing_from_the_checkpoint_raise(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"w": torch.ones(2)}, "s": {"x": 1, "deep": {"a": 1}}}, step=0)
     unstepped = SimpleNamespace(slots_like={"w": torch.zeros(2)})
@@ -172,7 +172,7 @@ def test_what_the_checkpoint_lacks_is_missed_be_it_slots_or_values(tmp_path):
     assert store.load("step-0", {**into, "s": {"x": 0}}).state["s"] == {"x": 1, "deep": {"a": 1}}
 
 
-def test_a_saved_parameter_that_the_optimizer_does_not_have_is_refused(tmp_path):
+def test_a_saved_parameter_that_the_optimizer_lacks_raises(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"state": {"fc.weight": {"m": torch.ones(2)}}}, step=0)
     with pytest.raises(CheckpointIncompatibleError, match=r"Only in the checkpoint: `state\.fc\.weight\.m`"):

@@ -1,4 +1,4 @@
-"""Real jobs of four ranks: meshes saved and loaded as others, loads that are shared, torch's own files."""
+"""Jobs of four ranks: loads on other meshes, loads shared between replicas, and files of torch's DCP."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from support.states import stepped, whole, wrong
 
 def model(seed):
     torch.manual_seed(seed)
-    # Extents that no mesh of these divides evenly.
+    # No mesh of these tests divides these sizes evenly.
     return torch.nn.Sequential(torch.nn.Linear(7, 10), torch.nn.ReLU(), torch.nn.Linear(10, 5))
 
 
@@ -45,7 +45,7 @@ def hsdp(seed):
 
 
 def meshes_job(folder):
-    """What loads got wrong, how parameters were placed, and what one of the checkpoints holds."""
+    """Save and load on several meshes; return wrong tensors, placements and one checkpoint's tensors."""
     store = CheckpointStore(folder, timeout_s=60)
     nets = {"fsdp-tp": fsdp_over_tp(1), "hsdp": hsdp(2)}
     expected, bad = {}, []
@@ -65,7 +65,7 @@ NUM_ITEMS = 1 << 20
 
 
 def wholes():
-    """Tensors to be cut: rows, uneven rows, columns; and some that every rank holds."""
+    """Return tensors to be sharded by rows, uneven rows or columns, and some that every rank holds."""
     return {
         "rows": torch.arange(float(NUM_ITEMS)).reshape(256, -1),
         "columns": torch.arange(NUM_ITEMS // 2, dtype=torch.int32).reshape(-1, 64).to(torch.bfloat16),
@@ -76,7 +76,7 @@ def wholes():
 
 
 def laid_out(mesh, tensors):
-    """HSDP: replicated over the first axis, cut over the second."""
+    """Distribute tensors as HSDP does: replicated over the first axis, sharded over the second."""
     dims = {"rows": 0, "columns": 1, "uneven": 0}
     return {
         name: distribute_tensor(tensor, mesh, [Replicate(), Shard(dims[name])]) if name in dims else tensor
@@ -89,14 +89,14 @@ def empty():
 
 
 def sharing_job(uri, folder):
-    """What each load received and what it got wrong; then the errors of two that cannot work."""
+    """Return the bytes received and the wrong tensors of each load, then the errors of two invalid loads."""
     meshes = [init_device_mesh("cpu", shape) for shape in ((4, 1), (2, 2))]
     store = CheckpointStore(uri, timeout_s=60)
     store.save(laid_out(meshes[0], wholes()), step=1, name="x")
     found = []
     for mesh, read_once in [(meshes[0], False), (meshes[0], True), (meshes[1], True)]:
         into = laid_out(mesh, empty())
-        # Not contiguous: it cannot be received into.
+        # Not contiguous, so no collective can receive into it.
         into["plain"] = torch.zeros(NUM_ITEMS // 2, 2, dtype=torch.float16)[:, 0]
         dist.barrier()
         before = counters()["bytes_received"]
@@ -127,7 +127,7 @@ def sharing_job(uri, folder):
 
 
 def safetensors_job(folder):
-    """torch's distributed checkpoints in their safetensors forms; consolidated, it writes no integers."""
+    """Save with DCP as safetensors, also consolidated, for which torch writes no integers."""
     mesh = init_device_mesh("cpu", (1, 4))
     state = laid_out(mesh, wholes())
     options = {"path": f"{folder}/filesystem", "serialization_format": SerializationFormat.SAFETENSORS}
@@ -147,7 +147,7 @@ MATRIX = torch.arange(91.0).reshape(13, 7)
 
 
 def distcp_job(folder):
-    """torch's distributed checkpoints as most have them: cut over one axis, over two, and a stepped model."""
+    """Save with DCP in its usual format: tensors sharded over one and two axes, and a stepped model."""
     line, square = (init_device_mesh("cpu", shape) for shape in ((4,), (2, 2)))
     cut = {"grid": [Shard(0), Shard(1)], "turned": [Shard(1), Shard(0)], "twice": [Shard(0), Shard(0)]}
     cut["half"] = [Replicate(), Shard(1)]
@@ -167,7 +167,7 @@ def distcp_job(folder):
 
 
 def job(folder, uri):
-    """What the ranks of `four_ranks` run of this file."""
+    """Run this file's jobs; `four_ranks` calls it on each rank."""
     safetensors_job(f"{folder}/dcp")
     distcp = distcp_job(f"{folder}/distcp")
     return meshes_job(f"{folder}/meshes"), sharing_job(uri, f"{folder}/sharing"), distcp
@@ -178,7 +178,7 @@ def ran(four_ranks):
     return four_ranks.folder / "meshes", *zip(*four_ranks.found["meshes"], strict=True)
 
 
-def test_what_one_mesh_saved_another_loads(ran):
+def test_a_checkpoint_of_one_mesh_loads_on_another(ran):
     folder, found, *_ = ran
     assert [bad for bad, _, _ in found] == [[]] * 4
     assert "_StridedShard" in found[0][1]
@@ -188,23 +188,23 @@ def test_what_one_mesh_saved_another_loads(ran):
     assert wrong({"model": alone.state_dict()}, found[0][2]) == []
 
 
-def test_replicas_read_once_and_share(ran):
+def test_replicas_read_each_block_once_and_share_it(ran):
     _, _, found, _ = ran
     needed = sum(tensor.nbytes for tensor in wholes().values())
     all_read, once, once_more = ([each[number] for each in found] for number in range(3))
     assert [bad for _, bad in [*all_read, *once, *once_more]] == [[]] * 12
     assert 4 * needed <= sum(received for received, _ in all_read)
     for loads in (once, once_more):
-        # A block that two ranks have a part of is read by both.
+        # A block that belongs to two ranks' shards is read by both ranks.
         assert needed <= sum(received for received, _ in loads) <= 1.01 * needed + (8 << 20)
-        # No tensor is cut for it: the largest is two thirds of all.
+        # Ranks read whole tensors, of which the largest has two thirds of all bytes.
         assert max(received for received, _ in loads) <= 0.75 * needed
-    # A reader's failure reaches all, and nobody waits for its part; so does that of trees that differ.
+    # An error of one reader, and a difference between the ranks' states, raise on all ranks without waiting.
     assert all("other tensors than rank 0" in each[3] for each in found)
     assert all(each[4].startswith("CheckpointCorruptError") for each in found)
 
 
-def test_what_all_ranks_hold_is_written_once_and_by_all_alike(ran):
+def test_replicated_tensors_are_written_once_and_balanced_over_the_ranks(ran):
     folder = ran[0] / "sharing/x"
     needed = sum(tensor.nbytes for tensor in wholes().values())
     by_rank = dict.fromkeys(range(4), 0)
@@ -219,7 +219,7 @@ def raw(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_what_four_ranks_save_with_dcp_is_read(ran):
+def test_checkpoints_that_four_ranks_saved_with_dcp_are_read(ran):
     folder = ran[0] / "distcp"
     trees = {
         "line": {
@@ -239,8 +239,8 @@ def test_what_four_ranks_save_with_dcp_is_read(ran):
         assert hocket.ckpt.verify(str(folder / form)).is_sound
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # a world of one process warns that it is one
-def test_what_dcp_saves_as_safetensors_is_read(ran):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns when the world has one process only
+def test_checkpoints_that_dcp_saved_as_safetensors_are_read(ran):
     folder = ran[0] / "dcp"
     floats = {name: wholes()[name] for name in ("rows", "columns")}
     trees = {
@@ -256,7 +256,7 @@ def test_what_dcp_saves_as_safetensors_is_read(ran):
             name: raw(tensor) for name, tensor in expected.items()
         }
         assert hocket.ckpt.verify(str(folder / form)).is_sound
-        if form == "filesystem":  # torch has no reader for it
+        if form == "filesystem":  # torch has no reader for this format
             assert checkpoint.contents.values["lr"].value == 0.5
             continue
         into = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}

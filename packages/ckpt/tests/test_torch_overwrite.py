@@ -1,4 +1,4 @@
-"""Overwriting only when asked, never in place: at every instant exactly one whole checkpoint is there."""
+"""Saves replace a checkpoint only with `overwrite=True`, and at every moment one whole checkpoint exists."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ from support.sampling import cases
 
 
 def alone(prefix, **options):
-    """A store of its own, as another job would open it."""
+    """Open a store with a coordinator of its own, as another job would."""
     coordinator = Coordinator(HashStore(), rank=0, world_size=1, nonce=os.urandom(16))
     return CheckpointStore(prefix, coordinator=coordinator, **options)
 
@@ -40,7 +40,7 @@ def named_files(uri):
     return {file["path"] for file in hocket.ckpt.open(uri).manifest.files}
 
 
-def test_only_when_asked(prefix):
+def test_a_save_replaces_a_checkpoint_only_with_overwrite(prefix):
     store = alone(prefix)
     store.save(state(1), step=1, name="last")
     first = named_files(f"{prefix}/last")
@@ -84,14 +84,14 @@ def test_of_two_writers_one_wins_and_nothing_of_the_other_stays(prefix, overwrit
             uri = f"{prefix}/{name}"
             checkpoint = hocket.ckpt.open(uri)
             step = checkpoint.manifest.step
-            # One that comes so late that it finds the other's checkpoint replaces that one, rightly.
+            # With `overwrite`, a writer that starts after the other's commit replaces it: both succeed.
             assert won[step - 1]
             assert any(won) if overwrite else sum(won) == 1
             assert (checkpoint["w"] == step).all()
             assert data_files(uri) == named_files(uri)
             winners.add(tuple(won))
     if overwrite:
-        assert winners - {(True, True)}, "the two never met"
+        assert winners - {(True, True)}, "the two saves never overlapped"
     for store in [*stores, old]:
         store.close()
 
@@ -120,7 +120,7 @@ def raised(act):
 
 
 def replaced_meanwhile(store, folder):
-    """What loads raise on this rank where another job replaces the checkpoint between the ranks' reading."""
+    """Return what loads raise on this rank if another job replaces the checkpoint while the ranks read."""
     into = {"w": torch.zeros(1 << 17)}
     told = store._coordinator.store
 
@@ -143,7 +143,7 @@ def replaced_meanwhile(store, folder):
         key = f"load-{store._num_loads + 1}"
         while dist.get_rank() == 0 and not told.check([f"{key}/report/1"]):
             time.sleep(0.01)
-        if dist.get_rank() == 0:  # the other one has read all that it wants
+        if dist.get_rank() == 0:  # rank 1 has read its part
             replace()
         store.load("last", into, **options)
 
@@ -155,7 +155,7 @@ def replaced_meanwhile(store, folder):
     ]
 
 
-def test_two_ranks_replace_their_checkpoint_and_a_failed_save_leaves_it(tmp_path):
+def test_two_ranks_replace_their_checkpoint_and_a_failed_save_keeps_it(tmp_path):
     for failed, is_loaded, meanwhile in run_ranks(
         rank_overwrites, 2, str(tmp_path), init="gloo", timeout_s=120
     ):

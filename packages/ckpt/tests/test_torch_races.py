@@ -1,4 +1,4 @@
-"""Two jobs that save under one name at once: one wins, and the other leaves nothing and is told of it."""
+"""Two jobs save under one name at once: one wins; the other raises, names the winner and leaves no files."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("racing_writers.py")
 
 @pytest.fixture(scope="module")
 def script():
-    """What the writers run, to ask it what they save."""
+    """Import the writers' script, for the states that they save."""
     spec = importlib.util.spec_from_file_location("racing_writers", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -27,20 +27,20 @@ def script():
 
 @pytest.fixture
 def race():
-    """Has two processes save side by side, and tells what they heard."""
+    """Return a function that lets two processes save concurrently and returns their outcomes."""
     with worker(sys.executable, str(SCRIPT)) as ask:
         yield lambda **request: ask(request)
 
 
 def names_of(uri):
-    """All that stands there."""
+    """Return all keys or paths below a location."""
     if "://" in uri:
         return {found.key for found in Store(uri).list("")}
     return {str(path.relative_to(uri)) for path in Path(uri).rglob("*") if path.is_file()}
 
 
 def check(script, prefix, trial, heard):
-    """Of a trial's two writers one has won, wholly, and the other knows by whom he was beaten."""
+    """Check that one writer won with all its data, and that the other's error names the winner."""
     assert sum(said is None for said in heard) == 1, heard
     winner = heard.index(None)
     step, name = script.step_of(trial, winner), f"trial-{trial}"
@@ -59,11 +59,11 @@ def check(script, prefix, trial, heard):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_of_two_processes_one_wins_and_the_other_is_told_by_whom(
+def test_one_of_two_processes_wins_and_the_others_error_names_it(
     tmp_path, s3d_faults, race, script, monkeypatch
 ):
     trials = cases(full=50, sample=2)
-    # Half of the writes of manifests are told that they met another, whether they did or not.
+    # Half of the manifests' writes get the reply that another write conflicts, whether one does or not.
     server = s3d_faults("kind=conflict,rate=0.5,op=PutObject,key=*checkpoint.json.zst", latency_ms=2)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -71,6 +71,6 @@ def test_of_two_processes_one_wins_and_the_other_is_told_by_whom(
         heard = race(prefix=prefix, env=server.env, trials=trials)
         assert len(heard) == trials
         met = [check(script, prefix, trial, each) for trial, each in enumerate(heard)]
-        # Else the later one found the other's checkpoint before it wrote a byte.
+        # Otherwise the later writer found the other's checkpoint before it wrote anything.
         assert any(met) or trials < 50
     assert server.stats()["faults"]["conflict"] > 0

@@ -1,7 +1,7 @@
-"""What N ranks saved, M ranks load, bit for bit: FSDP2 and AdamW over gloo.
+"""M ranks load what N ranks saved, bit for bit: FSDP2 and AdamW over gloo.
 
-One job of four processes, of eight under `-m slow`, plays all sizes: the first N of them are a world of their
-own, with a mesh, a model and a coordinator of N ranks.
+One job of four processes, or eight under `-m slow`, runs all sizes: its first N processes form a world of N
+ranks, with a mesh, a model and a coordinator of their own.
 """
 
 import itertools
@@ -26,7 +26,7 @@ PER_RANK = {"generator": b"\x00\x01", "draws": 3}
 
 
 class Net(nn.Module):
-    """Dims that no number of ranks divides, one with fewer rows than ranks, a 0-d buffer, tied weights."""
+    """A model with uneven dims, a tensor with fewer rows than ranks, a 0-d buffer and tied weights."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 def build(mesh):
-    """A sharded model and its optimizer, which has not stepped."""
+    """Return a sharded model and its optimizer, which has not stepped."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def step(model, optimizer):
 
 
 def tree(model, optimizer, epoch):
-    """The state as a trainer gives it: the optimizer's by parameter name."""
+    """Return the state as a trainer does, with the optimizer's state by parameter name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     slots = {names[parameter]: dict(slots) for parameter, slots in optimizer.state.items()}
     groups = [
@@ -84,7 +84,7 @@ def tensors(node, path=()):
 
 
 def expected(name, tensor):
-    """Values that depend on the name and the global position alone, so that any layout can be checked."""
+    """Return values that depend only on name and global position, so that any layout can be checked."""
     name = name.replace("head.weight", "embed.weight")
     return (
         torch.arange(tensor.numel())
@@ -95,7 +95,7 @@ def expected(name, tensor):
 
 
 def boxes(state, rank, world_size):
-    """(name, this rank's memory, what belongs there) of each tensor."""
+    """Yield the name, this rank's shard and its expected values of each tensor."""
     leaves = {name: Leaf(name, (), tensor) for name, tensor in tensors(state)}
     for info in describe(leaves, rank=rank, world_size=world_size):
         wanted = expected(info.name, leaves[info.name].value)
@@ -115,11 +115,11 @@ def save(store, mesh, world_size, mode):
     per_rank = {**PER_RANK, "rank": rank}
     handle = store.save(state, step=1, name=f"by-{world_size}", per_rank=per_rank, user={"n": 1}, mode=mode)
     if mode == "async":
-        step(model, optimizer)  # the copy is taken
+        step(model, optimizer)  # the save has copied the state, so this step must not change the checkpoint
     handle.wait(30)
     store.save(state, step=2, name=f"by-{world_size}-again", mode=mode).wait(30)
     assert store.num_plans == 1
-    for policy in ("drop", "require"):  # the third is the default, above
+    for policy in ("drop", "require"):  # the third policy is the default, used above
         store.save({}, step=0, name=f"{policy}-{world_size}", per_rank=per_rank, per_rank_policy=policy)
 
 
@@ -145,7 +145,7 @@ def load(store, mesh, world_size, saved_by):
     assert loaded.user == {"n": 1}
     mine = {**PER_RANK, "rank": rank} if saved_by == world_size else None
     assert loaded.per_rank == mine
-    step(model, optimizer)  # what was loaded is what an optimizer can work with
+    step(model, optimizer)  # the optimizer must be able to step with the loaded state
     assert store.load(f"drop-{saved_by}", {}).per_rank == mine
     if mine is None:
         said = f"saved by {saved_by} ranks and requires as many.* here are {world_size}. Save with"
@@ -160,7 +160,7 @@ def all_pairs(folder):
 
     rank = dist.get_rank()
     sizes = range(1, LARGEST + 1)
-    # Groups and coordinator are made by all, whether they are in them or not.
+    # All ranks must take part in making every group and coordinator, members or not.
     meshes = {size: DeviceMesh("cpu", list(range(size)), mesh_dim_names=("shard",)) for size in sizes}
     stores = {}
     for size in sizes:
@@ -178,7 +178,7 @@ def all_pairs(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_n_ranks_saved_m_ranks_load(tmp_path):
+def test_m_ranks_load_what_n_ranks_saved(tmp_path):
     worlds = run_ranks(all_pairs, LARGEST, str(tmp_path), timeout_s=60 * LARGEST, init="gloo")
     assert worlds == list(range(LARGEST, 0, -1))
     listed = CheckpointStore(str(tmp_path)).list()

@@ -1,4 +1,4 @@
-"""The same on an object store: commit, listing, resharding, faults on the way, and what is refused."""
+"""`CheckpointStore` on an object store: commit, listing, deletion, faults, and corrupt checkpoints."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def state(fill):
     return {"w": torch.full((1500, 1000), float(fill)), "step": torch.tensor(fill), "loop": {"epoch": fill}}
 
 
-def test_save_list_load_delete(server):
+def test_checkpoints_are_saved_listed_loaded_and_deleted(server):
     store = CheckpointStore(server.uri("ckpt/one"))
     assert store.list() == []
     store.save(state(1), step=1)
@@ -42,7 +42,7 @@ def test_save_list_load_delete(server):
     store.close()
 
 
-def test_a_flipped_byte_and_a_missing_manifest_are_found(server):
+def test_a_flipped_byte_and_a_missing_manifest_raise(server):
     uri = server.uri("ckpt/bad")
     store, files = CheckpointStore(uri), Store(f"{uri}/step-1")
     store.save(state(1), step=1)
@@ -91,11 +91,11 @@ def tree(num_items):
 
 
 def save_and_load(uri, seed):
-    """Three saves, each in the place of the one before, and their loads: all and a part, bit for bit."""
+    """Save three times under one name, and load all and a part of each save, bit for bit."""
     torch.manual_seed(seed)
     store = CheckpointStore(uri)
     for step, mode in enumerate(("sync", "async", "sync")):
-        saved = tree(5 << 20)  # 20 MiB: an upload of three parts
+        saved = tree(5 << 20)  # 20 MiB, an upload of three parts
         for tensor in (saved["w"], *saved["small"].values()):
             tensor.normal_()
         store.save(saved, step=step, name="x", mode=mode, overwrite=step > 0).wait(120)
@@ -108,9 +108,9 @@ def save_and_load(uri, seed):
     store.close()
 
 
-def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):
+def test_conflicting_writes_are_retried(s3d_faults, monkeypatch):
     conflicts = f"kind=conflict,rate=0.5,{MANIFEST}", f"kind=conflict,rate=0.2,{PUTS}"
-    server = s3d_faults(*conflicts, seed=2)  # which hits each of the manifests
+    server = s3d_faults(*conflicts, seed=2)  # with this seed, every manifest has a conflict
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     save_and_load(server.uri("met"), 0)
@@ -119,8 +119,8 @@ def test_writes_that_meet_others_are_tried_again(s3d_faults, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_slow_store_is_waited_for(s3d_faults, monkeypatch):
-    # In a full run the answer to the first manifest takes longer than a request may, and it is sent again.
+def test_saves_to_a_slow_store_succeed(s3d_faults, monkeypatch):
+    # In a full run the reply to the first manifest exceeds a request's timeout, so it is sent again.
     late_ms = cases(full=35_000, sample=300)
     server = s3d_faults(
         f"kind=latency,ms={late_ms},times=1,{MANIFEST}",
@@ -138,11 +138,11 @@ def test_a_slow_store_is_waited_for(s3d_faults, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_tenth_of_faulty_replies_costs_a_few_requests_and_no_storm(s3d_faults, monkeypatch):
+def test_a_tenth_of_faulty_replies_at_most_doubles_the_requests(s3d_faults, monkeypatch):
     server = s3d_faults()
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
-    save_and_load(server.uri("first"), 0)  # this process's first commit tries the store
+    save_and_load(server.uri("first"), 0)  # the first commit of a process probes the store
     server.reset()
     save_and_load(server.uri("ideal"), 0)
     ideal = sum(server.stats()["requests"].values())

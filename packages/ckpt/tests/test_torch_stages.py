@@ -1,4 +1,4 @@
-"""Real jobs of four ranks whose trees differ: pipeline stages; and experts, on a mesh of their own."""
+"""Jobs of four ranks whose states differ: pipeline stages, and experts on a mesh of their own."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from hocket.ckpt.converting import convert
 from hocket.ckpt.torch import CheckpointStore
 from support.states import stepped, whole, wrong
 
-LARGE = 300_000  # items: more than what stages may hold alike
+LARGE = 300_000  # items: larger than a tensor may be that stages hold alike
 
 
 class Mixture(torch.nn.Module):
-    """Seven experts, which no mesh of these divides evenly, and dense layers."""
+    """A model of dense layers and seven experts, which no mesh of these tests divides evenly."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Mixture(torch.nn.Module):
 
 
 def expert_parallel(seed, num_parts):
-    """Experts cut over `num_parts` ranks and each by FSDP over the others; all else by FSDP over all."""
+    """Shard experts over `num_parts` ranks, each by FSDP over the others; the rest by FSDP over all."""
     torch.manual_seed(seed)
     mesh = init_device_mesh("cpu", (4 // num_parts, num_parts), mesh_dim_names=("data", "expert"))
     net = Mixture()
@@ -48,7 +48,7 @@ FEW = torch.arange(5.0 * 12 * 10).reshape(5, 12, 10)
 
 
 def too_few():
-    """Five experts over four ranks: the last has none, which torch makes of another empty shape."""
+    """Shard five experts over four ranks; the last one has none, with the empty shape that torch gives it."""
     mesh = init_device_mesh("cpu", (1, 4))
     rank = dist.get_rank()
     local = FEW[2 * rank : 2 * rank + 2] if rank < 3 else torch.empty(0, 0, 10)
@@ -105,7 +105,7 @@ class Stages:
             parameter.data.add_(seed)
 
     def state(self):
-        """Layers by their names in the model; what is a stage's own; what both hold; what is empty on one."""
+        """Return the stage's layers, its own tensors, those of both stages, and some empty on one."""
         shared = torch.arange(7.0 * 300).reshape(7, 300)
         return {
             **stepped(self.net),
@@ -118,7 +118,7 @@ class Stages:
 
 
 def keyed(number):
-    """A stage's state with integers from 0 on for keys: in a node of both stages, in its own; and a list."""
+    """Return a stage's state with integer keys in a dict of both stages and in one of its own, and a list."""
     mine = torch.tensor(number)
     return {"slots": {number: mine}, f"of-{number}": {0: mine}, "list": [torch.tensor(5), torch.tensor(6)]}
 
@@ -142,7 +142,7 @@ def said(act):
 
 
 def stages_job(folder):
-    """What was wrong in loads, the union of what the stages hold, and what was said of what cannot be."""
+    """Save and load stages; return wrong tensors, the union of all tensors, and errors of invalid saves."""
     store = CheckpointStore(folder, timeout_s=60)
     rank, stages = dist.get_rank(), Stages()
     state, parts = stages.state(), [None] * 4
@@ -190,7 +190,7 @@ def stages_job(folder):
 
 
 def job(folder):
-    """What the ranks of `four_ranks` run of this file."""
+    """Run this file's jobs; `four_ranks` calls it on each rank."""
     return experts_job(f"{folder}/experts"), stages_job(f"{folder}/stages")
 
 
@@ -199,7 +199,7 @@ def ran(four_ranks):
     return four_ranks.folder / "stages", *zip(*four_ranks.found["stages"], strict=True)
 
 
-def test_experts_go_from_any_mesh_to_any_other_and_to_one_process(ran):
+def test_experts_load_on_any_other_mesh_and_in_one_process(ran):
     folder, found, _ = ran
     assert [bad for bad, _ in found] == [[]] * 4
     for name in ("two", "four", "dense"):
@@ -211,7 +211,7 @@ def test_experts_go_from_any_mesh_to_any_other_and_to_one_process(ran):
     assert hocket.ckpt.open(str(folder / "experts" / "few"))["few"].tolist() == FEW.tolist()
 
 
-def test_stages_save_one_checkpoint_that_any_number_of_ranks_loads(ran):
+def test_stages_save_one_checkpoint_that_loads_on_any_number_of_ranks(ran):
     folder, _, found = ran
     assert [bad for bad, _, _ in found] == [[]] * 4
     for name in ("sync", "async"):
@@ -229,7 +229,7 @@ def test_stages_save_one_checkpoint_that_any_number_of_ranks_loads(ran):
         assert wrong(tensors(loaded), found[0][1]) == []
 
 
-def test_what_has_integers_for_keys_is_no_list_whichever_stage_has_it(ran, tmp_path):
+def test_dicts_with_integer_keys_of_any_stage_do_not_become_lists(ran, tmp_path):
     folder, _, _ = ran
     target = tmp_path / "keyed.pt"
     convert(str(folder / "stages/keyed"), str(target), to="torch")
@@ -240,7 +240,7 @@ def test_what_has_integers_for_keys_is_no_list_whichever_stage_has_it(ran, tmp_p
     }  # fmt: skip
 
 
-def test_stages_that_do_not_fit_together_are_refused_on_every_rank(ran):
+def test_incompatible_stages_raise_on_every_rank(ran):
     folder, _, found = ran
     told = [refusals for _, _, refusals in found]
     expected = {

@@ -1,4 +1,4 @@
-"""Saving and loading in one process: what comes back, what is refused, and with which words."""
+"""Saving and loading in one process: round trips, asynchronous saves, and errors with their messages."""
 
 import copy
 import operator
@@ -42,7 +42,7 @@ def same_bytes(one, other):
     )
 
 
-def test_every_dtype_and_form_of_tensor_comes_back(tmp_path):
+def test_tensors_of_every_dtype_and_layout_round_trip(tmp_path):
     store = CheckpointStore(str(tmp_path))
     state = {str(dtype): some(dtype, 5, 7) for dtype in DTYPES}
     state |= {"0-d": torch.tensor(3.5), "empty": torch.zeros(0, 4), "column": torch.randn(6, 5).t()}
@@ -60,7 +60,7 @@ def test_every_dtype_and_form_of_tensor_comes_back(tmp_path):
         assert same_bytes(into[name], tensor.resolve_conj()), name
 
 
-def test_values_come_back_with_their_types_and_replace_what_stands_there(tmp_path):
+def test_values_round_trip_with_their_types_and_replace_those_of_the_state(tmp_path):
     store = CheckpointStore(str(tmp_path))
     values = {
         "a": (1, [2.5, None]),
@@ -77,7 +77,7 @@ def test_values_come_back_with_their_types_and_replace_what_stands_there(tmp_pat
     assert (loaded.name, loaded.step, loaded.user, loaded.per_rank) == ("step-4", 4, [1, (2,)], None)
 
 
-def test_what_is_changed_after_an_asynchronous_save_is_not_in_it(tmp_path):
+def test_changes_after_an_asynchronous_save_are_not_in_it(tmp_path):
     store = CheckpointStore(str(tmp_path))
     weight, column, losses = torch.full((1 << 20,), 1.0), torch.ones(500, 400).t(), [1, [2]]
     handles = []
@@ -120,7 +120,7 @@ def test_threads_that_share_a_store_each_commit_their_own_bytes(tmp_path):
     assert all((weight == step).all() for step, weight in found.items())
 
 
-def test_a_relative_prefix_is_meant_from_where_the_store_was_made(tmp_path, monkeypatch):
+def test_a_relative_prefix_is_resolved_when_the_store_is_made(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -138,7 +138,7 @@ def test_a_relative_prefix_is_meant_from_where_the_store_was_made(tmp_path, monk
     assert CheckpointStore("s3://bucket/runs/").uri == "s3://bucket/runs"
 
 
-def test_staged_tensors_lie_as_in_their_file(tmp_path):
+def test_staged_tensors_have_the_layout_of_their_file(tmp_path):
     state = {
         "b": torch.arange(1001),
         "a": torch.randn(33, 3, dtype=torch.float64),
@@ -156,11 +156,11 @@ def test_staged_tensors_lie_as_in_their_file(tmp_path):
     del held
 
 
-def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):
+def test_the_staging_buffer_is_reused_for_other_layouts(tmp_path):
     store = CheckpointStore(str(tmp_path))
     layouts = [
         {"a": torch.randn(300, 200), "b": torch.arange(7)},
-        {"a": torch.randn(200, 300), "b": torch.arange(7)},  # as many bytes in another shape
+        {"a": torch.randn(200, 300), "b": torch.arange(7)},  # the same number of bytes in another shape
         {"a": torch.randn(200, 300).t().bfloat16(), "c": torch.tensor(2.5)},
         {"note": "no tensors"},
         {"a": torch.randn(300, 200), "b": torch.arange(7)},
@@ -180,7 +180,7 @@ def test_the_staging_buffer_takes_layouts_as_they_come(tmp_path):
     store.close()
 
 
-def test_a_staging_buffer_keeps_to_its_budget(tmp_path):
+def test_the_staging_buffer_keeps_to_its_budget(tmp_path):
     budget = 1 << 16
     store = CheckpointStore(str(tmp_path), staging_bytes=budget)
     fits, over = torch.arange(budget // 8), torch.arange(budget // 8 + 1)
@@ -189,7 +189,7 @@ def test_a_staging_buffer_keeps_to_its_budget(tmp_path):
     with pytest.raises(CheckpointStateError, match=f"writes {over.nbytes} bytes.* {budget}.*`staging_bytes`"):
         refused.wait(60)
     assert [entry.step for entry in store.list() if entry.status != "foreign"] == [0]
-    store.save({"w": over}, step=1)  # from where it lies
+    store.save({"w": over}, step=1)  # a synchronous save writes from the tensor's own memory
     store.save({"w": fits + 1}, step=2, mode="async").wait(60)
     for step, saved in enumerate((fits, over, fits + 1)):
         assert torch.equal(store.load(f"step-{step}", {"w": torch.zeros_like(saved)}).state["w"], saved)
@@ -198,7 +198,7 @@ def test_a_staging_buffer_keeps_to_its_budget(tmp_path):
     store.close()
 
 
-def test_writing_that_gives_way_changes_no_byte_and_not_the_callers_priority(tmp_path):
+def test_background_writing_changes_neither_the_bytes_nor_the_callers_priority(tmp_path):
     memory = torch.randn(1 << 22)
     priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     for level, name in ((None, "data/f.safetensors"), (1, "data/f.safetensors.blocks")):
@@ -217,7 +217,7 @@ def test_writing_that_gives_way_changes_no_byte_and_not_the_callers_priority(tmp
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == priority
 
 
-def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):
+def test_a_failed_asynchronous_save_raises_in_wait(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"w": torch.ones(3)}, step=1)
     handle = store.save({"w": torch.ones(3)}, step=1, mode="async")
@@ -227,7 +227,7 @@ def test_an_asynchronous_save_that_fails_says_so_when_waited_for(tmp_path):
     store.close()
 
 
-def test_a_failure_that_nobody_waited_for_is_raised_by_what_comes_next(tmp_path):
+def test_a_failure_without_wait_is_raised_by_the_next_call(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for step in (1, 3):
         store.save({"w": torch.ones(3)}, step=step)
@@ -243,7 +243,7 @@ def test_a_failure_that_nobody_waited_for_is_raised_by_what_comes_next(tmp_path)
     store.close()
 
 
-def test_a_layout_that_changes_is_planned_again(tmp_path):
+def test_a_changed_layout_is_planned_again(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for step, rows in enumerate([3, 3, 4, 4]):
         store.save({"w": torch.ones(rows)}, step=step)
@@ -265,7 +265,7 @@ def test_tied_tensors_are_written_once_and_stay_tied(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_conjugate_is_no_second_name_of_what_it_is_a_view_of(tmp_path, mode):
+def test_a_conjugate_view_is_not_stored_as_an_alias(tmp_path, mode):
     store = CheckpointStore(str(tmp_path))
     t = torch.randn(300, dtype=torch.complex64)
     state = {"t": t, "conj": t.conj(), "imag": t.imag, "minus": t.conj().imag, "again": t.conj()}
@@ -280,7 +280,7 @@ def test_a_conjugate_is_no_second_name_of_what_it_is_a_view_of(tmp_path, mode):
     store.close()
 
 
-def test_a_flipped_byte_is_found_and_placed(tmp_path):
+def test_a_flipped_byte_raises_with_its_tensor_and_offset(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"a": torch.ones(1000), "b": torch.ones(1 << 20)}, step=0)
     (file,) = (tmp_path / "step-0/data").iterdir()
@@ -297,7 +297,7 @@ def test_a_flipped_byte_is_found_and_placed(tmp_path):
     store.load("step-0", {"a": torch.zeros(1000), "b": torch.zeros(1 << 20)}, check=False)
 
 
-def test_a_save_that_was_never_finished_is_refused_and_can_be_repeated(tmp_path):
+def test_an_unfinished_save_does_not_load_and_can_be_repeated(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"a": torch.ones(10)}, step=0)
     (tmp_path / "step-0/checkpoint.json.zst").unlink()
@@ -308,7 +308,7 @@ def test_a_save_that_was_never_finished_is_refused_and_can_be_repeated(tmp_path)
     assert [entry.status for entry in store.list()] == ["committed"]
 
 
-def test_a_half_written_manifest_is_refused(tmp_path):
+def test_a_truncated_manifest_raises(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"a": torch.ones(1000)}, step=0)
     manifest = tmp_path / "step-0/checkpoint.json.zst"
@@ -317,7 +317,7 @@ def test_a_half_written_manifest_is_refused(tmp_path):
         store.load("step-0", {"a": torch.ones(1000)})
 
 
-def test_what_stands_under_a_prefix_is_listed_and_deleted(tmp_path):
+def test_checkpoints_under_a_prefix_are_listed_and_deleted(tmp_path):
     store = provide(f"{tmp_path}/run/")
     assert store.list() == []
     for step in (3, 20, 1):
@@ -361,7 +361,7 @@ def test_functions_save_and_load_by_uri(tmp_path):
         (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "dtype `torch.float4_e2m1fn_x2`"),
     ],
 )
-def test_tensors_without_a_form_are_refused_by_name(tmp_path, tensor, message):
+def test_unsupported_tensors_raise_with_their_name(tmp_path, tensor, message):
     with pytest.raises(CheckpointStateError, match=f"`model.w` .*{re.escape(message)}"):
         CheckpointStore(str(tmp_path)).save({"model": {"w": tensor}}, step=0)
     assert not list(tmp_path.iterdir())
@@ -379,11 +379,11 @@ def fake():
 
 
 def nested():
-    with warnings.catch_warnings(action="ignore"):  # that it is a prototype
+    with warnings.catch_warnings(action="ignore"):  # torch warns that nested tensors are a prototype
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
-def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
+def test_tensors_without_memory_or_shape_raise_in_save_and_load(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": {"w": torch.ones(4000)}}, step=0)
     for make, message in (
@@ -402,12 +402,12 @@ def test_tensors_without_memory_or_shape_are_neither_saved_nor_filled(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "a\nb", "\ud800"])
-def test_a_name_is_one_path_component(tmp_path, name):
+def test_a_name_of_several_path_components_raises(tmp_path, name):
     with pytest.raises(ValueError, match="one path component"):
         CheckpointStore(str(tmp_path)).save({}, step=0, name=name)
 
 
-def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_written(tmp_path):
+def test_numbers_beyond_the_formats_range_raise_before_anything_is_written(tmp_path):
     store = CheckpointStore(str(tmp_path))
     with pytest.raises(ValueError, match=r"`step` is 18446744073709551616; expected .* 2\^64 - 1"):
         store.save({"w": torch.zeros(2)}, step=2**64)
@@ -420,7 +420,7 @@ def test_numbers_that_the_format_has_no_room_for_are_refused_before_anything_is_
     assert into["model"][-(2**63)].eq(1).all()
 
 
-def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
+def test_a_rank_missing_in_a_load_is_named(tmp_path):
     CheckpointStore(tmp_path).save({}, step=1)
     coordinator = Coordinator(HashStore(), rank=0, world_size=2, nonce=b"\0" * 16)
     store = CheckpointStore(tmp_path, timeout_s=0.01, coordinator=coordinator)
@@ -429,12 +429,12 @@ def test_a_rank_that_is_missing_in_a_load_is_named(tmp_path):
         store.load("step-1", {})
 
 
-def test_values_of_a_rank_are_bounded(tmp_path):
+def test_per_rank_values_above_the_limit_raise(tmp_path):
     with pytest.raises(CheckpointStateError, match="65536"):
         CheckpointStore(str(tmp_path)).save({}, step=0, per_rank={"x": b"\0" * (1 << 16)})
 
 
-def test_the_policy_for_values_of_ranks_is_in_the_manifest(tmp_path):
+def test_the_policy_for_per_rank_values_is_in_the_manifest(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for policy in ("reseed", "require", "drop"):
         store.save({}, step=0, name=policy, per_rank={"seed": 1}, per_rank_policy=policy)
@@ -447,7 +447,7 @@ def test_the_policy_for_values_of_ranks_is_in_the_manifest(tmp_path):
     assert not (tmp_path / "bad").exists()
 
 
-def test_what_the_user_attaches_is_copied_and_checked_before_anything_is_written(tmp_path):
+def test_user_values_are_copied_and_checked_before_anything_is_written(tmp_path):
     store = CheckpointStore(str(tmp_path))
     user = {"tags": ["a"]}
     handle = store.save({}, step=0, user=user, mode="async")

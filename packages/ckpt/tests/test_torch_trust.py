@@ -1,4 +1,4 @@
-"""What a load reads, refuses and names; what an asynchronous save holds; what many saves leave behind."""
+"""Corrupt files, changes after asynchronous saves, leaks, partial loads, and files replaced while read."""
 
 import ctypes
 import gc
@@ -42,7 +42,7 @@ def state(fill):
 
 
 def spoil(folder, how):
-    """Spoil step 1; returns the tensors that are hit, and the offset of the bad block, if there is one."""
+    """Corrupt step 1; return the affected tensors, and the offset of the bad block, if there is one."""
     file, other = data_file(folder, 1), data_file(folder, 2)
     content = bytearray(file.read_bytes())
     data_start = len(content) - 8 * BLOCK
@@ -61,7 +61,7 @@ def spoil(folder, how):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "appended", "swapped"])
-def test_a_spoiled_file_is_named_with_tensor_and_offset(store, tmp_path, how):
+def test_a_corrupt_file_raises_with_tensor_and_offset(store, tmp_path, how):
     for step in (1, 2):
         store.save(state(step), step=step)
     file = data_file(tmp_path, 1)
@@ -87,7 +87,7 @@ def test_a_spoiled_file_is_named_with_tensor_and_offset(store, tmp_path, how):
         }
 
 
-def test_whatever_changes_after_an_asynchronous_save_is_not_in_it(store):
+def test_changes_to_any_tensor_after_an_asynchronous_save_are_not_in_it(store):
     weight = torch.randn(40, 30)
     held = {str(dtype): torch.ones(5, 7, dtype=torch.uint8).to(dtype) for dtype in DTYPES}
     held |= {"0-d": torch.tensor(1.5), "turned": torch.randn(600, 500).t(), "rows": weight[3:20:2, 4:9]}
@@ -96,7 +96,7 @@ def test_whatever_changes_after_an_asynchronous_save_is_not_in_it(store):
     before = {name: tensor.resolve_conj().clone() for name, tensor in held.items()}
     handle = store.save(held, step=1, mode="async")
     for tensor in held.values():
-        tensor.contiguous().view(-1)  # must not matter either
+        tensor.contiguous().view(-1)  # reading a tensor must not matter either
         tensor.zero_()
     handle.wait(30)
     into = {name: torch.empty_like(tensor) for name, tensor in before.items()}
@@ -108,8 +108,8 @@ def test_whatever_changes_after_an_asynchronous_save_is_not_in_it(store):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_what_every_device_still_computes_is_waited_for(store):
-    devices = range(torch.cuda.device_count())  # of several, one is the current one
+def test_saves_wait_for_the_kernels_of_every_device(store):
+    devices = range(torch.cuda.device_count())  # one of them is the current device
     held = {f"on{index}": torch.ones(1 << 20, device=f"cuda:{index}") for index in devices}
     for mode in ("async", "sync"):
         for index, tensor in zip(devices, held.values(), strict=True):
@@ -124,14 +124,14 @@ def test_what_every_device_still_computes_is_waited_for(store):
 
 
 def told(capsys, *arguments):
-    """What the command prints."""
+    """Return the output of the command."""
     with pytest.raises(SystemExit) as ended:
         app(list(arguments))
     assert ended.value.code == 0
     return capsys.readouterr().out
 
 
-def test_the_command_tells_stored_bytes_of_compressed_files(tmp_path, capsys):
+def test_the_command_prints_the_stored_bytes_of_compressed_files(tmp_path, capsys):
     store = CheckpointStore(str(tmp_path), compression="zstd:1")
     store.save({"w": torch.zeros(3 * BLOCK)}, step=1)
     uri, stored = str(tmp_path / "step-1"), data_file(tmp_path, 1).stat().st_size
@@ -144,7 +144,7 @@ def test_the_command_tells_stored_bytes_of_compressed_files(tmp_path, capsys):
 
 
 def held_now():
-    """Open files, threads of every language, and bytes in memory, once what is free is given back."""
+    """Return open files, threads of all languages, and resident bytes after free memory is returned."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as statm:
@@ -153,7 +153,7 @@ def held_now():
 
 
 @pytest.mark.slow
-def test_saves_leave_nothing_behind_in_the_process(tmp_path):
+def test_many_saves_leak_no_files_threads_or_memory(tmp_path):
     threads = set(threading.enumerate())
     store = CheckpointStore(str(tmp_path), retention=KeepLast(num=2))
     weight = torch.randn(1 << 18)
@@ -162,14 +162,14 @@ def test_saves_leave_nothing_behind_in_the_process(tmp_path):
         mode = "async" if step % 2 else "sync"
         store.save({"w": weight, "small": torch.ones(3), "step": step}, step=step, mode=mode).wait(30)
 
-    # A leak grows each time; what else this process does now and then does not.
+    # A leak grows with each save; other activity of the process does not.
     rounds, held = cases(full=100, sample=20), []
     for step in range(4 * rounds):
         if step % rounds == 0 and step:
             held.append(held_now())
         save(step)
     held.append(held_now())
-    # Fewer is no leak: connections that earlier tests made are closed when nobody has used them for a while.
+    # Fewer files are no leak: idle connections of earlier tests are closed after a while.
     assert held[-1][0] <= held[0][0], held
     assert held[-1][1] <= held[0][1], held
     assert min(after[2] - before[2] for before, after in pairwise(held)) < 1 << 20
@@ -177,7 +177,7 @@ def test_saves_leave_nothing_behind_in_the_process(tmp_path):
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_partial_load_reads_hardly_more_than_it_needs(server):
+def test_a_partial_load_reads_little_more_than_its_tensors(server):
     store = CheckpointStore(server.uri("partial"))
     sizes = {f"model.layer{number}.weight": 2_600_000 + 7_919 * number for number in range(10)}
     store.save({name: torch.arange(float(size)) for name, size in sizes.items()}, step=1)
@@ -212,7 +212,7 @@ def test_dtypes_are_converted_only_when_asked(store):
     assert torch.equal(into["n"], torch.arange(3, dtype=torch.int32))
 
 
-def test_keys_of_one_side_are_listed_with_their_nearest(store):
+def test_keys_of_one_side_only_are_listed_with_similar_names(store):
     store.save({"model": {"fc1.weight": torch.ones(2), "fc1.bias": torch.ones(2)}, "epoch": 1}, step=1)
     into = {"model": {"fc1.weights": torch.zeros(2), "fc1.bias": torch.zeros(2)}, "epoche": 0}
     with pytest.raises(CheckpointIncompatibleError) as caught:
@@ -225,7 +225,7 @@ def test_keys_of_one_side_are_listed_with_their_nearest(store):
     assert all(tensor.eq(0).all() for tensor in into["model"].values())
 
 
-def test_tied_and_strided_tensors_come_back_as_they_are(store, tmp_path):
+def test_tied_and_strided_tensors_round_trip(store, tmp_path):
     weight = torch.randn(64, 48)
     held = {
         "embed": weight,
@@ -252,11 +252,11 @@ def test_tied_and_strided_tensors_come_back_as_they_are(store, tmp_path):
 
 
 @pytest.mark.parametrize("work", ["convert", "diff", "reshard", "verify"])
-def test_work_of_many_reads_is_of_one_save(store, tmp_path, work):
+def test_a_long_operation_reads_one_version_of_a_replaced_checkpoint(store, tmp_path, work):
     last, out = str(tmp_path / "last"), str(tmp_path / "out")
 
     def save(step, name):
-        state = {name: torch.full((6 << 18,), float(step)) for name in ("a", "b", "c", "d")}  # of 6 MiB
+        state = {name: torch.full((6 << 18,), float(step)) for name in ("a", "b", "c", "d")}  # 6 MiB each
         store.save(state, step=step, name=name, overwrite=True)
 
     one_at_a_time = threading.Lock()
@@ -281,7 +281,7 @@ def test_work_of_many_reads_is_of_one_save(store, tmp_path, work):
     run()
 
 
-def test_a_reader_whose_files_were_replaced_reads_the_manifest_once_more(store, tmp_path):
+def test_an_open_checkpoint_reads_the_new_manifest_after_a_replacement(store, tmp_path):
     store.save({"w": torch.ones(BLOCK)}, step=1, name="last")
     opened = hocket.ckpt.open(str(tmp_path / "last"))
     assert opened["w"][0] == 1

@@ -25,7 +25,7 @@ def check_model(path, prefix, expected):
 
 
 @pytest.mark.slow
-# Lightning's own, of torch's and of its own parts.
+# Lightning uses deprecated parts of torch and of itself.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_lightnings_file_is_read(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="needs `uv sync --group lightning`")

@@ -1,4 +1,4 @@
-"""State trees are taken apart and put together without loss, and nothing else gets in."""
+"""`flatten` and `unflatten` of state trees: round trips, names, and values that raise."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from hocket.ckpt.tree import clean_key, flatten, unflatten
 
 
 class Tensor:
-    """Stands for a tensor: the tree module never looks inside one."""
+    """A stand-in for a tensor, which the tree module never looks into."""
 
     def __init__(self, shape=()):
         self.shape = shape
@@ -31,13 +31,13 @@ trees = st.recursive(
 
 
 @given(st.dictionaries(keys, trees, min_size=1))
-def test_a_tree_comes_back_from_its_leaves(tree):
+def test_a_tree_is_rebuilt_from_its_leaves(tree):
     flat = flatten(tree, is_tensor=is_tensor)
     leaves = [(leaf.path, leaf.value) for leaf in (*flat.tensors.values(), *flat.values.values())]
     assert unflatten(leaves) == tree
 
 
-def test_names_are_paths_joined_and_without_wrappers():
+def test_names_are_joined_paths_without_wrapper_prefixes():
     weight = Tensor()
     flat = flatten(
         {
@@ -67,17 +67,17 @@ def test_names_are_paths_joined_and_without_wrappers():
         ("module", "module"),
     ],
 )
-def test_wrappers_are_cut_out_of_a_key(key, cleaned):
+def test_clean_key_removes_wrapper_prefixes(key, cleaned):
     assert clean_key(key) == cleaned
 
 
-def test_integer_keys_with_tensors_keep_their_place_and_without_are_one_leaf():
+def test_a_dict_with_integer_keys_is_one_leaf_unless_it_holds_tensors():
     flat = flatten({"state": {0: {"m": Tensor()}}, "table": {1: "a", 2: "b"}}, is_tensor=is_tensor)
     assert flat.tensors["state.0.m"].path == ("state", 0, "m")
     assert flat.values["table"].value == {1: "a", 2: "b"}
 
 
-def test_mappings_with_integer_keys_are_no_lists_when_they_come_back():
+def test_dicts_with_integer_keys_are_not_rebuilt_as_lists():
     state = {"module.state": {0: {"m": Tensor()}, 1: {"m": Tensor()}}, "list": [Tensor(), {0: [Tensor(), 1]}]}
     flat = flatten(state, is_tensor=is_tensor)
     assert flat.integer_keyed == {("state",), ("list", 1)}
@@ -85,7 +85,7 @@ def test_mappings_with_integer_keys_are_no_lists_when_they_come_back():
     assert unflatten(leaves, flat.integer_keyed) == {"state": state["module.state"], "list": state["list"]}
 
 
-def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
+def test_an_optimizer_that_has_not_stepped_has_an_empty_state():
     unstepped = SimpleNamespace(slots_like={"fc.weight": Tensor()})
     flat = flatten({"state": unstepped}, is_tensor=is_tensor)
     assert flat.values["state"].value == {}
@@ -108,12 +108,12 @@ def test_an_optimizer_that_has_not_stepped_is_an_empty_dict():
         ({"a": {(1, 2): Tensor()}}, r"`a` holds tensors under the key \(1, 2\)"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_with_its_path(state, message):
+def test_unsupported_values_raise_with_their_path(state, message):
     with pytest.raises(CheckpointStateError, match=message):
         flatten(state, is_tensor=is_tensor)
 
 
-def test_a_tree_that_holds_itself_is_refused():
+def test_a_tree_that_contains_itself_raises():
     state = {"a": {}}
     state["a"]["again"] = state
     with pytest.raises(CheckpointStateError, match="holds itself"):

@@ -1,4 +1,4 @@
-"""Values have one canonical text, equal where they are equal."""
+"""The canonical JSON of values: equal values have equal text, and types round-trip."""
 
 import math
 
@@ -24,13 +24,13 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_value_comes_back_with_its_types(value):
+def test_values_round_trip_with_their_types(value):
     back = from_canonical(canonical(value, "x"))
     assert back == value
     assert canonical(back, "x") == canonical(value, "x")
 
 
-def test_the_order_of_keys_does_not_count():
+def test_the_order_of_keys_does_not_change_the_text():
     keys = [2, 10, -1, 2**60, 2**70, "10", "a", (1, 2), b"x", None, True, 0.5]
     mapping = {key: str(key) for key in keys}
     assert canonical(mapping, "x") == canonical({key: str(key) for key in reversed(keys)}, "x")
@@ -43,27 +43,27 @@ def test_the_order_of_keys_does_not_count():
 @pytest.mark.parametrize(
     "value", [math.inf, -math.inf, 2**53 + 1, -(2**80), b"\x00\xff", {1: {2: 3}}, {"$a": 1}]
 )
-def test_what_json_cannot_say_is_said_all_the_same(value):
+def test_values_outside_json_round_trip(value):
     assert from_canonical(canonical(value, "x")) == value
 
 
-def test_not_a_number_stays_one():
+def test_nan_round_trips():
     assert math.isnan(from_canonical(canonical(math.nan, "x")))
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, (1, [object()]), "\ud800"])
-def test_anything_else_is_refused_by_name(value):
+def test_unsupported_values_raise_with_their_name(value):
     with pytest.raises(CheckpointStateError, match=r"`scheduler\.x`"):
         canonical(value, "scheduler.x")
 
 
-def test_an_integer_that_no_reader_would_take_is_refused():
+def test_an_integer_beyond_the_readers_limit_raises():
     assert from_canonical(canonical(-(2**8192) + 1, "x")) == -(2**8192) + 1
     with pytest.raises(CheckpointStateError, match=r"`seed` .* 16610 bits at `\[1\]`; expected at most 8192"):
         canonical([1, 10**5000], "seed")
 
 
-def test_a_value_that_holds_itself_is_refused():
+def test_a_value_that_contains_itself_raises():
     value = []
     value.append((value,))
     with pytest.raises(CheckpointStateError, match="holds itself"):

@@ -1,4 +1,4 @@
-"""Process groups for the tests of layouts, and a script for those of the launcher."""
+"""Process groups for the tests of layouts, and a script for the tests of the launcher."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,21 +24,21 @@ def one_rank() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def two_ranks() -> Iterator[StandingRanks]:
-    """Two processes for all tests of this package that leave them as they were."""
+    """Start two processes that all tests of this package share; a test must leave them unchanged."""
     with standing_ranks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="package")
 def four_ranks() -> Iterator[StandingRanks]:
-    """Four processes for all tests of this package that leave them as they were."""
+    """Start four processes that all tests of this package share; a test must leave them unchanged."""
     with standing_ranks(4) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The file of `launches.SCRIPT`, as the module `job` of `tmp_path`."""
+    """Write `launches.SCRIPT` to `job.py` in `tmp_path`, and return its path."""
     path = tmp_path / "job.py"
     path.write_text(launches.SCRIPT)
     return path

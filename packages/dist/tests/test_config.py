@@ -1,4 +1,4 @@
-"""Every configuration key is honoured, mapped, without effect or refused, and the message names it."""
+"""Every key of Composer's FSDP config is honoured, mapped, ignored with a log, or refused, by name."""
 
 import dataclasses
 import logging
@@ -49,13 +49,13 @@ def _rows(outcome: Outcome) -> list[str]:
     return sorted(key for key, row in FSDP_KEYS.items() if row.outcome is outcome)
 
 
-def test_a_config_copied_from_composer_is_taken() -> None:
+def test_a_config_copied_from_composer_is_accepted() -> None:
     assert FSDPConfig.from_mapping(COMPOSERS_DEFAULTS) == FSDPConfig(sync_module_states=False)
     upper = {key.upper(): value for key, value in COMPOSERS_DEFAULTS.items()}
     assert FSDPConfig.from_mapping(upper) == FSDPConfig(sync_module_states=False)
 
 
-def test_the_table_has_every_key_of_the_config_and_no_other() -> None:
+def test_the_table_has_exactly_the_keys_of_the_config() -> None:
     taken = set(_rows(Outcome.HONOURED)) | set(_rows(Outcome.MAPPED))
     assert taken == {field.name for field in dataclasses.fields(FSDPConfig)}
 
@@ -69,7 +69,7 @@ def test_the_table_has_every_key_of_the_config_and_no_other() -> None:
         ("sharding_stategy", "sharding_strategy"),
     ],
 )
-def test_an_unknown_key_suggests_the_nearest(key: str, nearest: str) -> None:
+def test_an_unknown_key_raises_with_the_nearest_one(key: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"no key `{key}`. Did you mean `{nearest}`"):
         FSDPConfig.from_mapping({key: 1})
 
@@ -138,7 +138,7 @@ def test_a_key_that_cannot_be_honoured_is_refused_by_name(key: str) -> None:
         ({"activation_checkpointing_every": 2}, "is 2 without `activation_checkpointing`"),
     ],
 )
-def test_a_wrong_value_is_named(values: dict, message: str) -> None:
+def test_an_invalid_value_raises_with_its_key(values: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FSDPConfig.from_mapping(values)
     assert message in str(caught.value)
@@ -159,12 +159,12 @@ def test_a_wrong_value_is_named(values: dict, message: str) -> None:
         ),
     ],
 )
-def test_mixed_precision_always_states_how_gradients_are_summed(values: dict, expected: tuple) -> None:
+def test_mixed_precision_always_sets_the_dtype_of_gradient_sums(values: dict, expected: tuple) -> None:
     policy = FSDPConfig.from_mapping(values).policy_for([torch.zeros(1)])
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == expected
 
 
-def test_double_precision_is_not_summed_in_single() -> None:
+def test_gradients_in_double_precision_are_summed_in_double() -> None:
     assert FSDPConfig().policy_for([torch.zeros(1, dtype=torch.float64)]).reduce_dtype == torch.float64
 
 
@@ -209,14 +209,14 @@ def test_the_mesh_uses_all_ranks(values: dict, expected: list[list[int]]) -> Non
         ({"process_group": "node", "data_parallel_shard_degree": 2}, "Set only one of them"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused(values: dict, message: str) -> None:
+def test_a_mesh_that_does_not_match_the_ranks_raises(values: dict, message: str) -> None:
     world = World(rank=0, world_size=4, local_rank=0, local_world_size=4)
     with pytest.raises(ConfigError) as caught:
         mesh_shape(FSDPConfig(**values), world)
     assert message in str(caught.value)
 
 
-def test_axes_that_are_not_implemented_are_refused_by_name() -> None:
+def test_unsupported_axes_raise_with_their_name() -> None:
     config = ParallelismConfig.from_mapping({"FSDP": {"verbose": True}, "tp": {"tensor_parallel_degree": 1}})
     assert config.fsdp == FSDPConfig(verbose=True)
     assert ParallelismConfig.from_mapping({"fsdp2": {}}).fsdp == FSDPConfig()
@@ -231,8 +231,8 @@ def test_axes_that_are_not_implemented_are_refused_by_name() -> None:
         ParallelismConfig.from_mapping({"fsdpp": {}})
 
 
-def test_a_config_that_is_no_config_is_refused() -> None:
-    """Dicts become configs wherever they are given; anything else is named."""
+def test_a_config_of_another_type_raises() -> None:
+    """A dict is converted to a config wherever one is expected; any other type raises with its name."""
     assert ParallelismConfig(fsdp={"verbose": True}).fsdp == FSDPConfig(verbose=True)
     with pytest.raises(ConfigError, match="`fsdp_config` is a bool"):
         ParallelismConfig(fsdp=True)  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def test_a_value_without_effect_is_logged(
     assert words is None or words in messages[0]
 
 
-def test_the_trainers_precision_is_the_low_precision(one_rank: None) -> None:
+def test_the_trainers_precision_sets_the_low_precision_dtype(one_rank: None) -> None:
     for precision, config, expected in (
         ("amp_bf16", {}, torch.bfloat16),
         ("amp_fp16", {"mixed_precision": "pure"}, torch.float16),
@@ -285,8 +285,8 @@ def test_the_trainers_precision_is_the_low_precision(one_rank: None) -> None:
         provide({}, device="cpu", precision="bf17")
 
 
-def test_the_provider_checks_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ranks 1 to 3 are not there: an error about the config can only come from before the roll call.
+def test_the_config_is_checked_before_waiting_for_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ranks 1 to 3 do not exist, so an error about the config must have been raised before the roll call.
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "4",

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration becomes a layout and arguments of the trainer, or is refused by name."""
+"""A DeepSpeed configuration becomes a layout and arguments of the trainer, or raises with the key's name."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from hocket.dist.deepspeed_keys import DEEPSPEED_TABLES
 from hocket.dist.key_table import Outcome
 
 DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
-# A configuration as tutorials have it, for ZeRO-3 with offload.
+# A configuration as in DeepSpeed's tutorials, for ZeRO-3 with offload.
 TUTORIAL = {
     "train_batch_size": 32,
     "train_micro_batch_size_per_gpu": 2,
@@ -68,7 +68,7 @@ def test_a_json_file_is_read(tmp_path: Path) -> None:
         (3, "FULL_SHARD", "every"),
     ],
 )
-def test_stages_are_strategies(stage: int | None, strategy: str, sync: str) -> None:
+def test_zero_stages_become_sharding_strategies(stage: int | None, strategy: str, sync: str) -> None:
     config = {} if stage is None else {"zero_optimization": {"stage": stage}}
     settings = translate_deepspeed(config, world_size=2)
     assert settings.fsdp.sharding_strategy == strategy
@@ -119,12 +119,12 @@ def test_stages_are_strategies(stage: int | None, strategy: str, sync: str) -> N
         ),
     ],
 )
-def test_blocks_are_keys_of_fsdp_config(config: dict, expected: dict) -> None:
+def test_blocks_become_keys_of_fsdp_config(config: dict, expected: dict) -> None:
     found = translate_deepspeed(config, world_size=16).fsdp
     assert found == FSDPConfig(**{"gradient_sync": "every", **expected})
 
 
-def test_the_loss_scale_is_that_of_the_gradient_scaler() -> None:
+def test_the_loss_scale_settings_become_those_of_gradscaler() -> None:
     fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 500}
     settings = translate_deepspeed({"fp16": fp16}, world_size=1)
     assert settings.precision == "amp_fp16"
@@ -150,7 +150,7 @@ def test_batch_sizes_are_derived(sizes: dict, expected: tuple) -> None:
     assert (settings.train_batch_size, settings.device_train_microbatch_size) == expected
 
 
-def test_accumulation_steps_divide_the_loaders_batch() -> None:
+def test_accumulation_steps_must_divide_the_loaders_batch() -> None:
     settings = translate_deepspeed({"gradient_accumulation_steps": 4}, world_size=2, train_batch_size=16)
     assert settings.device_train_microbatch_size == 2
 
@@ -217,7 +217,7 @@ def test_accumulation_steps_divide_the_loaders_batch() -> None:
         ([], {}, "is a list, expected a dict"),
     ],
 )
-def test_what_contradicts_or_is_wrong_is_refused(config: Any, arguments: dict, message: str) -> None:
+def test_invalid_and_contradictory_configurations_raise(config: Any, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         translate_deepspeed(config, world_size=2, **arguments)
     assert message in str(caught.value)
@@ -232,7 +232,7 @@ def _nest(block: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the configuration without a key; the blocks around it stay."""
+    """Return the configuration without a key, but with the blocks around the key."""
     kept = {name: value for name, value in config.items() if name != key}
     return {name: _without(value, key) if isinstance(value, dict) else value for name, value in kept.items()}
 
@@ -267,5 +267,5 @@ def test_a_key_without_effect_changes_nothing(block: str, key: str) -> None:
     assert changed == translate_deepspeed(_without(_nest(block, key, "anything"), key), world_size=1)
 
 
-def test_the_page_of_keys_is_what_the_tables_say() -> None:
+def test_the_docs_page_of_keys_is_generated_from_the_tables() -> None:
     assert DOCS.read_text() == config_docs.render(), f"run `python -m hocket.dist.config_docs {DOCS}`"

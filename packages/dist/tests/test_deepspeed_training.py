@@ -1,4 +1,4 @@
-"""`Trainer(deepspeed_config=…)`: a configuration of DeepSpeed trains over FSDP2."""
+"""`Trainer(deepspeed_config=…)` trains with FSDP2 as the DeepSpeed configuration says."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def train_replicated():
 
 
 def count_collectives(zero):
-    """Count the gathers and reductions of two microbatches, and say whether parameters are offloaded."""
+    """Return the gathers and reductions of two microbatches, and whether parameters are offloaded."""
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
     with make(max_duration="1ba", deepspeed_config=config) as trainer:
         with Collectives() as seen:
@@ -67,7 +67,7 @@ def test_each_stage_gathers_and_reduces_as_deepspeed_does(two_ranks):
 
 
 class Sizes(TorchDispatchMode):
-    """Notes over how many ranks parameters are gathered, and how and in which dtype gradients are reduced."""
+    """Records over how many ranks parameters are gathered, and how gradients are reduced."""
 
     def __init__(self):
         super().__init__()
@@ -82,8 +82,8 @@ class Sizes(TorchDispatchMode):
             ranks = args[1].numel() // args[0].numel()
             self.reduced["scattered over", ranks, args[0].dtype] += (
                 ranks > 1
-            )  # torch 2.9 calls it for one too
-        # The trainer's own sums beside the gradients are float64.
+            )  # torch 2.9 reduces over one rank, too
+        # Sums in float64 are the trainer's own and not of gradients.
         elif name.startswith("c10d.allreduce_") and args[0][0].dtype != torch.float64:
             self.reduced["summed over copies", args[0][0].dtype] += 1
         return func(*args, **(kwargs or {}))
@@ -112,7 +112,7 @@ OF_FOUR = {
     "MiCS": (
         {"zero_optimization": {"stage": 3, "mics_shard_size": 2}},
         [2] * GROUPS * 4,
-        # Copies are summed at the end of accumulation only.
+        # Replicas are summed at the end of gradient accumulation only.
         {
             ("scattered over", 2, torch.float32): 2 * GROUPS,
             ("summed over copies", torch.float32): GROUPS,
@@ -176,7 +176,7 @@ def test_contradictions_name_both_values():
 
 
 def test_batch_sizes_and_clipping_take_effect(one_rank):
-    """A step of SGD is as long as the clipped gradient times the learning rate."""
+    """The norm of an SGD step is the clipped gradient's norm times the learning rate."""
     model = Net()
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     sizes = []
@@ -190,7 +190,7 @@ def test_batch_sizes_and_clipping_take_effect(one_rank):
     assert (nn.utils.parameters_to_vector(whole) - before).norm().item() == pytest.approx(2e-3, rel=1e-3)
 
 
-def test_the_loss_scale_is_that_of_the_configuration(one_rank):
+def test_the_configured_loss_scale_takes_effect(one_rank):
     fp16 = {"enabled": True, "initial_scale_power": 5, "loss_scale_window": 7}
     with make(deepspeed_config={"fp16": fp16}, max_duration="1ba") as trainer:
         trainer.fit()

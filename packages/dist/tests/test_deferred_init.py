@@ -1,5 +1,4 @@
-"""Models built on the meta device have the same initial weights in every layout and on every number of
-ranks."""
+"""Models built on the meta device have equal initial weights in every layout and on any number of ranks."""
 
 import hashlib
 import json
@@ -26,7 +25,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 class Block(nn.Module):
-    """Has a buffer that only an initialiser can fill."""
+    """A block with a buffer that only its initialiser fills."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Block(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the head's, with 7 rows, which divide by no number of ranks."""
+    """A model whose embedding and head share a weight of 7 rows, which no number of ranks divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +75,7 @@ def _digests(layouts: dict[str, dict[str, Any]]) -> dict[str, str]:
     found = {}
     for name, config in layouts.items():
         with provide(config, device="cpu", timeout_s=60) as parallelism:
-            torch.manual_seed(5 + parallelism.data_parallel[0])  # rank 0's seed counts
+            torch.manual_seed(5 + parallelism.data_parallel[0])  # rank 0's seed must be used
             with torch.device("meta"):
                 model = Tied()
             optimizer = torch.optim.AdamW(model.parameters())
@@ -91,7 +90,7 @@ def _digests(layouts: dict[str, dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def test_values_are_alike_in_every_layout_and_on_every_number_of_ranks(
+def test_initial_weights_are_equal_in_every_layout_and_on_any_number_of_ranks(
     one_rank: None, two_ranks: StandingRanks, four_ranks: StandingRanks
 ) -> None:
     alone = _digests(LAYOUTS)
@@ -107,7 +106,7 @@ def test_values_are_alike_in_every_layout_and_on_every_number_of_ranks(
         assert _digest(model) != alone["sharded"], "the seed has no effect"
 
 
-def test_initialisers_are_those_of_the_modules(one_rank: None) -> None:
+def test_each_module_runs_its_own_initialiser(one_rank: None) -> None:
     with torch.device("meta"):
         model = Tied()
     with provide({}, device="cpu") as parallelism:
@@ -122,7 +121,7 @@ def test_initialisers_are_those_of_the_modules(one_rank: None) -> None:
 
 
 @pytest.mark.parametrize("where", ["config", "model", "transformers"])
-def test_an_init_function_sees_each_module_whole(one_rank: None, where: str) -> None:
+def test_an_init_function_gets_each_module_unsharded(one_rank: None, where: str) -> None:
     seen = []
 
     def init(module: nn.Module) -> None:
@@ -159,14 +158,16 @@ class Silent(nn.Module):
         (False, "has no initialiser"),
     ],
 )
-def test_a_tensor_without_values_is_named(one_rank: None, has_reset: bool, message: str) -> None:
+def test_a_tensor_left_uninitialised_raises_with_its_name(
+    one_rank: None, has_reset: bool, message: str
+) -> None:
     with torch.device("meta"):
         model = Silent(has_reset=has_reset)
     with provide({}, device="cpu") as parallelism, pytest.raises(ModelError, match=message):
         parallelism.lay_out(model)
 
 
-def test_a_layer_with_two_owners_is_initialised_once(one_rank: None) -> None:
+def test_a_layer_with_two_parents_is_initialised_once(one_rank: None) -> None:
     with torch.device("meta"):
         layer = nn.Linear(5, 5)
         model = nn.Sequential(nn.Sequential(layer), nn.Sequential(layer))
@@ -176,7 +177,7 @@ def test_a_layer_with_two_owners_is_initialised_once(one_rank: None) -> None:
     assert 0 < _whole(model)["0.0.weight"].abs().max() <= 5**-0.5
 
 
-def test_replicas_refuse_the_meta_device() -> None:
+def test_a_replicated_model_on_the_meta_device_raises() -> None:
     with torch.device("meta"):
         model = Tied()
     with provide(None, device="cpu") as parallelism, pytest.raises(ModelError, match=r"`embed\.weight`"):
@@ -194,17 +195,17 @@ def _build_on_rank_0(is_everywhere_else_meta: bool) -> dict[str, torch.Tensor]:
         return _whole(model)
 
 
-def test_values_of_rank_0_reach_shards_of_models_on_the_meta_device(two_ranks: StandingRanks) -> None:
+def test_weights_of_rank_0_fill_shards_of_models_on_the_meta_device(two_ranks: StandingRanks) -> None:
     torch.manual_seed(1)
     expected = _whole(Tied())
     for found in two_ranks.run(_build_on_rank_0, True):
         for name, value in expected.items():
-            if not name.endswith("scale"):  # never written
+            if not name.endswith("scale"):  # `scale` is uninitialised memory
                 assert torch.equal(found[name], value), name
 
 
 class Sharing(nn.Module):
-    """Modules that hold the same parameter, buffer or module; its own name for the parameter is the first."""
+    """Modules that share a parameter, a buffer and a module; the model itself names the parameter first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +233,7 @@ def _share() -> tuple[bool, list[torch.Tensor]]:
         return is_shared, [*_whole(model).values()]
 
 
-def test_what_modules_share_is_sent_once_and_stays_shared(two_ranks: StandingRanks) -> None:
+def test_shared_tensors_are_sent_once_and_stay_shared(two_ranks: StandingRanks) -> None:
     torch.manual_seed(3)
     expected = [*_whole(Sharing()).values()]
     for is_shared, found in two_ranks.run(_share):
@@ -246,7 +247,7 @@ def _try_to_build_elsewhere() -> str:
     return str(caught.value)
 
 
-def test_values_on_other_ranks_only_are_refused(two_ranks: StandingRanks) -> None:
+def test_weights_on_other_ranks_than_rank_0_only_raise(two_ranks: StandingRanks) -> None:
     for message in two_ranks.run(_try_to_build_elsewhere):
         assert "Parameters on the meta device, by rank" in message
 
@@ -295,7 +296,7 @@ def test_a_folder_of_safetensors_is_read_into_shards(
                 assert torch.equal(found[name], value), name
 
 
-def test_a_folder_that_does_not_fit_is_refused(one_rank: None, tmp_path: Path) -> None:
+def test_a_folder_of_another_model_raises(one_rank: None, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     with pytest.raises(WeightsError, match="has no safetensors files"):
         _load(str(tmp_path), {"": {}})

@@ -1,4 +1,4 @@
-"""A rank that is late, gone, diverged or started differently is named on the others, in time."""
+"""A rank that is late, gone, diverged or started differently is named by the others within the deadline."""
 
 import json
 import os
@@ -29,9 +29,9 @@ def _notes(error: BaseException) -> str:
 
 
 def _hang(kind: str, folder: str) -> tuple[str, float] | None:
-    """Let rank 1 leave the others alone; return the error that they see, and after how many seconds."""
+    """Keep rank 1 out of a collective; return the other ranks' error, and the seconds until it was raised."""
     done = Path(folder, "done")
-    # The deadline is of collectives, not of the import of torch on a busy machine.
+    # Start together: the deadline is for collectives, and not for importing torch on a busy machine.
     Path(folder, f"started-{os.environ['RANK']}").touch()
     while len(list(Path(folder).glob("started-*"))) < 2:
         time.sleep(0.05)
@@ -127,8 +127,8 @@ def _run_out_of_memory() -> str:
         return _notes(error)
 
 
-def test_out_of_memory_is_answered_with_the_levers_in_order(one_rank: None) -> None:
-    """The error is torch's own, raised by hand, since a CPU has no such limit."""
+def test_an_out_of_memory_error_lists_the_remedies_in_order(one_rank: None) -> None:
+    """The test raises torch's own error, because a CPU has no memory limit."""
     message = _run_out_of_memory()
     levers = [
         line.strip() for line in message.splitlines() if line.strip()[:2] in ("1.", "2.", "3.", "4.", "5.")
@@ -151,7 +151,7 @@ def test_out_of_memory_is_answered_with_the_levers_in_order(one_rank: None) -> N
 HOLDER = "import sys; held = bytearray(b'x' * 2**29); print('holds', flush=True); sys.stdin.read()"
 
 
-def test_out_of_memory_names_the_other_processes_that_hold_it(one_rank: None) -> None:
+def test_an_out_of_memory_error_names_other_processes_on_the_device(one_rank: None) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -167,6 +167,6 @@ def test_out_of_memory_names_the_other_processes_that_hold_it(one_rank: None) ->
         int(pid): float(size) * {"KiB": 2**-10, "MiB": 1, "GiB": 2**10}[unit] for pid, size, unit in found
     }
     assert os.getpid() not in sizes
-    # The five largest are named: it is one of them, or all of them are larger.
+    # The five largest processes are named: `holder` is among them, or all five are larger.
     assert 512 <= sizes.get(holder.pid, 512) < 600
     assert holder.pid in sizes or (len(sizes) == 5 and min(sizes.values()) >= 512), line

@@ -1,4 +1,4 @@
-"""fp16 with sharded gradients: an overflow on one rank leaves the step out on all of them."""
+"""fp16 with sharded gradients: after an overflow on one rank, all ranks skip the step."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from support.training import make
 
 
 class Overflow(Callback):
-    """Makes one gradient of rank 1 infinite in the first step, and notes scale and weights after each."""
+    """Makes a gradient of rank 1 infinite in the first step, and records scale and weights after each."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,6 +44,6 @@ def test_an_overflow_on_one_rank_is_skipped_on_all(two_ranks: StandingRanks) -> 
         assert scale == 2.0**16 / 2, "the scale was not halved"
 
 
-def test_modules_that_are_not_sharded_are_refused() -> None:
+def test_unsharded_modules_raise() -> None:
     with pytest.raises(ConfigError, match=r"'layers.0'.* and `precision` is 'amp_fp16'"):
         provide({"ignored_modules": ["layers.0"]}, device="cpu", precision="amp_fp16")

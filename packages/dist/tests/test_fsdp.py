@@ -1,4 +1,4 @@
-"""Each key of `fsdp_config` changes what a training step does: what is gathered, when, and in which dtype."""
+"""Each key of `fsdp_config` changes a training step: what it gathers, when, and in which dtype."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ NAMES = {8 * hidden: f"block {index}" for index, hidden in enumerate(HIDDEN)} | 
 
 
 class Step(NamedTuple):
-    """What happened in one training step on a rank."""
+    """The collectives and results of one training step on a rank."""
 
     events: list[str]
     """`gather NAME` and `forward NAME`, in their order; `backward` where the backward pass begins."""
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 class Collectives(TorchDispatchMode):
-    """Notes the collectives of torch's layouts."""
+    """Records the collectives of torch's sharded and replicated modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ CASES_OF_4: dict[str, Case] = {
     "reshard_after_forward=2": (
         {"reshard_after_forward": 2},
         {},
-        # Forward gathers over all ranks, backward what two of them kept.
+        # Forward gathers over all ranks, backward over the two ranks that kept the parameters.
         lambda step: step.ranks_of_gathers == [4] * (LAYERS + 1) + [2] * LAYERS,
     ),
 }
@@ -295,20 +295,20 @@ def _run(ranks: StandingRanks, cases: dict[str, Case]) -> list[dict[str, Step]]:
     return found
 
 
-def test_keys_change_what_two_ranks_do(two_ranks: StandingRanks) -> None:
+def test_keys_change_the_step_of_two_ranks(two_ranks: StandingRanks) -> None:
     for found in _run(two_ranks, CASES_OF_2):
         for name, step in found.items():
             assert CASES_OF_2[name][2](step), (name, step)
 
 
-def test_keys_change_what_four_ranks_do(four_ranks: StandingRanks) -> None:
+def test_keys_change_the_step_of_four_ranks(four_ranks: StandingRanks) -> None:
     for found in _run(four_ranks, CASES_OF_4):
         for name, step in found.items():
             assert CASES_OF_4[name][2](step), (name, step)
 
 
-def test_more_blocks_are_gathered_ahead_in_backward(two_ranks: StandingRanks) -> None:
-    """The last two blocks before the first gradient of the last one."""
+def test_backward_prefetch_limit_sets_how_many_blocks_are_gathered_ahead(two_ranks: StandingRanks) -> None:
+    """With a limit of 2, two blocks are gathered before the last block's first gradient."""
     for one, two in zip(
         two_ranks.run(_events_of_backward, 1), two_ranks.run(_events_of_backward, 2), strict=True
     ):
@@ -337,7 +337,7 @@ def _values_of(sync: bool) -> float:
     return step.initial
 
 
-def test_without_sync_module_states_each_rank_keeps_its_values(two_ranks: StandingRanks) -> None:
+def test_sync_module_states_decides_whether_ranks_keep_their_own_weights(two_ranks: StandingRanks) -> None:
     first, second = two_ranks.run(_values_of, True)
     assert first == second
     first, second = two_ranks.run(_values_of, False)

@@ -1,4 +1,4 @@
-"""`hocket-launch`, run as a command on real scripts."""
+"""`hocket-launch` as a command: places of ranks, several machines, restarts, signals and exit."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from support import launches
 
 
-def test_ranks_find_their_places_and_arguments(script: Path, tmp_path: Path) -> None:
+def test_ranks_get_their_environment_and_arguments(script: Path, tmp_path: Path) -> None:
     done = launches.run(tmp_path, "-n", "2", "-m", "job", tmp_path, "end", "--their=own", "-n", "7")
     assert done.returncode == 0, done.stderr
     for rank in range(2):
@@ -30,13 +30,13 @@ def test_ranks_find_their_places_and_arguments(script: Path, tmp_path: Path) -> 
         assert found["argv"][1:] == [str(tmp_path), "end", "--their=own", "-n", "7"]
         assert found["address"]
     assert done.stdout == "output of rank 0\n"
-    assert not list(tmp_path.glob("hocket-launch-*")), "the logs of a job that went well were left"
+    assert not list(tmp_path.glob("hocket-launch-*")), "a successful job left its logs"
 
 
 @pytest.mark.slow
 def test_a_script_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    # One write a line: those of two ranks would else mix.
+    # One write per line, so that the lines of two ranks do not mix.
     line = "f'trained on rank {parallelism.data_parallel[0]}\\n'"
     path.write_text(launches.DIST_SCRIPT + f"    sys.stdout.write({line})\n")
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_a_script_runs_under_torchrun_unchanged(tmp_path: Path) -> None:
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    printed = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # of torch 2.9
+    printed = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # from torch 2.9
     assert sorted(printed) == ["trained on rank 0", "trained on rank 1"]
 
 
@@ -74,7 +74,7 @@ time.sleep(120)
 
 
 @pytest.mark.slow
-def test_a_rank_that_ignores_the_end_of_another_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(STUBBORN)
     done = launches.run(tmp_path, "-n", "2", "--shutdown-timeout", "2", path, tmp_path)
@@ -112,14 +112,14 @@ def _check_restart(tmp_path: Path) -> None:
 
 
 def _check_two_machines(tmp_path: Path) -> None:
-    """As Composer's users start them."""
+    """Start two machines with the options that Composer's users pass."""
     common = ["-n", "1", "--world_size", "2"]
     places = [[*common, "--base_rank", "1"], [*common, "--node_rank", "0"]]
     _launch_machines(tmp_path, places, ["1 2 1", "0 2 0"])
 
 
 def _check_unequal_machines(tmp_path: Path) -> None:
-    """Each machine has its own `-n`; the first rank of a machine writes to the terminal."""
+    """Start machines with different `-n`; the first rank of each machine writes to the terminal."""
     places = [
         ["-n", "1", "--nnodes", "2", "--node_rank", "1"],
         ["-n", "2", "--nnodes", "2", "--node_rank", "0"],
@@ -229,7 +229,7 @@ def test_a_task_for_each_rank_of_a_slurm_step_runs_the_script_itself(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_known_is_named_after_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_latest_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(
         "import json, os, pathlib, sys, time\n"
@@ -288,7 +288,7 @@ def test_a_signal_reaches_every_rank_and_leaves_none(
         assert not launches.is_alive(json.loads((tmp_path / f"rank-{rank}").read_text())["pid"])
 
 
-def test_the_version_is_printed_and_the_package_is_a_command(tmp_path: Path) -> None:
+def test_python_m_hocket_dist_prints_the_version(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hocket.dist", "--version"], capture_output=True, text=True, timeout=150
     )

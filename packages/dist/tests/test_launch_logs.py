@@ -1,4 +1,4 @@
-"""The files that ranks write to."""
+"""The log files of ranks: `--stdout` and `--stderr` formats."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from support import launches
 
 
-def test_ranks_write_to_the_files_of_the_formats(script: Path, tmp_path: Path) -> None:
+def test_ranks_write_to_the_files_named_by_the_formats(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = launches.run(
         tmp_path,
@@ -23,8 +23,8 @@ def test_ranks_write_to_the_files_of_the_formats(script: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["", "file/{rank}"])
-def test_a_file_of_a_format_that_cannot_be_written_is_named(script: Path, tmp_path: Path, name: str) -> None:
-    """A folder, and a folder within a file."""
+def test_an_unwritable_log_file_is_named(script: Path, tmp_path: Path, name: str) -> None:
+    """The paths are a folder, and a file below a file."""
     (tmp_path / "file").touch()
     done = launches.run(tmp_path, "-n", "2", "--stdout", tmp_path / name, script, tmp_path, "end")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The options of `hocket-launch`, and the variables that stand in for them."""
+"""The options of `hocket-launch`, and the environment variables that replace missing ones."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from hocket.dist import launch, launch_options, slurm
 from support import launches
 
 
-def test_composers_long_names_are_the_short_ones() -> None:
-    """Composer's launcher has each option under these names."""
+def test_composers_long_option_names_equal_the_short_ones() -> None:
+    """Parse each option under all names that Composer's launcher has for it."""
     place = ["--world_size", "4", "--node_rank", "1", "--master_addr", "127.0.0.1", "--master_port", "5000"]
     files = ["--stdout", "{rank}.out", "--stderr", "{rank}.err"]
     long = ["--nproc", "2", "--verbose", "--module_mode", *place, *files, "job", "--lr", "1"]
@@ -43,7 +43,7 @@ PLACE = {
         (PLACE, ["--node_rank", "0", "--master_port", "6000"], ("2", "2", 0, "10.0.0.5", 6000)),
         (PLACE, ["-n", "4"], ("4", "1", 0, "127.0.0.1", None)),
         ({**PLACE, "NODE_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, ["-n", "4"], ("4", "1", 0, "127.0.0.1", None)),
-        # An operator of Kubernetes counts machines: this is the second of two.
+        # Kubernetes operators count machines in `WORLD_SIZE` and `RANK`: this is the second of two.
         ({**PLACE, "WORLD_SIZE": "2", "RANK": "1"}, [], ("2", "1", 0, "127.0.0.1", None)),
         (
             {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"},
@@ -52,10 +52,10 @@ PLACE = {
         ),
     ],
 )
-def test_the_place_of_a_machine_is_read_from_the_environment(
+def test_a_machines_rank_and_address_are_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], arguments: list[str], expected: tuple
 ) -> None:
-    """Options come first; Composer's variables, and torchrun's, stand in for those that are not given."""
+    """Options take precedence; variables of Composer and torchrun replace missing ones."""
     if "-n" in arguments:
         environment = {**environment, "WORLD_SIZE": "4", "NODE_RANK": "0"}
     for name, value in environment.items():
@@ -79,7 +79,7 @@ def test_the_place_of_a_machine_is_read_from_the_environment(
         ("WORLD_SIZE", "2", "Did you mean: hocket-launch --world_size 4 x.py"),
     ],
 )
-def test_a_wrong_variable_of_the_place_is_named(
+def test_an_invalid_variable_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     variable: str,
@@ -132,7 +132,7 @@ def test_a_wrong_variable_of_the_place_is_named(
         (["--data", "", "x.py"], "`--data` is empty, expected a path"),
     ],
 )
-def test_options_that_contradict_are_refused(
+def test_contradictory_options_raise(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -141,7 +141,7 @@ def test_options_that_contradict_are_refused(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_launcher_on_each_node_of_a_slurm_step_finds_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_on_each_slurm_node_reads_its_rank_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**launches.SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
     options = launch_options.parse(["-n", "4", "x.py"])
@@ -150,7 +150,7 @@ def test_a_launcher_on_each_node_of_a_slurm_step_finds_its_place(monkeypatch: py
     assert slurm.job_port({"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1"}) == options.master_port + 1
 
 
-def test_a_slurm_step_without_a_list_of_hosts_is_refused(
+def test_a_slurm_step_without_a_host_list_raises(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {**launches.SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}.items():

@@ -1,4 +1,4 @@
-"""What the launcher says of a job that failed: the rank that failed first, once, with its traceback."""
+"""The launcher's report of a failed job: the rank that failed first, with its traceback, once."""
 
 import json
 import signal

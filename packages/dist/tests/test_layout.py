@@ -1,4 +1,4 @@
-"""What is grouped, what stays as it was, and what cannot be laid out: one rank shards as well as many."""
+"""FSDP layouts: which modules form groups, what stays unchanged, and errors; mostly on one rank."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -72,13 +72,13 @@ def fsdp(one_rank: None) -> Iterator[FSDPParallelism]:
         yield parallelism
 
 
-def test_repeated_blocks_are_found_and_their_insides_left_alone() -> None:
+def test_repeated_blocks_become_groups_and_their_submodules_do_not() -> None:
     assert set(choose_wraps(Model())) == BLOCKS
     assert set(choose_wraps(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))) == {"0", "2"}
     assert choose_wraps(nn.Linear(2, 2)) == {}
 
 
-def test_a_mark_on_a_module_comes_first() -> None:
+def test_fsdp_wrap_on_a_module_takes_precedence() -> None:
     model = Model()
     model.head._fsdp_wrap = True
     assert set(choose_wraps(model)) == {"head"}
@@ -88,7 +88,7 @@ def test_a_mark_on_a_module_comes_first() -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "body"])
-def test_a_wrap_function_decides(owner: str) -> None:
+def test_a_wrap_function_chooses_the_groups(owner: str) -> None:
     model = Model()
 
     def choose(module: nn.Module) -> bool | dict[str, Any]:
@@ -116,21 +116,21 @@ def test_inner_groups_come_before_outer_ones() -> None:
         (lambda module: "yes", "expected True, False or a dict"),
     ],
 )
-def test_a_wrap_function_that_does_not_fit_is_refused(choose: Any, message: str) -> None:
+def test_an_unsuitable_wrap_function_raises(choose: Any, message: str) -> None:
     model = Model()
     model.fsdp_wrap_fn = choose
     with pytest.raises(WrapError, match=message):
         choose_wraps(model)
 
 
-def test_a_mark_on_nothing_is_refused() -> None:
+def test_fsdp_wrap_on_a_module_without_parameters_raises() -> None:
     model = Model()
     model.get_submodule("body.2")._fsdp_wrap = True  # a ReLU
     with pytest.raises(WrapError, match="`_fsdp_wrap` matches no module"):
         choose_wraps(model)
 
 
-def test_tied_parameters_are_not_separated() -> None:
+def test_groups_that_separate_tied_parameters_raise() -> None:
     model = Tied()
     model.head._fsdp_wrap = True
     with pytest.raises(WrapError, match=r"`embed.weight` and `head.weight` are one tied parameter"):
@@ -152,7 +152,7 @@ def test_tied_parameters_stay_tied_and_are_optimized_once(fsdp: FSDPParallelism)
     assert model.head.weight is model.embed.weight
 
 
-def test_groups_and_names_are_those_of_the_policy(fsdp: FSDPParallelism) -> None:
+def test_layout_makes_the_policys_groups_and_keeps_names(fsdp: FSDPParallelism) -> None:
     model = Model()
     names = [name for name, _ in model.named_parameters()]
     keys = list(model.state_dict())
@@ -162,7 +162,7 @@ def test_groups_and_names_are_those_of_the_policy(fsdp: FSDPParallelism) -> None
     assert list(model.state_dict()) == keys
 
 
-def test_a_model_is_whole_only_while_it_runs(fsdp: FSDPParallelism) -> None:
+def test_parameters_are_gathered_only_during_a_pass(fsdp: FSDPParallelism) -> None:
     torch.manual_seed(0)
     model = Model()
     x = torch.randn(2, 4)
@@ -208,7 +208,7 @@ def test_optimizers_keep_groups_options_and_state(fsdp: FSDPParallelism, momentu
         torch.testing.assert_close(mine.full_tensor(), other, msg=name)
 
 
-def test_an_optimizer_of_another_model_is_refused_and_nothing_changed(fsdp: FSDPParallelism) -> None:
+def test_an_optimizer_of_another_model_raises_before_anything_changes(fsdp: FSDPParallelism) -> None:
     model = Model()
     with pytest.raises(
         OptimizerError, match=r"SGD's group 0 holds .* parameters that the model does not have"
@@ -217,7 +217,7 @@ def test_an_optimizer_of_another_model_is_refused_and_nothing_changed(fsdp: FSDP
     assert not isinstance(model, FSDPModule)
 
 
-def test_what_cannot_be_laid_out_is_refused(fsdp: FSDPParallelism) -> None:
+def test_modules_that_cannot_be_sharded_raise(fsdp: FSDPParallelism) -> None:
     with pytest.raises(ModelError, match="ReLU has no parameters"):
         fsdp.lay_out(nn.ReLU())
     with pytest.raises(ModelError, match="is not sharded"):
@@ -227,7 +227,7 @@ def test_what_cannot_be_laid_out_is_refused(fsdp: FSDPParallelism) -> None:
         fsdp.lay_out(model)
 
 
-def test_low_precision_is_used_inside_only(one_rank: None) -> None:
+def test_low_precision_is_used_inside_the_model_only(one_rank: None) -> None:
     config = {"mixed_precision": {"param_dtype": "bf16", "output_dtype": "fp32"}}
     seen = []
     with provide(config, device="cpu", timeout_s=10) as parallelism:
@@ -247,7 +247,7 @@ def test_the_norm_of_no_gradients_is_zero(fsdp: FSDPParallelism) -> None:
     assert fsdp.clip_grad_norm_(model.parameters(), 1.0).item() == 0.0
 
 
-def test_replicas_refuse_a_model_that_is_not_theirs() -> None:
+def test_replication_refuses_a_model_that_it_did_not_lay_out() -> None:
     with provide(None, device="cpu", timeout_s=10) as parallelism:
         model = parallelism.lay_out(Model())
         parallelism.sync_gradients(model, False)
@@ -270,17 +270,17 @@ def _timeouts_of_axes() -> list[float]:
     return found
 
 
-def test_the_groups_of_copies_and_shards_have_the_timeout_that_was_asked_for() -> None:
+def test_replica_and_shard_groups_have_the_given_timeout() -> None:
     assert run_ranks(_timeouts_of_axes, 2) == [[77.0, 77.0]] * 2
 
 
-def test_one_policy_of_gradient_synchronisation_is_stated_once() -> None:
+def test_contradictory_gradient_sync_values_raise() -> None:
     with pytest.raises(ConfigError, match="`gradient_sync` is 'last', and 'every' in `fsdp_config`"):
         provide({"gradient_sync": "every"}, device="cpu", gradient_sync="last")
 
 
 def _refused_on_a_rank() -> list[str]:
-    """Return what each wrong layout is answered with, and prove that the ranks still work together."""
+    """Return the error of each invalid layout, and check that the ranks can still communicate."""
     plain, marked = _sequential(), _sequential()
     marked.fsdp_wrap_fn = lambda module: isinstance(module, nn.Embedding)
     wrong: list[tuple[Any, nn.Module]] = [
@@ -309,7 +309,7 @@ def _sequential() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
 
 
-def test_a_wrong_layout_is_refused_alike_on_all_ranks(two_ranks: StandingRanks) -> None:
+def test_an_invalid_layout_raises_the_same_error_on_all_ranks(two_ranks: StandingRanks) -> None:
     first, second = two_ranks.run(_refused_on_a_rank)
     assert first == second
     for message, words in zip(
@@ -329,7 +329,7 @@ def test_a_wrong_layout_is_refused_alike_on_all_ranks(two_ranks: StandingRanks) 
 
 
 class _Switched(nn.Module):
-    """Leaves one of two layers unused in each forward pass, as frozen or routed layers do."""
+    """A model that leaves one of two layers unused in each forward pass, as routed layers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ def _train_with_unused_each_way() -> list[tuple[bool, str]]:
     ]
 
 
-def test_parameters_that_a_step_leaves_unused_can_be_searched(two_ranks: StandingRanks) -> None:
+def test_find_unused_parameters_handles_unused_layers(two_ranks: StandingRanks) -> None:
     for *searched, (_, message) in two_ranks.run(_train_with_unused_each_way):
         assert searched == [(True, "")] * 3
         assert "`fsdp_config={'sharding_strategy': 'NO_SHARD', 'find_unused_parameters': True}`" in message

@@ -1,4 +1,4 @@
-"""The estimate of memory is near what ranks use, and `hocket-launch plan` prints it."""
+"""The memory estimate is close to the memory that ranks use, and `hocket-launch plan` prints it."""
 
 import math
 from pathlib import Path
@@ -40,9 +40,9 @@ def _model(width: int = WIDTH) -> nn.Sequential:
 
 
 def _peak(config: dict[str, Any]) -> int:
-    """Return by how much a training job's peak resident memory exceeds that before the model was made."""
+    """Return the growth of resident memory from before the model was made to the peak of training."""
     with provide(config, device="cpu", timeout_s=120) as parallelism:
-        _train(parallelism, _model(8), torch.ones(4, 8))  # loads and caches what torch needs
+        _train(parallelism, _model(8), torch.ones(4, 8))  # makes torch load and cache what it needs
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
     with provide(config, device="cpu", timeout_s=120) as parallelism:
@@ -78,8 +78,8 @@ def _estimate(config: dict[str, Any], shape: MeshShape) -> int:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc/self/clear_refs")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_estimate_is_near_what_two_ranks_use(name: str) -> None:
-    """Within 30%: the resident set has gloo's buffers and heap that the allocator keeps, too."""
-    # Large blocks go back to the system when they are freed, else the resident set keeps what is not used.
+    """Allow 30%, because the resident set includes gloo's buffers and memory that the allocator keeps."""
+    # Return large freed blocks to the system at once, so that the resident set has used memory only.
     env = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     estimated = _estimate(LAYOUTS[name], MeshShape(replicate=1, shard=2))
     for measured in run_ranks(_peak, 2, LAYOUTS[name], init="gloo", timeout_s=120, env=env):
@@ -109,7 +109,7 @@ LIVE: dict[str, tuple[dict[str, Any], int]] = {
 }
 """Configurations, and the rows of a batch."""
 LEVERS = {
-    # A lever of `ladder`: the layout without it, the one with it, and the words by which the ladder names it.
+    # By lever of `ladder`: the layout without it, the layout with it, and the ladder's name for it.
     "half the microbatch": ("FULL_SHARD, many rows", "FULL_SHARD, half as many", "microbatch_size"),
     "FULL_SHARD": ("SHARD_GRAD_OP", "FULL_SHARD", "'FULL_SHARD'"),
     "one copy": ("two copies", "FULL_SHARD", "one copy over all 4 ranks"),
@@ -122,7 +122,7 @@ def _square_mean(outputs: torch.Tensor, _batch: Any = None) -> torch.Tensor:
 
 
 def _live_peaks() -> dict[str, int]:
-    """Return the most bytes of tensors that are alive at once in two training steps, for each layout."""
+    """Return the peak bytes of live tensors in two training steps, for each layout."""
     peaks = {}
     for name, (config, rows) in LIVE.items():
         with LiveBytes() as meter, provide(config, device="cpu", timeout_s=60) as parallelism:
@@ -138,8 +138,8 @@ def _live_peaks() -> dict[str, int]:
     return peaks
 
 
-def test_estimates_and_savings_are_near_what_is_alive(four_ranks: StandingRanks) -> None:
-    """A CPU shows no device apart from the host, so host offload counts both, and saves nothing here."""
+def test_estimates_and_savings_are_close_to_the_peak_of_live_tensors(four_ranks: StandingRanks) -> None:
+    """On a CPU, host offload saves nothing, because host and device memory are the same."""
     measured = four_ranks.run(_live_peaks, timeout_s=120)[0]
     world = World(world_size=4, local_world_size=4)
     ladders = {}
@@ -169,7 +169,7 @@ def test_the_parts_of_an_estimate_are_exact() -> None:
     assert offloaded.total == offloaded.gathered
 
 
-def test_activations_are_counted_by_lever() -> None:
+def test_activation_estimates_follow_the_checkpointing_and_offload_options() -> None:
     batch = torch.ones(ROWS, WIDTH)
 
     def count(**config: Any) -> int:
@@ -178,14 +178,14 @@ def test_activations_are_counted_by_lever() -> None:
         )
 
     row = ROWS * WIDTH * 4
-    # Each block saves its input, and the inner layer before and after gelu, four times as wide each.
+    # Each block saves its input, and the inner layer before and after gelu, both four times as wide.
     assert count() == LAYERS * 9 * row
     assert count(activation_checkpointing=True) == LAYERS * row + 9 * row
     assert count(activation_checkpointing=True, activation_checkpointing_every=2) < count()
     assert count(activation_cpu_offload=True) == 9 * row
 
 
-def test_the_ladder_has_the_cheapest_lever_first_and_leaves_out_what_is_on() -> None:
+def test_the_ladder_lists_the_cheapest_lever_first_and_skips_active_ones() -> None:
     config = FSDPConfig(sharding_strategy="HYBRID_SHARD", activation_checkpointing=True)
     shape = MeshShape(replicate=2, shard=2)
     names = [name for name, _ in ladder(_model(8), config, shape, activations=1000, microbatch_size=4)]

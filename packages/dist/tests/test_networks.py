@@ -1,4 +1,4 @@
-"""A job over three network namespaces, as over three machines; the cable of one is pulled in mid-run."""
+"""A job over three network namespaces, as over three machines, one of which loses its network."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def _can_make_networks() -> bool:
 
 @pytest.fixture
 def networks() -> Iterator[list[str]]:
-    """Three namespaces, 10.77.31.1 to 10.77.31.3, each with a cable `hkN` to a switch in a fourth."""
+    """Make three namespaces, 10.77.31.1 to 10.77.31.3, each with a link `hkN` to a bridge in a fourth."""
     if not _can_make_networks():
         pytest.skip("needs root and `ip netns`")
     switch, *names = (f"hocket-{name}-{os.getpid()}" for name in ("switch", "a", "b", "c"))
@@ -74,7 +74,7 @@ def networks() -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_cut_off_is_named_on_the_others(networks: list[str], tmp_path: Path) -> None:
+def test_a_machine_without_network_is_named_by_the_others(networks: list[str], tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     launchers = []

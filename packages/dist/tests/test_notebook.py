@@ -1,4 +1,4 @@
-"""Ranks started from a notebook: functions that no file defines."""
+"""`notebook_launcher`: ranks run functions that are defined in a cell and not in a file."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_a_function_of_a_cell_trains_on_two_ranks(cell):
     assert weight.equal(other)
 
 
-def test_a_failure_has_the_ranks_traceback(cell):
+def test_a_failure_raises_with_the_ranks_traceback(cell):
     with pytest.raises(RankFailedError, match=r"ValueError: no such data[\s\S]*rank 0 .*failed first"):
         notebook_launcher(cell["fail"], num_processes=1)
 
 
-def test_wrong_calls_are_refused(cell, monkeypatch):
+def test_invalid_calls_raise(cell, monkeypatch):
     with pytest.raises(ConfigError, match="`num_processes` is 0"):
         notebook_launcher(cell["fail"], num_processes=0)
     monkeypatch.setenv("RANK", "0")

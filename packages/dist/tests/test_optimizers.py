@@ -1,4 +1,4 @@
-"""Optimizers get the shards, and keep nothing alive of the whole parameters that they were built with."""
+"""Sharding gives optimizers the shards, and frees the whole parameters that they were built with."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def _make_trainer() -> None:
 
 
 def _lay_out_with_state() -> None:
-    """Lay out a model that was trained whole: with both moments there are three whole copies at first."""
+    """Shard a trained model, whose parameters and two moments are three whole copies at first."""
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     model(torch.ones(1, WIDTH)).sum().backward()
@@ -61,11 +61,11 @@ def _lay_out_with_state() -> None:
     optimizer.zero_grad()
     with provide({}, device="cpu", timeout_s=30) as parallelism, LiveBytes() as meter:
         parallelism.lay_out(model, [optimizer])
-    assert meter.peak <= 1.5 * WHOLE + 2 * WHOLE / LAYERS  # the shards, which are all that is new
+    assert meter.peak <= 1.5 * WHOLE + 2 * WHOLE / LAYERS  # only the shards are new memory
 
 
 def _peaks() -> list[float]:
-    """Return the most bytes of tensors alive at once, in sizes of the whole model."""
+    """Return the peak bytes of live tensors, in multiples of the whole model."""
     peaks = []
     for start in (_shard_first, _lay_out, _make_trainer):
         with LiveBytes() as meter:
@@ -75,7 +75,7 @@ def _peaks() -> list[float]:
     return peaks
 
 
-def test_the_start_holds_one_whole_model_at_most(two_ranks: StandingRanks) -> None:
+def test_sharding_holds_one_whole_model_at_most(two_ranks: StandingRanks) -> None:
     for shard_first, lay_out, trainer in two_ranks.run(_peaks):
         assert 1.0 < shard_first < 1.1
         assert lay_out == pytest.approx(shard_first, abs=0.05)
@@ -97,8 +97,8 @@ def test_an_optimizer_has_the_models_parameters_after_a_failed_start(
     assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in model.parameters()]
 
 
-def test_an_optimizer_that_keeps_the_list_of_its_parameters_steps_the_shards(one_rank: None) -> None:
-    """L-BFGS works on the list that its first group had when it was made."""
+def test_lbfgs_which_keeps_its_list_of_parameters_steps_the_shards(one_rank: None) -> None:
+    """L-BFGS steps the list of parameters that its first group had when it was made."""
     torch.manual_seed(0)
     model, twin = _model()[:2], _model()[:2]
     twin.load_state_dict(model.state_dict())

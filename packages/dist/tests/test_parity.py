@@ -19,7 +19,7 @@ LR = 0.05
 
 
 class Case(NamedTuple):
-    """A configuration, the trainer's precision, and how a rank's batch is cut."""
+    """A configuration, the trainer's precision, and how a rank's batch is divided."""
 
     config: dict[str, Any] | None
     precision: str = "fp32"
@@ -157,7 +157,7 @@ def _train(name: str, case: Case, kind: str) -> Run:
                 part = {key: value.chunk(case.microbatches)[index] for key, value in part.items()}
                 is_last = index == case.microbatches - 1
                 parallelism.sync_gradients(module, is_last or not case.is_synced_last)
-                # FSDP2 casts by itself what it shards; autocast, which the trainer uses, casts the rest.
+                # FSDP2 casts sharded modules itself; autocast, which the trainer uses, casts the rest.
                 with torch.autocast("cpu", torch.bfloat16, enabled=case.is_autocast):
                     loss = model.loss(module(part), part) / case.microbatches
                 loss.backward()
@@ -178,7 +178,7 @@ def _check(runs: list[Run], kind: str, *, is_exact: bool) -> None:
             assert run.losses == pytest.approx(alone.losses, abs=2e-6)
         else:
             assert run.losses == pytest.approx(alone.losses, rel=1e-2)
-            assert run.losses != pytest.approx(alone.losses, abs=2e-6), "nothing was cast"
+            assert run.losses != pytest.approx(alone.losses, abs=2e-6), "no low precision was used"
         for name, gradient in alone.gradients.items():
             found = run.gradients[name]
             assert found.dtype == torch.float32
@@ -217,7 +217,7 @@ def test_levers_are_described(two_ranks: StandingRanks) -> None:
 
 
 def test_checkpointing_recomputes_and_operators_are_kept() -> None:
-    """Count forward calls of a layer inside the blocks: twice with recomputation."""
+    """Count forward calls of a layer inside the blocks, which recomputation doubles."""
     calls = {name: _count_calls(config) for name, config in _COUNTED.items()}
     assert calls == {"plain": (3, 3), "full": (6, 6), "every second": (5, 5), "matmul kept": (6, 3)}
 

@@ -1,4 +1,4 @@
-"""What the launcher checks before ranks start, and machines that do not come."""
+"""The launcher's checks before ranks start, and its errors for machines that do not join."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ from support import launches
         ),
     ],
 )
-def test_a_launch_that_cannot_work_is_refused_before_it_starts(
+def test_an_invalid_launch_raises_before_ranks_start(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch.main(arguments) in (1, 2)
@@ -58,7 +58,7 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"port {port} of 127.0.0.1 (`--master_port`) cannot be used" in capsys.readouterr().err
 
 
-def test_machine_0_that_does_not_answer_is_named(
+def test_a_silent_machine_0_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "PREFLIGHT_S", 0.5)
@@ -82,7 +82,7 @@ def test_machine_0_that_does_not_answer_is_named(
 def test_machines_that_do_not_come_to_machine_0_are_missed(
     tmp_path: Path, nodes: str, option: str, words: str
 ) -> None:
-    """With a fixed number of machines and with MIN:MAX, whose rendezvous has other errors."""
+    """Test a fixed number of machines and MIN:MAX, whose rendezvous raises other errors."""
     place = ["--nnodes", nodes, "--node_rank", "0", "--master_addr", "127.0.0.1"]
     done = launches.run(
         tmp_path, "-n", "1", *place, "--master_port", launches.free_port(), "--rdzv-conf", option, __file__
@@ -95,7 +95,7 @@ def test_machines_that_do_not_come_to_machine_0_are_missed(
     assert "Traceback" not in done.stderr
 
 
-def test_a_launcher_that_waits_for_machines_says_so(
+def test_a_launcher_that_waits_for_machines_logs_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(absent_machines, "PREFLIGHT_S", 0.05)

@@ -1,4 +1,4 @@
-"""Joining the other ranks: who we are, who is absent, and what is left behind."""
+"""Joining a process group: the rank from the environment, absent ranks, and cleaning up."""
 
 import subprocess
 import sys
@@ -13,11 +13,11 @@ from hocket.dist import AbsentRanksError, World, WorldError, join, preflight, pr
 from support.ranks import run_ranks
 
 
-def test_nothing_set_is_one_process() -> None:
+def test_an_empty_environment_is_a_world_of_one_process() -> None:
     assert read_world({}) == World(rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
-def test_the_launchers_names_are_read() -> None:
+def test_the_launchers_variables_are_read() -> None:
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert read_world(env) == World(rank=5, world_size=8, local_rank=1, local_world_size=4)
     assert read_world({"RANK": "1", "WORLD_SIZE": "2"}).local_rank == 1
@@ -38,7 +38,7 @@ def test_the_launchers_names_are_read() -> None:
         ),
     ],
 )
-def test_a_wrong_environment_is_named(env: dict[str, str], message: str) -> None:
+def test_an_invalid_environment_raises_with_the_variable(env: dict[str, str], message: str) -> None:
     with pytest.raises(WorldError, match=message):
         read_world(env)
 
@@ -70,12 +70,12 @@ print("up:", dist.is_initialized())
 def test_a_group_left_up_is_destroyed_before_the_interpreter_shuts_down(last: str, is_up: bool) -> None:
     command = [sys.executable, "-c", LEFT_UP.format(last=last)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    printed = [line for line in ended.stdout.splitlines() if not line.startswith("[Gloo]")]  # of torch 2.9
+    printed = [line for line in ended.stdout.splitlines() if not line.startswith("[Gloo]")]  # from torch 2.9
     assert printed == ["up: True", f"up at the end: {is_up}"], ended.stderr
     assert ended.returncode == is_up
 
 
-def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_keeps_a_group_that_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with provide({}, device="cpu", timeout_s=10):
@@ -95,7 +95,7 @@ def test_close_leaves_what_it_did_not_make(monkeypatch: pytest.MonkeyPatch) -> N
     assert not dist.is_initialized()
 
 
-def test_a_group_over_an_earlier_one_explains_failures_by_its_store() -> None:
+def test_a_group_that_joins_an_existing_one_explains_failures_with_its_store() -> None:
     device = torch.device("cpu")
     with join(device=device, timeout_s=10, needs_group=True), join(device=device, timeout_s=10) as second:
         error = RuntimeError("gloo: Connection closed by peer")
@@ -105,14 +105,14 @@ def test_a_group_over_an_earlier_one_explains_failures_by_its_store() -> None:
 
 
 def _exchange() -> list[dict[str, Any]]:
-    """Join, exchange and part twice, as two trainers one after the other do."""
+    """Join, communicate and leave twice, as two trainers in succession do."""
     return [_exchange_once() for _ in range(2)]
 
 
 def _exchange_once() -> dict[str, Any]:
     parallelism = provide({}, device="cpu", timeout_s=30)
     rank, size = parallelism.data_parallel
-    # Larger than float32 can count, and two under way at once.
+    # A number beyond float32's integers, and two all-reduces at once.
     first = parallelism.reduce_async(torch.tensor([2.0**53 - 4, float(rank)], dtype=torch.float64) / size)
     values = torch.arange(3) + rank
     second = parallelism.reduce_async(values)
@@ -123,7 +123,7 @@ def _exchange_once() -> dict[str, Any]:
     return {"sums": sums, "left": left_alone, "rank": rank, "initialized": dist.is_initialized()}
 
 
-def test_ranks_exchange_numbers_and_part_again_and_again() -> None:
+def test_ranks_can_join_reduce_and_leave_repeatedly() -> None:
     for rank, results in enumerate(run_ranks(_exchange, 2, timeout_s=60)):
         for result in results:
             assert result["rank"] == rank
@@ -134,7 +134,7 @@ def test_ranks_exchange_numbers_and_part_again_and_again() -> None:
 
 def _come_unless(absent: tuple[int, ...]) -> str | None:
     if read_world().rank in absent:
-        time.sleep(4)  # alive, so that nothing but the roll call can notice
+        time.sleep(4)  # the process stays alive, so only the roll call can notice its absence
         return None
     started = time.monotonic()
     with pytest.raises(AbsentRanksError) as caught:
@@ -146,7 +146,7 @@ def _come_unless(absent: tuple[int, ...]) -> str | None:
 
 
 def _call_roll_in_vain() -> float | None:
-    """Return after how many seconds the roll call ends, of a job whose collectives may take ten minutes."""
+    """Return the seconds until the roll call fails in a job whose collectives may take ten minutes."""
     assert preflight.PREFLIGHT_S == 60
     if read_world().rank == 1:
         time.sleep(8)
@@ -162,7 +162,7 @@ def _call_roll_in_vain() -> float | None:
 
 @pytest.mark.slow
 def test_the_roll_call_ends_after_a_minute_whatever_the_timeout() -> None:
-    """The minute is set to 1.5 s here."""
+    """The test shortens the minute to 1.5 s."""
     seconds, _ = run_ranks(_call_roll_in_vain, 2, timeout_s=60)
     assert 1.4 < seconds < 20
 

@@ -1,4 +1,4 @@
-"""Variables of a rank in the arguments of its script."""
+"""Variables such as `$RANK` in the arguments of a script are expanded by each rank."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ from support import launches
         ("$MASTER_PORT", "$MASTER_PORT"),
     ],
 )
-def test_other_words_with_a_dollar_are_left_as_they_are(
+def test_other_words_with_a_dollar_are_not_changed(
     monkeypatch: pytest.MonkeyPatch, argument: str, expected: str
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -29,7 +29,7 @@ def test_other_words_with_a_dollar_are_left_as_they_are(
 @pytest.mark.slow
 @pytest.mark.parametrize("is_slurm", [False, True])
 def test_variables_of_the_rank_in_arguments_are_expanded(tmp_path: Path, is_slurm: bool) -> None:
-    """As Composer's launcher does."""
+    """Composer's launcher expands the same variables."""
     path = tmp_path / "job.py"
     path.write_text("import sys; print(*sys.argv[1:])")
     arguments = ["log-$RANK-of-${WORLD_SIZE}", "$HOME"]

@@ -1,4 +1,4 @@
-"""The README's script runs as it stands there."""
+"""The README's script and snippets run unchanged."""
 
 import os
 import re

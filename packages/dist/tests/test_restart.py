@@ -1,4 +1,4 @@
-"""The trainer under the launcher: a rank fails once, and all ranks start again where the run was."""
+"""Restarts by the launcher: after a rank fails, all ranks resume from the newest checkpoint."""
 
 import json
 import os
@@ -145,7 +145,7 @@ def _steps(folder: Path, *, attempt: int, rank: int) -> list[int]:
 def test_a_failure_costs_the_batches_since_the_last_checkpoint(
     script: Path, tmp_path: Path, failure: str, microbatch: int | None
 ) -> None:
-    """After an allocation that failed, all ranks go on with half the microbatch, here of 2 samples."""
+    """After a failed allocation, all ranks resume with half the microbatch, here of 2 samples."""
     launcher = _start(script, failure)
     stderr = _finish(launcher)
     assert launcher.returncode == 0, stderr
@@ -159,8 +159,8 @@ def test_a_failure_costs_the_batches_since_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_its_checkpoint_with_the_ranks_that_remain(script: Path, tmp_path: Path) -> None:
-    """Two launchers, as on two machines; the second and its rank are killed."""
+def test_a_job_resumes_from_its_checkpoint_with_the_remaining_ranks(script: Path, tmp_path: Path) -> None:
+    """Start two launchers, as on two machines, and kill the second one with its rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -188,7 +188,7 @@ def test_a_job_goes_on_from_its_checkpoint_with_the_ranks_that_remain(script: Pa
 
 
 @pytest.mark.slow
-def test_a_job_that_is_told_to_end_saves_and_goes_on_where_it_was(script: Path, tmp_path: Path) -> None:
+def test_a_job_ended_by_a_signal_saves_and_resumes_there(script: Path, tmp_path: Path) -> None:
     launcher = _start(script, "preempted")
     deadline = time.monotonic() + 120
     try:

@@ -1,4 +1,4 @@
-"""A model on the meta device is filled from any kind of checkpoint without a whole copy on any rank."""
+"""A model on the meta device loads from any checkpoint format, without a whole copy on any rank."""
 
 import ctypes
 import gc
@@ -25,7 +25,7 @@ WHOLE = ROWS * WIDTH * 4  # 82 MB in float32
 
 
 class Wide(nn.Module):
-    """Has no forward pass: it is only loaded."""
+    """A model without a forward pass, for loading only."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def _trainer(model: nn.Module, **arguments: object) -> Trainer:
 
 
 def _save_files(model: nn.Module, folder: Path, stem: str, suffix: str, save: Callable[..., object]) -> Path:
-    """Write the model as several files with an index, as a Hugging Face folder has them."""
+    """Write the model as several files with an index, as in a Hugging Face folder."""
     folder.mkdir()
     state = dict(model.state_dict())
     weight_map = {}
@@ -53,7 +53,7 @@ def _save_files(model: nn.Module, folder: Path, stem: str, suffix: str, save: Ca
 
 
 def _save(rows: int, folder: Path) -> dict[str, str]:
-    """Save one model in each format; return where each is."""
+    """Save one model in each format; return the paths by format."""
     safetensors = pytest.importorskip("safetensors.torch")
     folder.mkdir()
     torch.manual_seed(rows)
@@ -73,7 +73,7 @@ def _save(rows: int, folder: Path) -> dict[str, str]:
 
 
 def _load_folder_of_transformers(folder: str) -> list[bool]:
-    """Load a folder in both ways; return whether all values are those of `from_pretrained`."""
+    """Load a folder in both ways; return whether all values equal those of `from_pretrained`."""
     transformers = pytest.importorskip("transformers")
     expected = dict(transformers.AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -94,8 +94,8 @@ def _load_folder_of_transformers(folder: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_folder_of_transformers_is_read_into_its_model(one_rank: None, tmp_path: Path, kind: str) -> None:
-    """Under the trainer's wrapper its names begin with `model.`; GPT-2's head is tied and not stored."""
+def test_a_transformers_folder_loads_into_its_model(one_rank: None, tmp_path: Path, kind: str) -> None:
+    """The trainer's wrapper prefixes names with `model.`; GPT-2's head is tied and not stored."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(2)
     if kind == "gpt2":
@@ -126,7 +126,7 @@ def _load(kind: str, path: str, rows: int) -> Wide:
 
 
 class _ResidentGrowth:
-    """Measures by how much the peak of resident memory in the block exceeds that before it, in model sizes.
+    """Measures the growth of resident memory to its peak within a block, in multiples of the model.
 
     Large blocks get mappings of their own, which go back to the system as soon as they are freed: the peak is
     then what is in use at once, whatever the allocator would keep for later.
@@ -152,10 +152,10 @@ def _status(field: str) -> int:
 
 
 def _peaks(small: dict[str, str], large: dict[str, str]) -> dict[str, tuple[float, float]]:
-    """Return by how much each load raises the peak of resident memory, and a sum of the values."""
+    """Return the growth of resident memory in each load, and a sum of the loaded values."""
     found = {}
     for kind in large:
-        _load(kind, small[kind], 10 * LAYERS)  # what is imported and cached at the first use does not count
+        _load(kind, small[kind], 10 * LAYERS)  # leaves imports and caches out of the measurement
         model = None
         with _ResidentGrowth() as grown:
             model = _load(kind, large[kind], ROWS)
@@ -179,14 +179,14 @@ def test_no_rank_holds_a_whole_copy_while_loading(four_ranks: StandingRanks, tmp
     for kind in large:
         assert sum(found[kind][1] for found in results) == pytest.approx(expected, rel=1e-6), kind
         for found in results:
-            # A quarter in shards, a file of three mapped at most, and buffers of fixed size.
-            # With a whole copy beside its shards a rank would hold 1.25.
+            # A quarter in shards, at most one of three files mapped, and buffers of fixed size.
+            # With a whole copy besides its shards, a rank would hold 1.25.
             assert found[kind][0] < 0.75, kind
 
 
 def _send_values_of_rank_0() -> tuple[float, float, float]:
-    """Return the bytes of tensors alive at the peak, the growth while sharding, and a sum of the values."""
-    for rows in (10 * LAYERS, ROWS):  # the first loads what torch needs
+    """Return the peak bytes of live tensors, the growth during sharding, and a sum of the values."""
+    for rows in (10 * LAYERS, ROWS):  # the first pass makes torch load what it needs
         model = None
         with LiveBytes() as meter:
             with torch.device("cpu" if os.environ["RANK"] == "0" else "meta"):
@@ -203,7 +203,7 @@ def _send_values_of_rank_0() -> tuple[float, float, float]:
 
 @needs_resident_peak
 def test_values_of_rank_0_are_sent_one_tensor_at_a_time(four_ranks: StandingRanks) -> None:
-    """Rank 0 has the whole model before; its shards take the place of the tensors that were sent."""
+    """Rank 0 starts with the whole model; each sent tensor is replaced by its shard."""
     torch.manual_seed(ROWS)
     expected = sum(value.double().sum().item() for value in Wide(ROWS).parameters())
     results = four_ranks.run(_send_values_of_rank_0, timeout_s=120)
@@ -211,7 +211,7 @@ def test_values_of_rank_0_are_sent_one_tensor_at_a_time(four_ranks: StandingRank
     assert sum(total for *_, total in results) == pytest.approx(expected, rel=1e-6)
     one_tensor = 1 / LAYERS
     (of_rank_0, *others) = (alive for alive, _, _ in results)
-    # All shards at once, a quarter, would be more than a tensor, and a second copy as much as the model.
+    # Making all shards before freeing tensors would add a quarter, and a second copy a whole model.
     assert 1 <= of_rank_0 <= 1 + one_tensor
     assert max(others) <= 1 / 4 + 2 * one_tensor
     for _, grown, _ in results:

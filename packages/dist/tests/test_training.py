@@ -1,4 +1,4 @@
-"""Training sharded or replicated is training: the same numbers as one process with the plain model."""
+"""Sharded and replicated training compute the same numbers as one process with the plain model."""
 
 import functools
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MAX_NORM = 1.0
 
 
 class Block(nn.Module):
-    """A residual block whose inner width divides by no number of ranks."""
+    """A residual block whose inner width no number of ranks divides."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Takes a batch and has a loss, as trainers want; the 3 rows of its head are fewer than 4 ranks."""
+    """A model with a loss, for the trainer, whose head has 3 rows, fewer than 4 ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
 
 
 class Case(NamedTuple):
-    """A layout, and how a rank's batch is run through it."""
+    """A layout, and how a rank's batch is divided."""
 
     config: dict[str, Any] | None
     microbatches: int = 1
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one rank saw."""
+    """The losses, norms and parameters of one rank."""
 
     initial: dict[str, torch.Tensor]
     parameters: dict[str, torch.Tensor]
@@ -91,7 +91,7 @@ def _build(seed: int = 3) -> Classifier:
 
 
 def _batches() -> Iterator[dict[str, torch.Tensor]]:
-    """The global batches, alike wherever they are made."""
+    """Yield the global batches, which are equal on all ranks."""
     generator = torch.Generator().manual_seed(11)
     for _ in range(STEPS):
         x = torch.randn(8, 5, generator=generator)
@@ -103,7 +103,7 @@ def _share(batch: dict[str, torch.Tensor], index: int, count: int) -> dict[str, 
 
 
 def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters by name, put together from their shards. Collective."""
+    """Return all parameters by name, gathered from their shards. Collective."""
     found = {}
     for name, value in model.named_parameters():
         full = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -113,7 +113,7 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def _alone() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float], list[float]]:
-    """The reference: the plain model in this process."""
+    """Train the plain model in this process, as the reference."""
     model = _build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     initial, losses, norms = _whole(model), [], []
@@ -130,7 +130,7 @@ def _alone() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[flo
 def _train(case: Case) -> Run:
     with provide(case.config, device="cpu", timeout_s=30) as parallelism:
         rank, size = parallelism.data_parallel
-        model = _build(seed=3 if rank == 0 else 99)  # the values of rank 0 hold
+        model = _build(seed=3 if rank == 0 else 99)  # the weights of rank 0 replace those of the others
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         laid_out = parallelism.lay_out(model, [optimizer])
         initial, losses, norms = _whole(laid_out), [], []

@@ -1,4 +1,4 @@
-"""Keys that boto3 finds: given to requests when they need them, and renewed before they expire."""
+"""Credentials that boto3 finds are used for requests and renewed before they expire."""
 
 import multiprocessing
 import os
@@ -31,7 +31,7 @@ def server(s3d_faults: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`profile(...)`: the environment of somebody with a profile and no keys."""
+    """Return a function that sets up an AWS profile with a credential process, without keys in variables."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
 
@@ -39,7 +39,7 @@ def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *,
         key: str = "hocket",
         life_s: float = LIFE_S,
-        lie_s: float | None = 0.0,  # they are said to live so much longer, or for ever
+        lie_s: float | None = 0.0,  # added to the reported expiry; None: no expiry
         command: str = "",
     ) -> None:
         script = f"""
@@ -55,7 +55,7 @@ def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             print(json.dumps(keys))
         """
         (tmp_path / "keys.py").write_text(textwrap.dedent(script))
-        # The process keeps the keys of a profile, so each test has a name of its own.
+        # Hocket caches keys by profile, so each test uses a profile of its own.
         name = tmp_path.name
         command = command or f"{sys.executable} {tmp_path / 'keys.py'}"
         (tmp_path / "config").write_text(
@@ -71,11 +71,13 @@ def profile(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def asked(tmp_path: Path) -> int:
-    """How often the profile's process was run."""
+    """Return how often the profile's credential process has run."""
     return len((tmp_path / "asked").read_text())
 
 
-def test_a_long_read_outlives_its_keys(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:
+def test_reads_continue_after_their_first_keys_expire(
+    server: Server, profile: Callable[..., None], tmp_path: Path
+) -> None:
     profile()
     store = Store(server.uri("p"), part_bytes=PART)
     store.put("k", DATA)
@@ -91,13 +93,13 @@ def test_a_long_read_outlives_its_keys(server: Server, profile: Callable[..., No
     assert store.counters()["retries"] == 0
 
 
-def test_keys_that_are_no_longer_used_are_asked_for_when_they_are(
+def test_unused_keys_are_not_renewed_until_the_next_request(
     server: Server, profile: Callable[..., None], tmp_path: Path
 ) -> None:
     profile(life_s=2.0)
     store = Store(server.uri("p"))
     store.put("k", b"x")
-    used = asked(tmp_path)  # once, where the machine is not so slow that they end before they are used
+    used = asked(tmp_path)  # once, unless the machine is so slow that the keys expire before their use
     time.sleep(5)
     assert asked(tmp_path) <= used + 2
     assert "hocket-credentials" not in {thread.name for thread in threading.enumerate()}
@@ -105,7 +107,7 @@ def test_keys_that_are_no_longer_used_are_asked_for_when_they_are(
     assert set(server.stats()["answers"]) == {"200", "206"}
 
 
-def test_keys_that_end_before_their_time_are_asked_for_again(
+def test_keys_that_end_before_their_reported_expiry_are_renewed(
     server: Server, profile: Callable[..., None], tmp_path: Path
 ) -> None:
     profile(life_s=1.0, lie_s=3600)
@@ -118,7 +120,7 @@ def test_keys_that_end_before_their_time_are_asked_for_again(
 
 
 @pytest.mark.parametrize("lie_s", [3600, None])
-def test_keys_that_have_ended_for_good_are_asked_for_once_more_and_refused(
+def test_expired_keys_are_renewed_once_and_then_raise(
     server: Server, profile: Callable[..., None], tmp_path: Path, lie_s: float | None
 ) -> None:
     profile(life_s=-60, lie_s=lie_s)
@@ -127,10 +129,10 @@ def test_keys_that_have_ended_for_good_are_asked_for_once_more_and_refused(
     assert asked(tmp_path) == 2
 
 
-def test_keys_without_an_expiry_that_are_rotated_are_read_again(
+def test_rotated_keys_without_an_expiry_are_read_again(
     server: Server, profile: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a daemon that rewrites `~/.aws/credentials`, where keys have no expiry."""
+    """The test rewrites `~/.aws/credentials`, as some daemons do; keys in this file have no expiry."""
     profile()
     name = tmp_path.name
     (tmp_path / "config").write_text(f"[profile {name}]\nregion = eu-x-1\n")
@@ -152,13 +154,13 @@ def test_keys_without_an_expiry_that_are_rotated_are_read_again(
         assert store.get("k") == DATA
         assert store.head("k").size == len(DATA)
     path.write_text("")
-    assert store.get("k") == DATA  # the keys that are known are still good
+    assert store.get("k") == DATA  # the cached keys are still valid
 
 
-def test_keys_that_are_renewed_at_an_unreadable_time_count_as_short_lived(
+def test_renewable_keys_with_an_unreadable_expiry_count_as_short_lived(
     server: Server, profile: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a botocore that keeps the time elsewhere."""
+    """The test hides the expiry, as a botocore that renames the attribute would."""
     import boto3
 
     class Hidden:
@@ -172,14 +174,14 @@ def test_keys_that_are_renewed_at_an_unreadable_time_count_as_short_lived(
     profile(life_s=LIFE_S, lie_s=3600)
     store = Store(server.uri("p"), part_bytes=PART)
     store.put("k", DATA)
-    while asked(tmp_path) < 3:  # boto3 believes in the keys: a new session asks for others
+    while asked(tmp_path) < 3:  # boto3 considers the keys valid, so renewing needs a new session
         assert store.get("k") == DATA
         assert store.head("k").size == len(DATA)
     assert any(thread.name == "hocket-credentials" for thread in threading.enumerate())
 
 
 def instance_role(identity: Identity, monkeypatch: pytest.MonkeyPatch, server: Server) -> Store:
-    """A store for a machine that has an instance's role, and not boto3."""
+    """Return a store, as on a machine with an instance role and without boto3."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -200,7 +202,7 @@ def test_an_instance_role_needs_no_boto3(server: Server, monkeypatch: pytest.Mon
         assert set(server.stats()["answers"]) <= {"200", "206"}
 
 
-def test_without_boto3_and_a_role_the_message_names_the_command(
+def test_without_boto3_and_a_role_the_error_names_the_command(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with identities(-60) as identity:
@@ -213,7 +215,9 @@ def test_without_boto3_and_a_role_the_message_names_the_command(
     assert "metadata" not in str(caught.value)
 
 
-def test_one_search_serves_many_threads(server: Server, profile: Callable[..., None], tmp_path: Path) -> None:
+def test_threads_share_one_search_for_keys(
+    server: Server, profile: Callable[..., None], tmp_path: Path
+) -> None:
     profile(life_s=3600)
     stores = [Store(server.uri(f"p{index}")) for index in range(6)]
     threads = [threading.Thread(target=store.put, args=("k", b"x")) for store in stores]
@@ -226,13 +230,13 @@ def test_one_search_serves_many_threads(server: Server, profile: Callable[..., N
 
 
 def stop_helpers() -> None:
-    """End multiprocessing's own processes: a fork server has the environment of the test that started it."""
+    """End multiprocessing's helpers: a fork server keeps the environment of the test that started it."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_children_find_keys_of_their_own(
+def test_child_processes_find_their_own_keys(
     server: Server, profile: Callable[..., None], tmp_path: Path, method: str
 ) -> None:
     profile(life_s=3600)
@@ -250,7 +254,7 @@ def test_children_find_keys_of_their_own(
     stop_helpers()
 
 
-def test_wrong_keys_are_refused_without_their_secret(server: Server, profile: Callable[..., None]) -> None:
+def test_wrong_keys_raise_without_showing_their_secret(server: Server, profile: Callable[..., None]) -> None:
     profile(key="stranger", life_s=3600)
     with pytest.raises(errors.StorePermissionError, match="InvalidAccessKeyId") as caught:
         Store(server.uri("p")).get("k")
@@ -258,24 +262,24 @@ def test_wrong_keys_are_refused_without_their_secret(server: Server, profile: Ca
     assert "AWS_PROFILE" in str(caught.value)
 
 
-def test_a_profile_that_is_not_there_is_named(
+def test_a_missing_profile_is_named(
     server: Server, profile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile()
     monkeypatch.setenv("AWS_PROFILE", "nobody-has-this")
     before = counters()["requests"]
-    for _ in range(2):  # the second asks again
+    for _ in range(2):  # the second request searches again
         with pytest.raises(errors.StorePermissionError, match="nobody-has-this"):
             Store(server.uri("p")).get("k")
     assert counters()["requests"] == before
 
 
-def test_where_no_thread_can_be_started_the_next_request_tries_again(
+def test_after_a_failed_thread_start_the_next_request_tries_again(
     server: Server, profile: Callable[..., None]
 ) -> None:
     profile(life_s=3600)
     store = Store(server.uri("p"))
-    usual = threading.stack_size(1 << 48)  # more than can be addressed
+    usual = threading.stack_size(1 << 48)  # larger than the address space, so no thread starts
     try:
         with pytest.raises(errors.StorePermissionError, match="can't start new thread"):
             store.put("k", b"x")
@@ -284,18 +288,20 @@ def test_where_no_thread_can_be_started_the_next_request_tries_again(
     store.put("k", b"x")
 
 
-def test_what_a_credential_process_says_is_not_repeated(server: Server, profile: Callable[..., None]) -> None:
+def test_the_output_of_a_failed_credential_process_is_not_shown(
+    server: Server, profile: Callable[..., None]
+) -> None:
     profile(command=f"{sys.executable} -c 'import sys; sys.exit(\"top-secret\")'")
     with pytest.raises(errors.StorePermissionError, match="CredentialRetrievalError") as caught:
         Store(server.uri("p")).get("k")
     assert "top-secret" not in str(caught.value)
 
 
-def test_without_boto3_the_message_names_the_command(
+def test_without_boto3_the_error_names_the_command(
     server: Server, profile: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile(life_s=3600)
-    monkeypatch.setitem(sys.modules, "boto3", None)  # as an import that finds nothing
+    monkeypatch.setitem(sys.modules, "boto3", None)  # makes `import boto3` fail
     with pytest.raises(errors.StorePermissionError, match=r"pip install 'hocket-native\[s3\]'"):
         Store(server.uri("p")).put("k", b"x")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"hocket-{int((time.time() + 60) * 1000)}")

@@ -1,4 +1,4 @@
-"""The snippets of the documentation run."""
+"""The snippets of the README and of the stubs run, and errors have the documented builtin bases."""
 
 import ast
 import doctest
@@ -13,14 +13,14 @@ from hocket.native import errors
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def test_the_readme_runs() -> None:
+def test_the_snippets_of_the_readme_run() -> None:
     snippets = re.findall(r"^```python\n(.*?)^```", (PACKAGE / "README.md").read_text(), re.M | re.S)
     assert snippets
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), {})
 
 
-def test_the_stubs_run() -> None:
+def test_the_examples_of_the_stubs_run() -> None:
     stubs = sorted((PACKAGE / "src/hocket/native").glob("*.pyi"))
     nodes = [node for stub in stubs for node in ast.walk(ast.parse(stub.read_text()))]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -44,7 +44,7 @@ def test_the_stubs_run() -> None:
         ("StoreChangedError", errors.StoreError),
     ],
 )
-def test_an_error_is_what_plain_code_would_catch(name: str, builtin: type[Exception]) -> None:
+def test_errors_derive_from_the_matching_builtin(name: str, builtin: type[Exception]) -> None:
     kind = getattr(errors, name)
     assert issubclass(kind, builtin)
     assert issubclass(kind, errors.StoreError)

@@ -1,4 +1,4 @@
-"""Every verb behaves the same on local files, in memory, and on every service."""
+"""Every `Store` method behaves the same for local files, memory and each object-store service."""
 
 import array
 import os
@@ -57,7 +57,7 @@ def test_put_get_head_delete(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 5 * PART + 17])
-def test_every_size_comes_back_equal(store: Store, tmp_path: Path, size: int) -> None:
+def test_objects_of_every_size_round_trip(store: Store, tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     store.put("k", data)
     assert store.get("k") == data
@@ -70,24 +70,24 @@ def test_every_size_comes_back_equal(store: Store, tmp_path: Path, size: int) ->
     assert store.get("again") == data
 
 
-def test_an_upload_in_parts(store: Store, tmp_path: Path) -> None:
+def test_an_upload_in_parts_round_trips_and_replaces(store: Store, tmp_path: Path) -> None:
     data = os.urandom((17 << 20) + 3)  # three parts
     (tmp_path / "source").write_bytes(data)
-    for _ in range(2):  # the second over the first
+    for _ in range(2):  # the second upload replaces the first
         meta = store.upload("k", tmp_path / "source")
         assert (meta.size, meta.etag) == (len(data), store.head("k").etag)
     store.download("k", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_a_download_leaves_nothing_of_a_longer_file(store: Store, tmp_path: Path) -> None:
+def test_a_download_replaces_a_longer_file(store: Store, tmp_path: Path) -> None:
     store.put("k", b"short")
     (tmp_path / "copy").write_bytes(b"x" * 100)
     store.download("k", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"short"
 
 
-def test_ranges(store: Store) -> None:
+def test_ranges_are_read_and_invalid_ones_raise(store: Store) -> None:
     data = os.urandom(3 * PART + 5)
     store.put("k", data)
     size = len(data)
@@ -104,7 +104,7 @@ def test_ranges(store: Store) -> None:
         store.get("missing", start=3, end=3)
 
 
-def test_create_only_if_absent(store: Store) -> None:
+def test_put_if_absent_raises_if_the_object_exists(store: Store) -> None:
     store.put("commit", b"first", if_absent=True)
     with pytest.raises(errors.StoreExistsError, match="commit"):
         store.put("commit", b"second", if_absent=True)
@@ -112,7 +112,7 @@ def test_create_only_if_absent(store: Store) -> None:
     assert [meta.key for meta in store.list()] == ["commit"]
 
 
-def test_replace_only_what_was_seen(store: Store) -> None:
+def test_put_if_match_raises_if_the_object_has_changed(store: Store) -> None:
     first = store.put("k", b"one")
     second = store.put("k", b"two", if_match=first)
     assert second != first
@@ -182,7 +182,7 @@ def test_list_and_list_dirs(store: Store) -> None:
     for meta in store.list():
         head = store.head(meta.key)
         assert (meta.size, meta.etag) == (head.size, head.etag)
-        assert abs(meta.modified_ms - head.modified_ms) < 1000  # a header of HTTP has whole seconds
+        assert abs(meta.modified_ms - head.modified_ms) < 1000  # HTTP headers have whole seconds
         assert store.get(meta.key) == meta.key.encode()
     store.delete("a/b/2")
     assert store.list_dirs("a")[0] == []
@@ -199,18 +199,18 @@ def test_list_and_list_dirs(store: Store) -> None:
     ],
     ids=lambda data: type(data).__name__,
 )
-def test_any_buffer_is_written(store: Store, data: bytes) -> None:
+def test_put_accepts_any_buffer(store: Store, data: bytes) -> None:
     store.put("k", data)
     assert store.get("k") == memoryview(data).tobytes()
 
 
-def test_a_thing_without_bytes_is_refused(store: Store) -> None:
+def test_put_of_a_type_without_a_buffer_raises(store: Store) -> None:
     with pytest.raises(TypeError):
         store.put("k", "text")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a\n", "a\0b"])
-def test_a_bad_key_is_refused_by_every_verb(store: Store, key: str, tmp_path: Path) -> None:
+def test_an_invalid_key_raises_in_every_method(store: Store, key: str, tmp_path: Path) -> None:
     verbs = [
         lambda: store.get(key),
         lambda: store.head(key),
@@ -246,12 +246,12 @@ def test_pickling_keeps_uri_and_options(store: Store) -> None:
     ),
     st.integers(0, 2**62),
 )
-def test_memory_and_files_agree_with_a_dict(
+def test_memory_and_file_stores_behave_as_a_dict(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, bytes]], name: int
 ) -> None:
     stores = [Store(tmp_path_factory.mktemp("model")), Store(f"memory://model-{name}-{len(steps)}")]
     for store in stores:
-        for meta in store.list():  # the same name drawn twice
+        for meta in store.list():  # left from an earlier case of the same name
             store.delete(meta.key)
         model: dict[str, bytes] = {}
         for verb, key, data in steps:

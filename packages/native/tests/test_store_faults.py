@@ -1,4 +1,4 @@
-"""A tenth of all answers wrong: every byte arrives, with few requests and bounded memory, all counted."""
+"""With a tenth of all responses faulty, all bytes arrive, with few requests and bounded memory."""
 
 import math
 import random
@@ -27,13 +27,15 @@ def serve(s3d_faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 def each(rate: float, kinds: tuple[str, ...] = KINDS) -> list[str]:
-    """Rules that spoil `rate` of the requests, each kind its share."""
+    """Return rules that make `rate` of the requests fail, divided equally over the kinds of faults."""
     return [f"kind={kind},rate={rate / len(kinds)}" for kind in kinds]
 
 
 @pytest.mark.parametrize("mode", ["", "gcs"])
 @pytest.mark.parametrize("rate", [0.05, 0.1])
-def test_faulty_answers_change_no_byte_and_make_no_storm(serve: Faults, rate: float, mode: str) -> None:
+def test_faulty_responses_change_no_byte_and_at_most_double_the_requests(
+    serve: Faults, rate: float, mode: str
+) -> None:
     server = serve(mode=mode)
     store = Store(server.uri("p"), part_bytes=PART, backoff_ms=(1, 20), timeout_s=5)
     data = random.Random(1).randbytes(40 * PART + 11)
@@ -49,14 +51,14 @@ def test_faulty_answers_change_no_byte_and_make_no_storm(serve: Faults, rate: fl
     counts, stats = store.counters(), server.stats()
     ideal = (
         2 * len(objects) + 1 + 3 * 41 + 1 + 1
-    )  # the last: the empty object has no range, so it is looked at
+    )  # the last one is a HEAD of the empty object, which has no range
     assert sum(stats["faults"].values()) > rate * ideal / 3
     assert ideal < counts["requests"] - before["requests"] <= 2 * ideal
     assert counts["retries"] == counts["requests"] - before["requests"] - ideal
     assert 0 < counts["retries"] < 0.5 * ideal
 
 
-def test_slow_answers_are_left_and_taken_up_elsewhere(serve: Faults) -> None:
+def test_slow_responses_are_abandoned_and_continued_by_new_requests(serve: Faults) -> None:
     server = serve()
     data = random.Random(2).randbytes(20 * PART)
     store = Store(server.uri("p"), part_bytes=PART, backoff_ms=(1, 5), timeout_s=0.3, max_requests=4)
@@ -64,11 +66,11 @@ def test_slow_answers_are_left_and_taken_up_elsewhere(serve: Faults) -> None:
     server.set_faults("kind=bandwidth,bytes_per_s=1024,rate=0.1,op=GetObject", seed=3)
     started = time.monotonic()
     assert store.get("k") == data
-    assert time.monotonic() - started < 50  # whole parts at that pace would take a minute each
+    assert time.monotonic() - started < 50  # at the faulty bandwidth each part would take a minute
     assert server.stats()["faults"]["bandwidth"] >= 1
 
 
-def test_nothing_but_refusals_end_by_the_deadline_with_the_key(serve: Faults) -> None:
+def test_constant_failures_raise_with_the_key_at_the_deadline(serve: Faults) -> None:
     server = serve("kind=slowdown")
     store = Store(server.uri("p"), deadline_s=1.0, max_retries=10_000, backoff_ms=(50, 200))
     started = time.monotonic()
@@ -81,7 +83,7 @@ def test_nothing_but_refusals_end_by_the_deadline_with_the_key(serve: Faults) ->
 
 
 @pytest.mark.parametrize("size", [1, PART, PART + 1, 7 * PART + 5])
-def test_requests_are_as_few_as_the_parts(serve: Faults, size: int) -> None:
+def test_each_part_takes_one_request(serve: Faults, size: int) -> None:
     server = serve()
     store = Store(server.uri("p"), part_bytes=PART)
     keys = [f"k{index}" for index in range(3)]
@@ -99,7 +101,7 @@ def test_requests_are_as_few_as_the_parts(serve: Faults, size: int) -> None:
     assert before["bytes_sent"] == 3 * size
 
 
-def test_counts_are_of_the_handle_and_of_the_process(serve: Faults) -> None:
+def test_requests_are_counted_by_handle_and_by_process(serve: Faults) -> None:
     server = serve()
     before = counters()
     store, other = Store(server.uri("p")), Store(server.uri("p"))
@@ -116,7 +118,7 @@ def test_counts_are_of_the_handle_and_of_the_process(serve: Faults) -> None:
 
 
 def test_bytes_in_flight_stay_within_the_budget(serve: Faults) -> None:
-    """In a process of its own: the most that ever was in flight is the process's."""
+    """Run in a new process, because the maximum in flight is counted over the whole process."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Processes, threads and signals: a handle works in all of them, also after its parent has read."""
+"""A store works in child processes and threads, also after its parent has read, and handles signals."""
 
 import multiprocessing
 import os
@@ -40,7 +40,7 @@ def memory_is_empty(store: Store) -> bool:
 def test_children_read_after_their_parent_has_read(remote: Store, method: str, tmp_path: Path) -> None:
     assert remote.get("k") == DATA
     context = multiprocessing.get_context(method)
-    # A method of the extension: a spawned child cannot import a test module.
+    # The target is a method of the extension, because a spawned child cannot import a test module.
     paths = [tmp_path / f"copy-{index}" for index in range(2)]
     children = [context.Process(target=Store.download, args=(remote, "k", path)) for path in paths]
     for child in children:
@@ -54,7 +54,7 @@ def test_children_read_after_their_parent_has_read(remote: Store, method: str, t
     _stop_forkserver(method)
 
 
-def test_children_forked_while_other_threads_read(remote: Store) -> None:
+def test_children_forked_while_other_threads_read_can_read(remote: Store) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -78,12 +78,12 @@ def test_children_forked_while_other_threads_read(remote: Store) -> None:
     assert failures == []
 
 
-def test_a_child_of_a_child_reads(remote: Store) -> None:
+def test_a_grandchild_reads(remote: Store) -> None:
     assert remote.get("k") == DATA
     assert _in_fork(lambda: read_equal(remote, 1) and _in_fork(lambda: read_equal(remote, 1)))
 
 
-def test_memory_is_each_process_own() -> None:
+def test_a_forked_child_has_its_own_memory_store() -> None:
     store = Store("memory://forked")
     store.put("k", b"parent")
     assert _in_fork(lambda: memory_is_empty(store))
@@ -100,7 +100,7 @@ def test_many_threads_share_a_store(remote: Store) -> None:
     assert outcomes == [True] * 8
 
 
-def test_our_threads_are_named(remote: Store) -> None:
+def test_threads_have_names_that_begin_with_hocket(remote: Store) -> None:
     remote.get("k")
     names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
     assert any(name.startswith("hocket-") for name in names), names
@@ -115,14 +115,14 @@ def test_ctrl_c_ends_a_wait_within_100_ms(verb: str, tmp_path: Path, monkeypatch
         "download": lambda store: store.download("k", tmp_path / "x"),
     }
     with silent_server(monkeypatch) as store:
-        # 50 ms by design. One of some, because a busy machine may keep anybody waiting.
+        # Designed for 50 ms. One of up to 30 attempts must be in time, because a busy machine may delay some.
         late_s: list[float] = []
         while not late_s or (late_s[-1] >= 0.1 and len(late_s) < 30):
             late_s.append(_seconds_to_interrupt(lambda: calls[verb](store)))
     assert min(late_s) < 0.1, late_s
 
 
-def test_a_signal_without_exception_lets_the_wait_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_without_an_exception_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
@@ -137,7 +137,7 @@ def test_a_signal_without_exception_lets_the_wait_go_on(monkeypatch: pytest.Monk
     assert seen == [signal.SIGUSR1]
 
 
-def test_a_wait_on_another_thread_outlives_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_does_not_end_a_wait_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     caught: list[BaseException] = []
 
     with silent_server(monkeypatch, timeout_s=1.0) as store:
@@ -159,7 +159,7 @@ def test_a_wait_on_another_thread_outlives_ctrl_c(monkeypatch: pytest.MonkeyPatc
 
 @contextmanager
 def silent_server(monkeypatch: pytest.MonkeyPatch, timeout_s: float = 30) -> Iterator[Store]:
-    """A store whose server takes connections and never answers."""
+    """Yield a store whose server accepts connections and never answers."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -168,7 +168,7 @@ def silent_server(monkeypatch: pytest.MonkeyPatch, timeout_s: float = 30) -> Ite
 
 
 def _seconds_to_interrupt(wait: Callable[[], object]) -> float:
-    """Time from Ctrl-C to the KeyboardInterrupt out of `wait`."""
+    """Return the seconds from Ctrl-C to the `KeyboardInterrupt` out of `wait`."""
     sent: list[float] = []
 
     def interrupt() -> None:
@@ -186,7 +186,7 @@ def _seconds_to_interrupt(wait: Callable[[], object]) -> float:
 
 
 def _in_fork(check: Callable[[], bool], timeout_s: float = 120) -> bool:
-    """Whether `check` holds in a forked child; a child that hangs is killed and fails."""
+    """Return whether `check` holds in a forked child; a child that hangs is killed and fails."""
     pid = os.fork()
     if pid == 0:
         status = 2
@@ -206,7 +206,7 @@ def _in_fork(check: Callable[[], bool], timeout_s: float = 120) -> bool:
 
 
 def _stop_forkserver(method: str) -> None:
-    """The server and the tracker of resources would outlive the test."""
+    """End the fork server and the resource tracker, which would outlive the test."""
     if method != "fork":
         from multiprocessing import forkserver, resource_tracker
 

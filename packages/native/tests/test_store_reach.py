@@ -1,4 +1,4 @@
-"""How a store is reached: addresses, proxies, signatures, and what plain HTTP can do."""
+"""Reaching a store: endpoints, proxies, signatures, and reading from plain web servers."""
 
 import os
 import pickle
@@ -21,14 +21,14 @@ Faults = Callable[..., Server]
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[ThreadingHTTPServer], None]]:
-    """Run a server of the standard library on a thread until the test is over."""
+    """Return a function that runs a server of the standard library on a thread until the test ends."""
     with ExitStack() as stack:
         yield lambda server: stack.enter_context(serving(server))
 
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that says nothing about stores."""
+    """Remove all variables about stores and proxies from the environment."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "S3_", "GOOGLE_", "AZURE_", "MOSAICML_")) or name.lower().endswith(
             "_proxy"
@@ -43,7 +43,9 @@ def set_all(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("variable", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "option"])
-def test_an_endpoint_is_read(s3d: Server, clean: pytest.MonkeyPatch, variable: str) -> None:
+def test_the_endpoint_is_read_from_variables_and_options(
+    s3d: Server, clean: pytest.MonkeyPatch, variable: str
+) -> None:
     set_all(clean, {**s3d.env, "AWS_ENDPOINT_URL": ""})
     if variable == "option":
         clean.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -55,7 +57,7 @@ def test_an_endpoint_is_read(s3d: Server, clean: pytest.MonkeyPatch, variable: s
     assert store.get(variable) == b"x"
 
 
-def test_oracle_is_reached_by_its_s3_endpoint(s3d: Server, clean: pytest.MonkeyPatch) -> None:
+def test_oci_uris_use_oracles_s3_endpoint(s3d: Server, clean: pytest.MonkeyPatch) -> None:
     set_all(clean, s3d.env)
     store = Store(f"oci://{s3d.bucket}@space/oracle")
     store.put("k", b"x")
@@ -65,7 +67,7 @@ def test_oracle_is_reached_by_its_s3_endpoint(s3d: Server, clean: pytest.MonkeyP
         Store("oci://bucket/p").get("k")
 
 
-def test_a_proxy_a_host_in_the_name_and_who_pays(
+def test_proxies_virtual_hosts_and_requester_pays(
     s3d: Server, clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
 ) -> None:
     proxy = Proxy(s3d.endpoint)
@@ -84,7 +86,7 @@ def test_a_proxy_a_host_in_the_name_and_who_pays(
     clean.delenv("MOSAICML_STREAMING_AWS_REQUESTER_PAYS")
     Store(s3d.uri("proxied")).get("k")
     assert "x-amz-request-payer" not in proxy.seen[-1][1]
-    # The server knows buckets in paths alone; what the client asks for is seen all the same.
+    # The server supports path-style buckets only; the proxy still records the client's request.
     with pytest.raises(errors.StoreError):
         Store(s3d.uri("proxied"), path_style=False).get("k")
     assert proxy.seen[-1][0].startswith(f"http://{s3d.bucket}.store.invalid/proxied/k")
@@ -104,7 +106,9 @@ def test_a_public_bucket_needs_no_keys(s3d_faults: Faults, clean: pytest.MonkeyP
     assert Store(server.uri("p")).get("k") == b"x"
 
 
-def test_plain_http_is_read_by_name(s3d_faults: Faults, clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plain_http_uri_can_be_read_but_not_listed_or_written(
+    s3d_faults: Faults, clean: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     server = s3d_faults(mode="anonymous")
     data = os.urandom(300_000)
     clean.setenv("AWS_ENDPOINT_URL", server.endpoint)
@@ -134,7 +138,7 @@ def test_plain_http_is_read_by_name(s3d_faults: Faults, clean: pytest.MonkeyPatc
         assert "secret" not in str(caught.value)
 
 
-def test_a_web_server_without_ranges_is_told_apart(
+def test_a_web_server_without_ranges_is_detected(
     clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None], tmp_path: Path
 ) -> None:
     class Files(SimpleHTTPRequestHandler):
@@ -154,7 +158,7 @@ def test_a_web_server_without_ranges_is_told_apart(
 
 
 class Web(ThreadingHTTPServer):
-    """A web server of one object, with ranges and conditions as RFC 9110 has them."""
+    """A web server of one object, with ranges and conditional requests as in RFC 9110."""
 
     def __init__(self, data: bytes, *etags: str, is_slow: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
@@ -190,7 +194,7 @@ class _Answer(BaseHTTPRequestHandler):
                 time.sleep(0.1)
             self.wfile.write(b"" if web.is_slow or self.command == "HEAD" else part)
         except OSError:
-            pass  # the other side has gone
+            pass  # the client has closed the connection
 
     do_HEAD = do_GET
 
@@ -198,7 +202,7 @@ class _Answer(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_weak_etag_is_compared_and_not_asked_for(
+def test_a_weak_etag_is_compared_but_not_sent_as_a_condition(
     clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
 ) -> None:
     web = Web(os.urandom(300_000), 'W/"one"')
@@ -210,7 +214,7 @@ def test_a_weak_etag_is_compared_and_not_asked_for(
         store.get("k")
 
 
-def test_a_web_address_may_be_encoded(
+def test_a_web_address_may_be_percent_encoded(
     clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
 ) -> None:
     web = Web(b"x", '"one"')
@@ -223,23 +227,23 @@ def test_a_web_address_may_be_encoded(
     assert set(web.paths) == {"/my%20data/%C3%BC%25/a%201%25"}
 
 
-def test_an_answer_that_drips_meets_the_deadline(
+def test_a_slow_response_ends_at_the_deadline(
     clean: pytest.MonkeyPatch, serve: Callable[[ThreadingHTTPServer], None]
 ) -> None:
     web = Web(bytes(100), '"one"', is_slow=True)
     serve(web)
     with pytest.raises(errors.StoreTransientError, match="no complete answer within"):
         Store(web.address, deadline_s=2.0).get("k")
-    # All the time there is went into the first: its few bytes earn no more, whatever was asked for.
+    # The first request used up the deadline; its few bytes do not extend it.
     assert len(web.paths) == 1
 
 
-def test_a_host_that_does_not_answer_meets_the_deadline_without_time_for_bytes(
+def test_a_host_that_does_not_answer_ends_at_the_deadline_without_extra_time(
     clean: pytest.MonkeyPatch,
 ) -> None:
     set_all(clean, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"})
     with ExitStack() as stack:
-        # A listener whose queue is full lets the next one knock in vain.
+        # A listener with a full queue does not answer further connections.
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = server.getsockname()
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""S3 as it is on a bad day: faults, lost answers, replaced objects, wrong settings."""
+"""S3 with faults: failed and lost responses, replaced objects, unreachable servers, wrong settings."""
 
 import os
 import random
@@ -24,7 +24,7 @@ Faults = Callable[..., Server]
 
 @pytest.fixture
 def serve(s3d_faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """`s3d_faults`, with its server's address and keys in the environment."""
+    """Return `s3d_faults`, with the server's address and keys set in the environment."""
 
     def start(*rules: str, **settings: int) -> Server:
         server = s3d_faults(*rules, **settings)
@@ -59,7 +59,7 @@ def test_five_percent_of_each_fault_change_no_byte(serve: Faults, tmp_path: Path
     assert all(counts[kind] >= 5 for kind in ("500", "slowdown", "reset", "short_body")), counts
 
 
-def test_a_broken_answer_is_taken_up_where_it_stopped(serve: Faults) -> None:
+def test_a_broken_response_is_continued_where_it_stopped(serve: Faults) -> None:
     server = serve()
     store = Store(server.uri("p"), **{**QUICK, "part_bytes": 4 << 20})
     data = random.Random(0).randbytes(3 << 20)
@@ -74,7 +74,7 @@ def test_a_broken_answer_is_taken_up_where_it_stopped(serve: Faults) -> None:
 
 @pytest.mark.parametrize("before", ["nothing", "other content of the same size", "the same content"])
 @pytest.mark.parametrize("fault", ["lost_reply", "500", "reset"])
-def test_a_lost_answer_to_a_completion_is_settled(
+def test_a_lost_reply_to_a_completed_upload_is_resolved(
     serve: Faults, tmp_path: Path, before: str, fault: str
 ) -> None:
     server = serve()
@@ -105,7 +105,7 @@ def test_a_failed_upload_is_aborted_and_leaves_the_old_object(serve: Faults, tmp
 
 
 def test_an_interrupted_upload_is_aborted(serve: Faults, tmp_path: Path) -> None:
-    server = serve("kind=latency,ms=20000,op=UploadPart")  # so long that the interrupt comes in time
+    server = serve("kind=latency,ms=20000,op=UploadPart")  # long: the interrupt comes during the upload
     write(tmp_path / "source", MULTIPART)
 
     def interrupt() -> None:
@@ -120,7 +120,7 @@ def test_an_interrupted_upload_is_aborted(serve: Faults, tmp_path: Path) -> None
     _wait_until(lambda: server.stats()["requests"].get("AbortMultipartUpload", 0) == 1)
 
 
-def test_a_failed_completion_says_so(serve: Faults, tmp_path: Path) -> None:
+def test_a_failed_completion_raises(serve: Faults, tmp_path: Path) -> None:
     server = serve("kind=500,op=CompleteMultipartUpload")
     store = Store(server.uri("p"), max_retries=3, backoff_ms=(1, 5))
     write(tmp_path / "source", MULTIPART)
@@ -150,12 +150,12 @@ def _after_two_parts(server: Server, act: Callable[[], object]) -> Iterator[None
         thread.join(60)
 
 
-def test_an_object_replaced_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
+def test_an_object_replaced_during_a_read_raises(serve: Faults, tmp_path: Path) -> None:
     server = serve(AFTER_TWO)
     store = Store(server.uri("p"), max_requests=2, max_retries=1_000_000, **QUICK)
     first = store.put("k", bytes(20 * PART))
     replaced: list[str | None] = []
-    other = Store(server.uri("p"))  # not in one queue with the reader's requests
+    other = Store(server.uri("p"))  # a store of its own, so that its requests do not wait for the reader's
     with (
         _after_two_parts(server, lambda: replaced.append(other.put("k", b"x" * (20 * PART)))),
         pytest.raises(errors.StoreChangedError) as caught,
@@ -167,7 +167,7 @@ def test_an_object_replaced_while_it_is_read(serve: Faults, tmp_path: Path) -> N
     assert store.uri + "/k" in message
 
 
-def test_an_object_deleted_while_it_is_read(serve: Faults, tmp_path: Path) -> None:
+def test_an_object_deleted_during_a_read_raises(serve: Faults, tmp_path: Path) -> None:
     server = serve(AFTER_TWO)
     store = Store(server.uri("p"), max_requests=2, max_retries=1_000_000, **QUICK)
     store.put("k", bytes(20 * PART))
@@ -179,7 +179,7 @@ def test_an_object_deleted_while_it_is_read(serve: Faults, tmp_path: Path) -> No
         store.download("k", tmp_path / "copy")
 
 
-def test_a_lost_answer_to_a_conditional_create_is_not_called_exists(serve: Faults) -> None:
+def test_a_conditional_create_with_a_lost_reply_does_not_raise_exists(serve: Faults) -> None:
     server = serve("kind=lost_reply,op=PutObject,times=1")
     store = Store(server.uri("p"), **QUICK)
     with pytest.raises(errors.StoreTransientError, match="read the object back"):
@@ -190,7 +190,7 @@ def test_a_lost_answer_to_a_conditional_create_is_not_called_exists(serve: Fault
 
 
 @pytest.mark.parametrize("fault", ["500", "slowdown", "reset"])
-def test_a_conditional_create_that_did_not_land_is_tried_again(serve: Faults, fault: str) -> None:
+def test_a_conditional_create_that_failed_is_retried(serve: Faults, fault: str) -> None:
     server = serve(f"kind={fault},op=PutObject,times=2")
     store = Store(server.uri("p"), **QUICK)
     store.put("commit", b"mine", if_absent=True)
@@ -198,7 +198,7 @@ def test_a_conditional_create_that_did_not_land_is_tried_again(serve: Faults, fa
     assert server.stats()["requests"]["PutObject"] == 3
 
 
-def test_exists_after_a_clean_refusal_is_exists(serve: Faults) -> None:
+def test_a_retried_conditional_create_of_an_existing_object_raises_exists(serve: Faults) -> None:
     server = serve()
     store = Store(server.uri("p"), **QUICK)
     store.put("commit", b"first", if_absent=True)
@@ -207,7 +207,7 @@ def test_exists_after_a_clean_refusal_is_exists(serve: Faults) -> None:
         store.put("commit", b"second", if_absent=True)
 
 
-def test_one_layer_retries(serve: Faults) -> None:
+def test_requests_are_retried_by_one_layer_only(serve: Faults) -> None:
     server = serve("kind=500")
     store = Store(server.uri("p"), max_retries=4, backoff_ms=(1, 5))
     with pytest.raises(errors.StoreTransientError, match=r"p/k` failed 5 times"):
@@ -229,7 +229,7 @@ def test_requests_and_bytes_in_flight_are_bounded(serve: Faults, bound: dict[str
     assert 1 < server.stats()["most_in_flight"] <= 3
 
 
-def test_near_ranges_travel_together(serve: Faults) -> None:
+def test_neighbouring_ranges_share_a_request(serve: Faults) -> None:
     server = serve()
     store = Store(server.uri("p"), part_bytes=1 << 20)
     store.put("k", bytes(4 << 20))
@@ -247,7 +247,7 @@ def test_a_small_object_takes_one_request_each_way(serve: Faults, tmp_path: Path
     assert server.stats()["requests"] == {"PutObject": 1, "GetObject": 1}
 
 
-def test_more_objects_than_a_page(serve: Faults) -> None:
+def test_a_list_of_several_pages_is_complete(serve: Faults) -> None:
     server = serve()
     store = Store(server.uri("p"), **QUICK)
     keys = [f"{index % 7}/{index:04}" for index in range(1100)]
@@ -256,11 +256,11 @@ def test_more_objects_than_a_page(serve: Faults) -> None:
     server.set_faults("kind=500,op=ListObjects*,times=1,after=1")
     server.reset()
     assert [meta.key for meta in store.list()] == sorted(keys)
-    assert sum(server.stats()["requests"].values()) == 3  # the second page twice, the first once
+    assert sum(server.stats()["requests"].values()) == 3  # the first page once, the second twice
     assert store.list_dirs()[0] == [str(digit) for digit in range(7)]
 
 
-def test_an_unreachable_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_endpoint_raises_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     _credentials(monkeypatch)
@@ -273,14 +273,14 @@ def test_an_unreachable_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "refused" in str(caught.value)
 
 
-def test_a_host_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     _credentials(monkeypatch)
     store = Store("s3://bucket", endpoint="http://no-such-host.invalid", max_retries=1, deadline_s=5)
     with pytest.raises(errors.StoreTransientError, match="s3://bucket/k"):
         store.get("k")
 
 
-def test_a_silent_endpoint_meets_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_endpoint_raises_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     _credentials(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -307,7 +307,7 @@ def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path
         Store("s3://bucket/p").get("k")
 
 
-def test_wrong_credentials_and_buckets(serve: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_and_missing_buckets_raise(serve: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     for verb in (lambda store: store.get("k"), lambda store: store.put("k", b""), lambda store: store.list()):
         with pytest.raises(errors.StoreNotFoundError, match="s3://no-such-bucket"):
@@ -318,7 +318,7 @@ def test_wrong_credentials_and_buckets(serve: Faults, monkeypatch: pytest.Monkey
     assert "wrong-secret" not in str(caught.value)
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     for options, said in [
         ({"part_bytes": 1}, "`part_bytes` is 1"),
         ({"max_requests": 0}, "`max_requests` is 0"),
@@ -343,5 +343,5 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def _wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, "did not come about in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)

@@ -1,11 +1,11 @@
-"""A training script as somebody would write it, whose arguments a test makes wrong.
+"""An ordinary training script, to which tests pass invalid arguments.
 
 `hocket-launch -n 2 job.py --out DIR --attempts JSON` trains once for each object of the list, one after the
-other in the same processes. What a rank's attempts came to is in `DIR/rank{r}.json`; the last error leaves
-the script. In an attempt, `rank1` holds what only rank 1 does otherwise, and `env` is set while it runs.
+other in the same processes. The outcomes of a rank's attempts are in `DIR/rank{r}.json`; the script ends with
+the last error. In an attempt, `rank1` holds arguments for rank 1 only, and `env` variables set while it runs.
 
-A script of one attempt is left to itself. Several have one process group, and a rank that has come to the end
-of them lets the others come there, too, since the launcher ends them when the first has left with an error.
+A script of one attempt runs without further help. Several attempts share one process group, and a rank that
+has finished them waits for the others, because the launcher ends all ranks when one exits with an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hocket.trainer import Trainer
 
 
 class Regression(torch.nn.Module):
-    """A model as the trainer takes it: `forward(batch)` and `loss(outputs, batch)`."""
+    """A model in the form that the trainer needs: `forward(batch)` and `loss(outputs, batch)`."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Regression(torch.nn.Module):
 
 @contextmanager
 def surroundings(env: dict[str, str | None], file_limit: int | None):
-    """The environment with changes (None removes), and no file larger than the limit: a disk that is full."""
+    """Change environment variables (None removes), and limit the size of files, as on a full disk."""
     before = {name: os.environ.get(name) for name in env}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     set_all(env)

@@ -1,4 +1,4 @@
-"""Input that cannot work, given to real jobs of two ranks: typed errors on every rank, in time."""
+"""Invalid input to jobs of two ranks raises typed errors on every rank before a deadline."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hocket.stream import MDSWriter
 
 LAUNCH = Path(sys.executable).with_name("hocket-launch")
 JOB = Path(__file__).with_name("job.py")
-DEADLINE_S = 180.0  # a rank that waited for another one would do so for torch's half hour
-# A checkpoint's store is tried eleven times, with pauses that add up to at most 43 s.
+DEADLINE_S = 180.0  # a rank that waits in vain would wait for torch's half hour
+# Requests for a checkpoint are tried eleven times, with pauses of at most 43 s in total.
 TRIES_S = 43.0
 NOWHERE = {
-    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # the discard port, on which nobody listens
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # the discard port, on which no server listens
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
 }
-# Large enough to be kept in data files, beside the manifest.
+# Large enough to be stored in data files and not in the manifest.
 MODEL = {"width": 256, "depth": 3}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What a job came to."""
+    """The outcome of a job."""
 
     returncode: int
     stderr: str
@@ -51,7 +51,7 @@ class Ended:
 
 @contextmanager
 def started(out: Path, *attempts: dict[str, Any], env: dict[str, str] | None = None) -> Iterator[Any]:
-    """A job under way; what is yielded waits for its end, which must come before the deadline."""
+    """Start a job; yield a function that waits for its end, which must come before a deadline."""
     out.mkdir()
     began = time.monotonic()
     command = [str(LAUNCH), "-n", "2", "--log-dir", str(out / "logs"), str(JOB)]
@@ -75,7 +75,7 @@ def started(out: Path, *attempts: dict[str, Any], env: dict[str, str] | None = N
         try:
             yield finish
         finally:
-            process.terminate()  # passed on to the ranks, where it has not ended
+            process.terminate()  # the launcher passes SIGTERM on to its ranks
 
 
 def run(out: Path, *attempts: dict[str, Any], env: dict[str, str] | None = None) -> Ended:
@@ -91,7 +91,7 @@ def is_alive(pid: int) -> bool:
 
 
 def write_data(folder: Path, *, size: int = 16) -> str:
-    """One sample a shard: of a batch of four the first two shards are rank 0's, the others rank 1's."""
+    """Write one sample a shard: rank 0 reads the first two shards of a batch of four, rank 1 the others."""
     with MDSWriter(
         columns={"x": "ndarray:float32:4"}, out=str(folder), size_limit=1, hashes=["xxh3_64"]
     ) as writer:
@@ -118,7 +118,7 @@ def alter(path: Path, place: int = -1) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def unreachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A job that loads from a store that nobody runs: started before all others, since it mostly waits."""
+    """Start a job that loads from an unreachable store, before all others, because it mostly waits."""
     folder = tmp_path_factory.mktemp("unreachable")
     data = write_data(folder / "data")
     with started(
@@ -127,7 +127,7 @@ def unreachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield finish
 
 
-def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, s3d) -> None:
+def test_invalid_data_and_arguments_raise_on_every_rank(tmp_path: Path, s3d) -> None:
     data, altered, missing = (write_data(tmp_path / name) for name in ("data", "altered", "missing"))
     for sample in range(4):
         alter(shard_of(altered, sample))
@@ -208,7 +208,7 @@ def test_every_rank_tells_what_is_wrong_with_data_and_arguments(tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """A job that saves after each batch, whose third batch has a truncated shard that only rank 1 reads."""
+    """Run a job that saves after each batch, and whose third batch needs a truncated shard of rank 1."""
     folder = tmp_path_factory.mktemp("cut-short")
     data = write_data(folder / "data")
     truncate(shard_of(data, 10))
@@ -216,7 +216,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     return folder, run(folder / "out", attempt)
 
 
-def test_a_shard_that_one_rank_cannot_read_ends_all_and_is_named(cut_short: tuple[Path, Ended]) -> None:
+def test_a_shard_that_one_rank_cannot_read_ends_all_ranks_and_is_named(cut_short: tuple[Path, Ended]) -> None:
     folder, ended = cut_short
     assert ended.returncode == 1, ended.stderr
     shard = shard_of(folder / "data", 10)
@@ -228,13 +228,13 @@ def test_a_shard_that_one_rank_cannot_read_ends_all_and_is_named(cut_short: tupl
         ended.check(
             0, 0, "trainer.errors.RankFailedError", "rank 1 failed before batch", "its own error says why"
         )
-    # Whoever looks at the terminal sees the cause, whichever rank was the first to end.
+    # The terminal shows the cause, whichever rank ended first.
     assert "hocket.stream.errors.ShardCorruptError" in ended.stderr
     assert str(shard) in ended.stderr
-    assert (folder / "saved" / "ep0-ba1" / "checkpoint.json.zst").exists(), "what was saved before it is good"
+    assert (folder / "saved" / "ep0-ba1" / "checkpoint.json.zst").exists(), "an earlier checkpoint is missing"
 
 
-def test_a_store_that_one_rank_cannot_reach_ends_all(tmp_path: Path) -> None:
+def test_a_store_that_one_rank_cannot_reach_ends_all_ranks(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     elsewhere = {
         "remote": "s3://bucket/p",
@@ -255,16 +255,14 @@ def test_a_store_that_one_rank_cannot_reach_ends_all(tmp_path: Path) -> None:
     assert "hocket.native.errors.StoreTransientError" in ended.stderr
 
 
-def test_every_rank_tells_what_is_wrong_with_a_checkpoint(
-    cut_short: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_an_invalid_checkpoint_raises_on_every_rank(cut_short: tuple[Path, Ended], tmp_path: Path) -> None:
     folder, _ = cut_short
     good = folder / "saved" / "ep0-ba1"
     spoiled = {name: tmp_path / name for name in ("half", "truncated", "altered", "manifest")}
     for copy in spoiled.values():
         shutil.copytree(good, copy)
     (spoiled["half"] / "checkpoint.json.zst").unlink()
-    # The file that rank 1 wrote, and that it alone reads.
+    # The file that rank 1 wrote, and that only rank 1 reads.
     (of_rank_1,) = (path.relative_to(good) for path in good.glob("data/*-r00001-*"))
     truncate(spoiled["truncated"] / of_rank_1)
     alter(spoiled["altered"] / of_rank_1)
@@ -320,10 +318,10 @@ def test_every_rank_tells_what_is_wrong_with_a_checkpoint(
         0, -1, "ckpt.errors.CheckpointError", "failed on rank 1", f"`{full}/ep0-ba4", "File too large"
     )
     ended.check(1, -1, "native.errors.StoreIOError", f"`{full}/ep0-ba4", "File too large", "free space there")
-    assert not [path for path in full.rglob("*") if path.is_file()], "nothing of the failed save may stay"
+    assert not [path for path in full.rglob("*") if path.is_file()], "the failed save left files"
 
 
-def test_an_unreachable_store_of_checkpoints_is_given_up(unreachable: Any) -> None:
+def test_loading_from_an_unreachable_store_fails(unreachable: Any) -> None:
     ended = unreachable(DEADLINE_S + TRIES_S)
     assert ended.returncode == 1
     words = (
@@ -331,7 +329,7 @@ def test_an_unreachable_store_of_checkpoints_is_given_up(unreachable: Any) -> No
         "Connection refused",
         "check that the store is running",
     )
-    # Both raise at once, as they agree on it; the launcher may end the second before it has told.
+    # Both ranks raise at once; the launcher may end the second one before it has written its error.
     told = [rank for rank in range(2) if ended.ranks[rank]]
     assert told, ended.stderr
     for rank in told:

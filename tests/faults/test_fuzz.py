@@ -1,4 +1,4 @@
-"""Ten million hostile inputs for what reads other people's files; `cargo test` runs a sample of them."""
+"""Ten million hostile inputs for the readers of foreign files, of which `cargo test` runs a sample."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from support.sampling import cases
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_input_makes_a_reader_panic_or_take_much_memory() -> None:
-    """Pickles, safetensors headers, zip directories and manifests, a quarter each; see `foreign/fuzz.rs`."""
+    """Run `foreign/fuzz.rs` on pickles, safetensors headers, zip files and manifests, a quarter each."""
     num_cases = cases(full=10_000_000, sample=0)
     if not num_cases:
         pytest.skip("its sample is a part of `cargo test`; all of it: `-m slow`")

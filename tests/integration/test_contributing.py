@@ -1,4 +1,4 @@
-"""The contributors' pages are followed: files and names exist, snippets run, CI is `poe check`."""
+"""The contributors' pages are correct: files and names exist, snippets run, CI runs `poe check`."""
 
 import re
 import tomllib
@@ -29,7 +29,7 @@ def _snippet(heading: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_and_the_names_in_them_exist(page: Path) -> None:
+def test_files_and_names_in_the_pages_exist(page: Path) -> None:
     places = PLACE.findall(page.read_text())
     assert len(places) > 10
     for path, name in places:
@@ -48,14 +48,14 @@ def test_commands_name_tests_and_tasks_that_exist() -> None:
             assert task[1] in tasks
 
 
-def test_ci_takes_the_steps_of_the_check() -> None:
+def test_ci_runs_the_steps_of_poe_check() -> None:
     tasks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["poe"]["tasks"]
     (steps,) = re.findall(r"^for name in (.*); do$", (ROOT / ".ci/run").read_text(), re.M)
     assert steps.split() == tasks["check"]["sequence"]
     assert set(steps.split()) <= tasks.keys()
 
 
-def test_the_algorithm_changes_a_training() -> None:
+def test_the_pages_algorithm_changes_the_trained_weights() -> None:
     algorithm = _snippet("Add an algorithm")["LossScale"]
     found = []
     for algorithms in ([], [algorithm(3.0)]):
@@ -65,7 +65,7 @@ def test_the_algorithm_changes_a_training() -> None:
     assert any(not torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
-def test_the_callback_passes_the_suite() -> None:
+def test_the_pages_callback_passes_the_conformance_suite() -> None:
     callback = _snippet("Add a callback")["StepCounter"]
     check_callback(callback)
     own = callback()
@@ -74,7 +74,7 @@ def test_the_callback_passes_the_suite() -> None:
     assert own.steps == 3
 
 
-def test_the_encoding_gives_back_what_it_took() -> None:
+def test_the_pages_column_encoding_round_trips() -> None:
     encoding = _snippet("Add a column encoding")["Uuid"]()
     values = [uuid.UUID(int=7), uuid.UUID(int=2**100)]
     data = b"".join(map(encoding.encode, values))

@@ -1,4 +1,4 @@
-"""What lets each package be installed alone: one namespace, one version, no torch where none is due."""
+"""Rules that let each package be installed alone: namespace, versions, and imports without torch."""
 
 import re
 import subprocess
@@ -39,11 +39,11 @@ def _requirements(project: dict[str, Any]) -> list[str]:
     return [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
 
 
-def test_the_packages_are_those_of_the_architecture() -> None:
+def test_the_packages_have_the_names_in_the_architecture() -> None:
     assert {package.name: _project(package)["name"] for package in PACKAGES} == NAMES
 
 
-def test_there_is_one_version() -> None:
+def test_all_packages_and_crates_have_one_version() -> None:
     versions = {package.name: _project(package)["version"] for package in PACKAGES}
     workspace = _cargo(ROOT / "Cargo.toml")["workspace"]["package"]["version"]
     versions["Cargo.toml"] = workspace
@@ -54,7 +54,7 @@ def test_there_is_one_version() -> None:
 
 
 @in_each_package
-def test_siblings_are_pinned_to_that_version(package: Path) -> None:
+def test_sibling_packages_are_pinned_to_the_same_version(package: Path) -> None:
     project = _project(package)
     for requirement in _requirements(project):
         name, rest = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?(.*)", requirement.strip()).groups()
@@ -63,7 +63,7 @@ def test_siblings_are_pinned_to_that_version(package: Path) -> None:
             assert rest == expected, f"{requirement}: a sibling of another version would be taken"
 
 
-def test_siblings_depend_on_one_another_as_the_architecture_says() -> None:
+def test_packages_depend_on_siblings_as_in_the_architecture() -> None:
     found = {}
     for package in PACKAGES:
         requirements = _requirements(_project(package))
@@ -82,18 +82,18 @@ def test_siblings_depend_on_one_another_as_the_architecture_says() -> None:
 
 
 @in_each_package
-def test_hocket_is_a_namespace_that_nobody_owns(package: Path) -> None:
+def test_no_package_has_an_init_file_in_the_hocket_namespace(package: Path) -> None:
     inits = [path for path in package.rglob("hocket/__init__.py") if ".venv" not in path.parts]
     assert not inits, f"{inits} would hide the other packages"
 
 
-def test_the_installed_namespace_has_no_file() -> None:
+def test_the_installed_hocket_namespace_has_no_file() -> None:
     code = "import hocket; print(getattr(hocket, '__file__', None), len(list(hocket.__path__)) > 1)"
     assert _python(code) == "None True"
 
 
 @in_each_package
-def test_a_package_is_typed_and_says_what_it_is(package: Path) -> None:
+def test_each_package_has_py_typed_and_a_readme(package: Path) -> None:
     assert (package / "README.md").read_text().startswith("# ")
     folders = [path for path in (package / "src" / "hocket").iterdir() if path.is_dir()]
     modules = [path for path in folders if not path.name.startswith("_")]
@@ -104,13 +104,13 @@ def test_a_package_is_typed_and_says_what_it_is(package: Path) -> None:
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_torch_is_not_loaded_by(module: str) -> None:
+def test_torch_is_not_imported_by(module: str) -> None:
     code = f"import sys, {module}; print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     assert _python(code) == "[]"
 
 
 @pytest.mark.parametrize("module", sorted({"hocket.algos", "hocket.dist", "hocket.trainer", *WITHOUT_TORCH}))
-def test_importing_has_no_effects_and_brings_no_sibling(module: str) -> None:
+def test_importing_a_package_has_no_side_effects_and_imports_no_sibling(module: str) -> None:
     allowed = {module, "hocket.native"} | ({"hocket.trainer"} if module == "hocket.algos" else set())
     code = f"""
 import os, signal, sys, threading

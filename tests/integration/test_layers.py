@@ -1,4 +1,4 @@
-"""Files of a crate import each other in one direction: no circles. import-linter holds the packages."""
+"""The files of a crate import each other without circles; import-linter checks the Python packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CRATES = sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml"))
 
-# hocket-store from the top, as architecture.md lists its layers; `client` stands for the files below it, too.
+# The layers of hocket-store from the top, as in architecture.md; `client` includes the files below it.
 STORE_LAYERS = (
     ("handles and verbs", "crate store connect object upload"),
     ("implementations", "local remote read parts list uploads requests staged backend"),
@@ -40,7 +40,7 @@ def _rust_module(path: Path) -> str:
 
 
 def _named_in(code: str, module: str, modules: Mapping[str, Path]) -> set[str]:
-    # A file's own tests come last, and may use anything.
+    # Unit tests at the end of a file may import from any layer.
     code = code.partition("\n#[cfg(test)]\nmod tests {")[0]
     code = "\n".join(line.partition("//")[0] for line in code.splitlines())
     while match := _GROUP.search(code):
@@ -48,7 +48,7 @@ def _named_in(code: str, module: str, modules: Mapping[str, Path]) -> set[str]:
         code = code[: match.start()] + ", ".join(names) + code[match.end() :]
     found = set()
     for first, rest in _PATH.findall(code):
-        # A path begins at the crate, at the parent, or at a module that this one declares.
+        # A path starts at the crate, at the parent module, or at a module declared here.
         base = {"crate": "crate", "super": module.rpartition("::")[0]}.get(first, f"{module}::{first}")
         if base not in modules:
             continue
@@ -68,7 +68,7 @@ def check_one_way(imports: Mapping[str, set[str]]) -> None:
 
 
 @pytest.mark.parametrize("crate", CRATES)
-def test_the_files_of_a_crate_form_no_circle(crate):
+def test_the_files_of_a_crate_import_each_other_without_circles(crate):
     imports = rust_imports(ROOT / "crates" / crate / "src")
     assert any(imports.values()), "no import was found"
     check_one_way(imports)
@@ -94,7 +94,7 @@ def imports_up(imports: Mapping[str, set[str]], layers: Sequence[tuple[str, str]
     ]
 
 
-def test_no_file_of_the_store_imports_from_a_higher_layer():
+def test_no_file_of_hocket_store_imports_from_a_higher_layer():
     imports = rust_imports(ROOT / "crates/hocket-store/src")
     assert {module.removeprefix("crate::").partition("::")[0] for module in imports} == set(
         layer_numbers(STORE_LAYERS)

@@ -1,4 +1,4 @@
-"""What the front page says can be done, done as it says."""
+"""The commands and scripts of the front page run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BIN = Path(sys.executable).parent
 
 
 def blocks(heading: str, language: str) -> list[str]:
-    """The blocks of a language under a heading."""
+    """Return the code blocks of a language under a heading."""
     section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
     assert section is not None, heading
     return re.findall(rf"^```{language}\n(.*?)^```", section[1], re.M | re.S)
@@ -34,7 +34,7 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_checkpoint_tool(tmp_path: Path) -> None:
+def test_the_commands_of_the_checkpoint_section_run(tmp_path: Path) -> None:
     (shown,) = blocks("The checkpoint tool, without torch", "console")
     commands = [line.removeprefix("$ ") for line in shown.splitlines()]
     assert commands[0] == "uv tool install ./packages/ckpt"
@@ -42,7 +42,7 @@ def test_the_checkpoint_tool(tmp_path: Path) -> None:
     assert "committed" in said[-1]
 
 
-def test_the_training_script_on_one_process_then_on_two(tmp_path: Path) -> None:
+def test_the_training_script_runs_on_one_process_and_then_on_two(tmp_path: Path) -> None:
     (script,) = blocks("A training script", "python")
     (tmp_path / "train.py").write_text(script)
     run(

@@ -1,4 +1,4 @@
-"""What `hocket.dist` and `hocket.ckpt` provide, held to the suites that the trainer publishes."""
+"""`hocket.dist` and `hocket.ckpt` pass the conformance suites that the trainer publishes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hold_parallelism(config):
 
 
 @pytest.mark.parametrize("config", [None, {}], ids=["replicated", "sharded"])
-def test_parallelism(config):
+def test_parallelism_passes_the_conformance_suite(config):
     assert run_ranks(hold_parallelism, 2, config) == [(0, 2), (1, 2)]
 
 
@@ -40,9 +40,9 @@ def hold_store(folder):
     return torch.distributed.is_initialized()
 
 
-def test_checkpoint_store_of_one_process(tmp_path):
+def test_the_checkpoint_store_of_one_process_passes_the_suite(tmp_path):
     assert hold_store(str(tmp_path / "run")) is False
 
 
-def test_checkpoint_store_of_two_ranks(tmp_path):
+def test_the_checkpoint_store_of_two_ranks_passes_the_suite(tmp_path):
     assert run_ranks(hold_store, 2, str(tmp_path / "run"), init="gloo") == [True, True]

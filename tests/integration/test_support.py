@@ -1,4 +1,4 @@
-"""The test support is itself held to its word: each promise is broken once in here, and must be noticed."""
+"""Tests of the test support: ranks, deadlines, leak checks, and the sampling of slow tests."""
 
 from __future__ import annotations
 
@@ -76,6 +76,12 @@ def group_at_exit(folder: str, should_fail: bool) -> None:
         raise ValueError("after the group came up")
 
 
+def hash_and_draw() -> tuple[int, float]:
+    import numpy as np
+
+    return hash("a text"), float(np.random.rand())
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -84,18 +90,27 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_ranks_return_in_order_and_share_the_modules_classes() -> None:
+def test_ranks_return_in_order_and_results_may_be_of_the_modules_classes() -> None:
     point = Point(x=1, y=2)
     assert run_ranks(swap, 2, point) == [("0", Point(x=2, y=1)), ("1", Point(x=2, y=1))]
 
 
-def test_ranks_have_a_launchers_environment() -> None:
+def test_ranks_have_the_environment_that_a_launcher_sets() -> None:
     names = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "EXTRA"]
     assert run_ranks(environment, 2, names, env={"EXTRA": "yes"}) == [
         ["2", "0", "2", "127.0.0.1", "yes"],
         ["2", "1", "2", "127.0.0.1", "yes"],
     ]
     assert "RANK" not in os.environ
+
+
+def test_ranks_are_as_different_as_separate_interpreters() -> None:
+    drawn = [one for _ in range(2) for one in run_ranks(hash_and_draw, 2)]
+    assert len({hashed for hashed, _ in drawn}) == 2, "each rank number has a seed of its own"
+    assert len({number for _, number in drawn}) == 4
+    # What Python reads when it starts needs a new interpreter.
+    (first, _), (second, _) = run_ranks(hash_and_draw, 2, env={"PYTHONHASHSEED": "0"})
+    assert first == second
 
 
 def test_a_failure_names_its_rank_and_carries_its_traceback() -> None:
@@ -106,16 +121,16 @@ def test_a_failure_names_its_rank_and_carries_its_traceback() -> None:
         run_ranks(fail_on_last, 3, timeout_s=50)
     assert caught.value.rank == 2
     assert isinstance(caught.value.__cause__, KeyError)
-    assert time.monotonic() - start < 40, "the other ranks were waited for"
+    assert time.monotonic() - start < 40, "the call waited for the other ranks"
 
 
-def test_a_rank_that_dies_without_a_word_is_a_failure() -> None:
+def test_a_rank_killed_without_a_result_raises() -> None:
     with pytest.raises(RankError, match="killed by SIGKILL without a result"):
         run_ranks(die_at_once, 1)
 
 
 class PassesWhenRank0HasEnded:
-    """A clock on which an hour passes once rank 0 has ended and rank 1 hangs, however long that takes."""
+    """A clock that jumps by an hour once rank 0 has ended and rank 1 hangs, however long that takes."""
 
     sleep = staticmethod(time.sleep)
 
@@ -124,7 +139,7 @@ class PassesWhenRank0HasEnded:
         self._was_reached = False
 
     def monotonic(self) -> float:
-        # Late by one look, so that the result of rank 0 was seen before.
+        # Jump one call late, so that the result of rank 0 was seen before.
         hour = 3600.0 * self._was_reached
         if all(path.exists() and path.read_text() for path in self._pids):
             self._was_reached = not is_running(int(self._pids[0].read_text()))
@@ -143,17 +158,17 @@ def test_the_deadline_shows_the_stacks_and_kills_every_descendant(
 
 
 @pytest.mark.parametrize("fn", [lambda: None, print, len])
-def test_only_top_level_functions_are_taken(fn: object) -> None:
+def test_functions_that_are_not_top_level_raise(fn: object) -> None:
     with pytest.raises(ValueError, match="expected a top-level function"):
         run_ranks(fn, 1)  # type: ignore[arg-type]
 
 
-def test_gloo_comes_up_on_one_thread_a_rank() -> None:
+def test_gloo_starts_with_one_computing_thread_a_rank() -> None:
     assert run_ranks(sum_of_ranks, 2, init="gloo") == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("should_fail", [False, True])
-def test_the_group_is_always_destroyed(tmp_path: Path, should_fail: bool) -> None:
+def test_the_process_group_is_always_destroyed(tmp_path: Path, should_fail: bool) -> None:
     if should_fail:
         with pytest.raises(RankError, match="after the group came up"):
             run_ranks(group_at_exit, 1, str(tmp_path), True, init="gloo")
@@ -221,7 +236,7 @@ def test_leaves_a_variable():
 
 
 def run_suite(folder: Path, *arguments: str, seed: int | None = 7, **env: str) -> str:
-    """Run the suite above in a pytest of its own and return what it printed."""
+    """Run the suite above in a separate pytest, and return its output."""
     (folder / "conftest.py").write_text('pytest_plugins = ["support.plugin"]\n')
     (folder / "test_suite.py").write_text(SUITE)
     markers = "".join(f"    {name}: as in the workspace\n" for name in ("slow", "parity", "stores", "gpu"))
@@ -239,7 +254,7 @@ def run_suite(folder: Path, *arguments: str, seed: int | None = 7, **env: str) -
     return done.stdout
 
 
-def test_a_plain_run_draws_one_set_of_each_slow_test_by_the_seed(tmp_path: Path) -> None:
+def test_a_plain_run_draws_one_parameter_set_of_each_slow_test_by_the_seed(tmp_path: Path) -> None:
     first, again = run_suite(tmp_path), run_suite(tmp_path)
     drawn = re.findall(r"ran many (\d+) cases (\d+)", first)
     assert len(drawn) == 1
@@ -251,14 +266,14 @@ def test_a_plain_run_draws_one_set_of_each_slow_test_by_the_seed(tmp_path: Path)
     assert drawn != re.findall(r"ran many (\d+) cases (\d+)", run_suite(tmp_path, seed=8))
 
 
-def test_marker_slow_takes_everything(tmp_path: Path) -> None:
+def test_marker_slow_runs_all_parameter_sets(tmp_path: Path) -> None:
     printed = run_suite(tmp_path, "-m", "slow")
     assert [int(n) for n in re.findall(r"ran many (\d+) cases 10000", printed)] == list(range(20))
     assert "ran alone" in printed
     assert "ran quick" not in printed
 
 
-def test_not_slow_takes_none_and_draws_few_cases(tmp_path: Path) -> None:
+def test_not_slow_runs_no_slow_test_and_draws_few_cases(tmp_path: Path) -> None:
     printed = run_suite(tmp_path, "-m", "not slow")
     assert "ran quick" in printed
     assert "ran many" not in printed
@@ -273,7 +288,7 @@ def test_a_marked_test_is_skipped_with_the_command_that_runs_it(tmp_path: Path) 
     assert "ran parity" in run_suite(tmp_path, "-m", "parity")
 
 
-def test_a_seed_that_is_no_integer_is_refused(
+def test_a_seed_that_is_no_integer_raises(
     monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     monkeypatch.setenv(sampling.SEED_VARIABLE, "tuesday")

@@ -1,4 +1,4 @@
-"""The licences in the packages are those of what they carry."""
+"""The packages contain the licences of Hocket and of the Rust crates that are linked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_package_has_the_licence() -> None:
+def test_every_package_has_the_licence_file() -> None:
     packages = [path.parent for path in ROOT.glob("packages/*/pyproject.toml")]
     assert len(packages) > 5
     for package in packages:
@@ -25,7 +25,7 @@ needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs a 
 
 
 @needs_cargo
-def test_the_notices_are_those_of_the_crates_that_are_linked() -> None:
+def test_the_third_party_notices_match_the_linked_crates() -> None:
     subprocess.run(["cargo", "fetch", "--quiet", "--locked"], cwd=ROOT, check=True, timeout=300)
     command = [sys.executable, ROOT / "tools" / "third_party.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -33,7 +33,7 @@ def test_the_notices_are_those_of_the_crates_that_are_linked() -> None:
 
 
 @needs_cargo
-def test_the_declared_rust_builds_every_crate_that_is_linked() -> None:
+def test_the_declared_rust_version_builds_every_linked_crate() -> None:
     spec = importlib.util.spec_from_file_location("third_party", ROOT / "tools" / "third_party.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Every package as its users get it: a wheel, installed with only what it declares, and used."""
+"""Each package's wheel, installed with its declared dependencies only, works."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def run(*command: object, timeout_s: float = 900, code: int = 0) -> str:
-    """Runs a command outside this environment; returns what it printed."""
+    """Run a command outside this environment; return its output."""
     env = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "PYTHONPATH"}}
     done = subprocess.run(
         [str(part) for part in command],
@@ -48,7 +48,7 @@ def run(*command: object, timeout_s: float = 900, code: int = 0) -> str:
 
 @dataclass
 class CleanEnvironment:
-    """A virtual environment with nothing in it but what is asked for."""
+    """A virtual environment with the installed packages only."""
 
     folder: Path
     wheels: Path
@@ -75,7 +75,7 @@ class CleanEnvironment:
         return {line.split("==")[0] for line in lines if line.startswith("hocket")}
 
     def train(self, *arguments: object) -> str:
-        """Runs the two steps; returns the line with the loss."""
+        """Run `two_step.py`; return the line with the loss."""
         lines = self.python(TWO_STEPS, *arguments).splitlines()
         return next(line for line in lines if line.startswith("loss "))
 
@@ -97,7 +97,7 @@ def clean(wheels: Path, tmp_path: Path) -> CleanEnvironment:
     return CleanEnvironment(tmp_path / "env", wheels)
 
 
-def test_wheels_carry_their_licences(wheels: Path) -> None:
+def test_wheels_contain_their_licences(wheels: Path) -> None:
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             licences = {Path(name).name: name for name in archive.namelist() if "/licenses/" in name}
@@ -108,7 +108,7 @@ def test_wheels_carry_their_licences(wheels: Path) -> None:
                     assert re.search(rf"^{name} [0-9]", notices, re.MULTILINE), name
 
 
-def test_native_alone(clean: CleanEnvironment) -> None:
+def test_native_works_alone(clean: CleanEnvironment) -> None:
     clean.install("hocket-native")
     said = clean.python(
         "-c", "import hocket.native as n; s = n.Store('memory://x'); s.put('k', b'v'); print(s.get('k'))"
@@ -116,7 +116,7 @@ def test_native_alone(clean: CleanEnvironment) -> None:
     assert "b'v'" in said
 
 
-def test_ckpt_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_ckpt_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     clean.install("hocket-ckpt")
     assert clean.packages() == {"hocket-ckpt", "hocket-native"}
     clean.python("-c", "import torch", code=1)
@@ -129,7 +129,7 @@ def test_ckpt_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     run(command, "verify", checkpoint)
 
 
-def test_stream_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_stream_works_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     clean.install("hocket-stream")
     assert clean.packages() == {"hocket-native", "hocket-stream"}
     script = (
@@ -142,7 +142,7 @@ def test_stream_alone(clean: CleanEnvironment, tmp_path: Path) -> None:
     assert clean.python("-c", script).strip().endswith("45")
 
 
-def test_trainer_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_path: Path) -> None:
+def test_trainer_works_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_path: Path) -> None:
     clean.install("hocket-trainer-core")
     assert clean.packages() == {"hocket-trainer-core"}
     alone = clean.train()
@@ -164,7 +164,7 @@ def test_trainer_alone_and_with_each_sibling(clean: CleanEnvironment, tmp_path: 
     assert clean.train("--clip")
 
 
-def test_the_front_door_brings_all_of_it(clean: CleanEnvironment) -> None:
+def test_the_hocket_package_installs_all_others(clean: CleanEnvironment) -> None:
     clean.install("hocket")
     assert clean.packages() == {name.replace("_", "-") for name in WHEELS}
     assert "demo" in run(clean.bin / "hocket", "--help")

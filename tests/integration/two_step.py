@@ -1,4 +1,4 @@
-"""Two steps of training, as somebody would write them; run with one set of packages after another.
+"""A script of two training steps, which `test_wheels.py` runs with different sets of installed packages.
 
 `python two_step.py [--fsdp] [--save-folder DIR] [--stream DIR] [--clip]` prints the last loss.
 """
@@ -12,7 +12,7 @@ from hocket.trainer import Trainer
 
 
 class Regression(torch.nn.Module):
-    """A model as the trainer takes it: `forward(batch)` and `loss(outputs, batch)`."""
+    """A model in the form that the trainer needs: `forward(batch)` and `loss(outputs, batch)`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the store tests share: the services, and boto3 as the other side of the wire."""
+"""Fixtures of the store tests: servers of each service, proxies, and boto3 clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ boto3 = pytest.importorskip(
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """One that signed the certificates of these tests' servers, and that no system knows."""
+    """Make a certificate authority for these tests' servers, which no system trusts."""
     try:
         return Authority(tmp_path_factory.mktemp("authority"))
     except FileNotFoundError as error:
@@ -31,7 +31,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def connect(server: Server | Remote, **options: Any) -> Any:
-    """A boto3 client of `server` that never tries twice, so that each answer is seen."""
+    """Return a boto3 client of `server` that never retries, so that the test sees each response."""
     from botocore.config import Config
 
     options = {
@@ -52,7 +52,7 @@ def connect(server: Server | Remote, **options: Any) -> Any:
 
 @pytest.fixture
 def client_of() -> Iterator[Callable[..., Any]]:
-    """`client_of(server)`: a boto3 client, closed after the test."""
+    """Return `client_of(server)`, which makes a boto3 client that is closed after the test."""
     with ExitStack() as stack:
 
         def make(server: Server | Remote, **options: Any) -> Any:
@@ -65,13 +65,13 @@ def client_of() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def client(s3d: Server, client_of: Callable[..., Any]) -> Any:
-    """A boto3 client of the session's server."""
+    """Return a boto3 client of the session's server."""
     return client_of(s3d)
 
 
 @pytest.fixture
 def bucket(client: Any, request: pytest.FixtureRequest) -> str:
-    """A bucket of this test's own."""
+    """Create a bucket for this test."""
     name = f"b-{abs(hash(request.node.nodeid)):x}"
     client.create_bucket(Bucket=name)
     return name
@@ -81,7 +81,7 @@ def bucket(client: Any, request: pytest.FixtureRequest) -> str:
 def service(
     request: pytest.FixtureRequest, s3d: Server, gcs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> Server | Remote:
-    """A server of each service, with its address and keys in the environment."""
+    """Return a server of each service, with its address and keys set in the environment."""
     server: Server | Remote = request.getfixturevalue(request.param)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -90,7 +90,7 @@ def service(
 
 @pytest.fixture
 def place(service: Server | Remote) -> str:
-    """A prefix of this test's own on each service."""
+    """Return a prefix for this test on each service."""
     return service.uri(uuid.uuid4().hex)
 
 

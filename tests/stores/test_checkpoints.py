@@ -1,4 +1,4 @@
-"""Checkpoints on every service: committed once and whole, and removed as told, whatever gets lost."""
+"""Checkpoints on every service: one whole commit, overwriting and removal, also when requests get lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from support.proxy import Fate, Proxy
 from support.s3d import Server
 from support.servers import Remote
 
-# Azure has no list of unfinished uploads, and forgets their blocks after a week. MinIO lists those of a key
-# that is named in full, and ends them itself after a day.
+# Services that list unfinished uploads. Azure does not, and discards their blocks after a week. MinIO lists
+# only those of a complete key, and aborts uploads itself after a day.
 TELL_UPLOADS = ("s3d", "gcs", "versitygw")
 DEAD = "data/0badc0de-r00000-000.safetensors"  # a data file of a save that ended before its commit
 
@@ -37,7 +37,7 @@ def state(value: int) -> dict[str, torch.Tensor]:
 
 
 def save(prefix: str, value: int, *, step: int = 1, **options: Any) -> bool:
-    """Whether this writer committed its checkpoint."""
+    """Save, and return whether this writer committed its checkpoint."""
     with closing(CheckpointStore(prefix, **options)) as store:
         try:
             store.save(state(value), step=step)
@@ -47,14 +47,14 @@ def save(prefix: str, value: int, *, step: int = 1, **options: Any) -> bool:
 
 
 def holds(uri: str, value: int) -> bool:
-    """Whether the checkpoint is sound and has just this state."""
+    """Return whether the checkpoint is sound and has exactly this state."""
     opened = hocket.ckpt.open(uri)
     is_same = all((opened[name] == tensor.numpy()).all() for name, tensor in state(value).items())
     return is_same and hocket.ckpt.verify(uri).is_sound
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
-    """The command's status, and what it says as JSON."""
+    """Run the command; return its exit code and its JSON output."""
     with pytest.raises(SystemExit) as ended:
         app([*words, "--json"])
     return cast("int", ended.value.code), json.loads(capsys.readouterr().out)
@@ -64,7 +64,9 @@ def keys(uri: str) -> set[str]:
     return {found.key for found in Store(uri).list()}
 
 
-def test_it_is_saved_listed_verified_and_loaded(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_saved_listed_verified_and_loaded(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert save(place, 1, step=1)
     assert save(place, 2, step=2)
     Store(place).put(f"step-3/{DEAD}", b"no manifest")
@@ -85,16 +87,16 @@ def test_it_is_saved_listed_verified_and_loaded(place: str, capsys: pytest.Captu
     assert call(capsys, "verify", f"{place}/step-2")[0] == 0
 
 
-def test_of_two_writers_one_commits(place: str) -> None:
+def test_one_of_two_writers_commits(place: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         won = list(pool.map(save, (place, place), (1, 2)))
     assert sorted(won) == [False, True]
     assert holds(f"{place}/step-1", 1 + won.index(True))
     named = {file["path"] for file in hocket.ckpt.open(f"{place}/step-1").manifest.files}
-    assert keys(f"{place}/step-1") == named | {"checkpoint.json.zst"}  # nothing of the other stays
+    assert keys(f"{place}/step-1") == named | {"checkpoint.json.zst"}  # the other writer left no files
 
 
-def test_a_commit_whose_answer_is_lost_is_a_commit(place: str, proxy: Proxy) -> None:
+def test_a_commit_whose_reply_is_lost_succeeds(place: str, proxy: Proxy) -> None:
     def fate(method: str, url: str) -> Fate:
         is_commit = method == "PUT" and "checkpoint.json" in url
         return "lose" if is_commit and not proxy.lost else "pass"
@@ -107,7 +109,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(place: str, proxy: Proxy) -> 
     assert holds(f"{place}/step-1", 7)
 
 
-def test_another_save_that_comes_first_wins_though_our_answer_is_lost(place: str, proxy: Proxy) -> None:
+def test_an_earlier_commit_of_another_save_wins_if_our_reply_is_lost(place: str, proxy: Proxy) -> None:
     def fate(method: str, url: str) -> Fate:
         if method != "PUT" or "checkpoint.json" not in url or proxy.lost:
             return "pass"
@@ -115,7 +117,7 @@ def test_another_save_that_comes_first_wins_though_our_answer_is_lost(place: str
         return "lose"
 
     def save_past(value: int) -> None:
-        # Past the proxy: its handle is another client's.
+        # A handle of another client, whose requests do not pass the proxy.
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("NO_PROXY", "127.0.0.1")
             assert save(place, value)
@@ -127,7 +129,7 @@ def test_another_save_that_comes_first_wins_though_our_answer_is_lost(place: str
     assert holds(f"{place}/step-1", 1)
 
 
-def test_it_is_overwritten_only_when_asked(place: str) -> None:
+def test_a_checkpoint_is_replaced_only_with_overwrite(place: str) -> None:
     with closing(CheckpointStore(place)) as store:
         store.save(state(1), step=1, name="last")
         with pytest.raises(CheckpointExistsError, match="overwrite=True"):
@@ -139,7 +141,7 @@ def test_it_is_overwritten_only_when_asked(place: str) -> None:
     assert before & keys(f"{place}/last") == {"checkpoint.json.zst"}
 
 
-def test_gc_takes_what_a_dead_save_left_and_nothing_else(
+def test_gc_deletes_the_files_of_a_dead_save_and_nothing_else(
     place: str,
     service: Server | Remote,
     proxy: Proxy,
@@ -169,7 +171,7 @@ def test_gc_takes_what_a_dead_save_left_and_nothing_else(
 
 
 def die_in_an_upload(uri: str, proxy: Proxy, source: Path) -> None:
-    """Begin an upload in parts, and cut the line after the first of them."""
+    """Start a multipart upload, and close the connection after its first part."""
 
     def fate(method: str, url: str) -> Fate:
         is_part = method == "PUT" and ("partNumber=" in url or "comp=block&" in url or url.endswith("block"))
@@ -184,7 +186,7 @@ def die_in_an_upload(uri: str, proxy: Proxy, source: Path) -> None:
 
 
 def is_unfinished(service: Server | Remote, uri: str, client_of: Callable[..., Any]) -> bool:
-    """Whether an upload of just this object is unfinished, as the service tells; Azure's is, for a week."""
+    """Return whether the service has an unfinished upload of this object; Azure keeps it for a week."""
     bucket, _, key = uri.split("://")[1].partition("/")
     if uri.startswith("az://"):
         return True
@@ -196,9 +198,9 @@ def is_unfinished(service: Server | Remote, uri: str, client_of: Callable[..., A
         return [found.text for found in ET.parse(answer).iterfind(".//{*}Upload/{*}Key")] == [key]
 
 
-def test_retention_and_rm_take_whole_checkpoints(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retention_and_rm_delete_whole_checkpoints(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (1, 2, 3):
-        # Each from a store of its own: what stays is told by the listing.
+        # A new store for each save, so that retention depends on the listing only.
         assert save(place, step, step=step, retention=KeepLast(num=2))
     assert {key.partition("/")[0] for key in keys(place)} == {"step-2", "step-3"}
     assert holds(f"{place}/step-2", 2)
@@ -211,7 +213,7 @@ def test_retention_and_rm_take_whole_checkpoints(place: str, capsys: pytest.Capt
 
 @pytest.mark.parametrize("fault", ["500", "reset", "slowdown"])
 @pytest.mark.parametrize("mode", ["", "gcs"])
-def test_a_commit_that_did_not_land_is_made_again(
+def test_a_commit_whose_request_failed_is_retried(
     s3d_faults: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, mode: str, fault: str
 ) -> None:
     server = s3d_faults(mode=mode)

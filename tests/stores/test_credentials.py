@@ -1,4 +1,4 @@
-"""Where keys come from: each of AWS's ways is asked by its own protocol, again before its keys expire."""
+"""Each of AWS's sources of credentials is used by its own protocol, and renewed before keys expire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.s3d import Server
 LIFE_S = 1.5
 ARN = f"arn:aws:iam::{ACCOUNT}:role/{ROLE}"
 
-# A process of its own: keys are the process's, and botocore reads the home folder when it is imported.
+# Runs in a new process, because keys are cached per process and botocore reads the home folder on import.
 READER = """
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ while not Path(sys.argv[2]).exists():
 """
 
 
-# Epochs of a data set in its store, each into a folder of its own, until it is told to stop.
+# Reads epochs of a data set from its store, each with an empty cache folder, until told to stop.
 EPOCHS = """
 import sys, time
 from itertools import count
@@ -60,7 +60,7 @@ for epoch in count():
 
 @pytest.fixture(scope="module")
 def server(s3d: Server) -> Iterator[Server]:
-    """Takes keys until they expire."""
+    """Start a server that accepts keys until they expire."""
     from support import leaks
 
     with Server(mode="keys-expire") as server:
@@ -97,7 +97,7 @@ def container_with_a_file(identity: Identity, home: Path) -> dict[str, str]:
 
 
 def sso(identity: Identity, home: Path) -> dict[str, str]:
-    """Somebody who has logged in: the token is in the cache."""
+    """Set up a user who has logged in, whose token is in the cache."""
     session = "sso_region = eu-x-1\nsso_start_url = https://start.invalid\n"
     profile = f"sso_session = people\nsso_account_id = {ACCOUNT}\nsso_role_name = {ROLE}\nregion = eu-x-1\n"
     (home / ".aws/config").write_text(f"[profile person]\n{profile}[sso-session people]\n{session}")
@@ -115,13 +115,13 @@ def assumed_role(identity: Identity, home: Path) -> dict[str, str]:
 
 
 def relative(identity: Identity, home: Path) -> dict[str, str]:
-    """The address is one of a container's own network: a proxy leads there."""
+    """Set a relative address in a container's own network, which a proxy forwards."""
     proxies = {"HTTP_PROXY": identity.address, "NO_PROXY": "127.0.0.1"}
     return {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": RELATIVE, **proxies}
 
 
 def web_identity(identity: Identity, home: Path) -> dict[str, str]:
-    """By a profile, which boto3 reads."""
+    """Set up a web identity in a profile, which boto3 reads."""
     (home / "token").write_text(TOKEN)
     profile = f"role_arn = {ARN}\nweb_identity_token_file = {home / 'token'}\n"
     (home / ".aws/config").write_text(f"[profile pod]\n{profile}")
@@ -154,10 +154,10 @@ def test_reading_goes_on_over_the_end_of_the_keys(
 
 
 @pytest.mark.slow
-def test_reading_goes_on_with_a_web_identity_of_bare_variables(
+def test_reading_continues_with_a_web_identity_set_by_variables(
     server: Server, home: Path, authority: Authority
 ) -> None:
-    """The client below asks by itself, and that by TLS alone: of an authority that it is told of."""
+    """Here the native client requests keys itself, over TLS only, with the given certificate authority."""
     with identities(LIFE_S, authority=authority) as identity:
         (home / "token").write_text(TOKEN)
         variables = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(home / "token"), "AWS_ROLE_ARN": ARN}
@@ -177,14 +177,14 @@ def test_epochs_go_on_over_the_end_of_the_keys(
     source: Callable[[Identity, Path], dict[str, str]],
     way: str,
 ) -> None:
-    """Renew keys that the store refuses before the end that boto3 tells for them."""
+    """Renew keys that the store refuses before the expiry that boto3 reports."""
     run_until_renewed(EPOCHS, server, identity, home, source(identity, home))
     assert set(identity.given) == {way}
     assert identity.refused == []
 
 
 @pytest.mark.parametrize("is_renewed", [True, False])
-def test_keys_that_the_program_renews_in_its_environment_are_read_again(
+def test_keys_that_the_program_changes_in_its_environment_are_read_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -202,7 +202,7 @@ def test_keys_that_the_program_renews_in_its_environment_are_read_again(
     with MDSWriter(out=uri, columns={"id": "int"}, size_limit=100) as writer:
         for number in range(64):
             writer.write({"id": number})
-    until = renew(4.0)  # enough to open both and read the first batch
+    until = renew(4.0)  # enough time to open both data sets and read the first batch
     options: dict[str, Any] = {"batch_size": 4, "prefetch_batches": 1, "fetch_threads": 1}
     dataset = StreamingDataset(remote=uri, local=tmp_path / "cache", prefetch_bytes=100, **options)
     other = StreamingDataset(remote=uri, local=tmp_path / "other", **options)
@@ -223,7 +223,7 @@ def test_keys_that_the_program_renews_in_its_environment_are_read_again(
 def run_until_renewed(
     script: str, server: Server, identity: Identity, home: Path, variables: dict[str, str]
 ) -> None:
-    """Run a script that reads, and let it end once its first keys have ended and it has asked twice again."""
+    """Run a script that reads until its first keys have expired and it has renewed them twice."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env |= {"HOME": str(home), "AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
     env |= {"AWS_EC2_METADATA_DISABLED": "true", **variables}

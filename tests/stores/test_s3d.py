@@ -1,4 +1,4 @@
-"""tools/s3d speaks S3: boto3, which we did not write, gets from it what it gets from S3."""
+"""`tools/s3d` behaves as S3 does for boto3, an independent client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def keys(client: Any, bucket: str, **query: Any) -> list[str]:
     return found
 
 
-def test_an_object_comes_back_with_all_that_was_said_of_it(client: Any, bucket: str) -> None:
+def test_an_object_round_trips_with_its_metadata(client: Any, bucket: str) -> None:
     data = bytes(range(256)) * 1000
     put = client.put_object(
         Bucket=bucket, Key="dir/a b+%2F ü\n", Body=data, ContentType="text/x", Metadata={"step": "17"}
@@ -57,7 +57,7 @@ def test_an_object_comes_back_with_all_that_was_said_of_it(client: Any, bucket: 
     ("asked", "start", "stop"),
     [("bytes=0-0", 0, 1), ("bytes=3-", 3, 10), ("bytes=-4", 6, 10), ("bytes=2-99", 2, 10)],
 )
-def test_ranges(client: Any, bucket: str, asked: str, start: int, stop: int) -> None:
+def test_ranges_are_read(client: Any, bucket: str, asked: str, start: int, stop: int) -> None:
     client.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
     got = client.get_object(Bucket=bucket, Key="k", Range=asked)
     assert got["Body"].read() == b"0123456789"[start:stop]
@@ -65,14 +65,14 @@ def test_ranges(client: Any, bucket: str, asked: str, start: int, stop: int) -> 
     assert got["ResponseMetadata"]["HTTPStatusCode"] == 206
 
 
-def test_a_range_beyond_the_end_is_refused(client: Any, bucket: str) -> None:
+def test_a_range_beyond_the_end_raises(client: Any, bucket: str) -> None:
     client.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
     with pytest.raises(ClientError) as error:
         client.get_object(Bucket=bucket, Key="k", Range="bytes=10-12")
     assert code_of(error) == ("InvalidRange", 416)
 
 
-def test_reads_pinned_to_an_etag_notice_an_overwrite(client: Any, bucket: str) -> None:
+def test_reads_with_if_match_fail_after_an_overwrite(client: Any, bucket: str) -> None:
     etag = client.put_object(Bucket=bucket, Key="k", Body=b"one")["ETag"]
     assert client.get_object(Bucket=bucket, Key="k", IfMatch=etag, Range="bytes=1-")["Body"].read() == b"ne"
     with pytest.raises(ClientError) as error:
@@ -84,7 +84,7 @@ def test_reads_pinned_to_an_etag_notice_an_overwrite(client: Any, bucket: str) -
     assert code_of(error) == ("PreconditionFailed", 412)
 
 
-def test_a_read_that_began_before_an_overwrite_ends_with_the_old_bytes(client: Any, bucket: str) -> None:
+def test_a_read_started_before_an_overwrite_returns_the_old_bytes(client: Any, bucket: str) -> None:
     client.put_object(Bucket=bucket, Key="k", Body=b"a" * (16 * MIB))
     body = client.get_object(Bucket=bucket, Key="k")["Body"]
     first = body.read(1)
@@ -92,7 +92,7 @@ def test_a_read_that_began_before_an_overwrite_ends_with_the_old_bytes(client: A
     assert first + body.read() == b"a" * (16 * MIB)
 
 
-def test_missing_things_are_named(client: Any, bucket: str) -> None:
+def test_missing_objects_and_buckets_have_error_codes(client: Any, bucket: str) -> None:
     with pytest.raises(ClientError) as error:
         client.get_object(Bucket=bucket, Key="absent")
     assert code_of(error) == ("NoSuchKey", 404)
@@ -104,7 +104,7 @@ def test_missing_things_are_named(client: Any, bucket: str) -> None:
     assert code_of(error) == ("BucketAlreadyOwnedByYou", 409)
 
 
-def test_of_eight_writers_that_must_create_one_wins(client: Any, bucket: str) -> None:
+def test_one_of_eight_conditional_creates_wins(client: Any, bucket: str) -> None:
     def write(number: int) -> str:
         try:
             client.put_object(Bucket=bucket, Key=key, Body=str(number).encode() * 1000, IfNoneMatch="*")
@@ -120,10 +120,10 @@ def test_of_eight_writers_that_must_create_one_wins(client: Any, bucket: str) ->
             assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == winner * 1000
 
 
-def test_of_eight_writers_that_must_replace_one_version_one_wins(client: Any, bucket: str) -> None:
+def test_one_of_eight_conditional_replacements_of_a_version_wins(client: Any, bucket: str) -> None:
     def write(number: int, turn: int) -> str:
         try:
-            # The ETag is the digest of the bytes: equal ones would make one version of two.
+            # The ETag is the digest of the content, so equal contents would be one version.
             body = f"{turn} {number}".encode()
             return client.put_object(Bucket=bucket, Key="k", Body=body, IfMatch=etag)["ETag"]
         except ClientError as error:
@@ -142,7 +142,7 @@ def test_of_eight_writers_that_must_replace_one_version_one_wins(client: Any, bu
 
 
 def upload(client: Any, bucket: str, key: str, *parts: bytes) -> dict[str, Any]:
-    """Upload parts, last first; return the arguments that complete the upload."""
+    """Upload parts, the last one first; return the arguments that complete the upload."""
     upload_id = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
     done = []
     for number, part in reversed(list(enumerate(parts, 1))):
@@ -170,7 +170,9 @@ def test_parts_join_into_one_object(client: Any, bucket: str) -> None:
     assert code_of(error) == ("NoSuchUpload", 404)
 
 
-def test_of_eight_conditional_completions_one_wins_and_the_others_stay_open(client: Any, bucket: str) -> None:
+def test_one_of_eight_conditional_completions_wins_and_the_other_uploads_remain(
+    client: Any, bucket: str
+) -> None:
     def complete(arguments: dict[str, Any]) -> str:
         try:
             return client.complete_multipart_upload(**arguments, IfNoneMatch="*")["ETag"]
@@ -201,7 +203,7 @@ def test_of_eight_conditional_completions_one_wins_and_the_others_stay_open(clie
         ([(1, None), (2, None)], "EntityTooSmall"),
     ],
 )
-def test_a_completion_that_does_not_fit_the_parts_is_refused(
+def test_a_completion_that_does_not_match_the_parts_raises(
     client: Any, bucket: str, parts: list[tuple[int, str | None]], code: str
 ) -> None:
     complete = upload(client, bucket, "k", b"small", b"small")
@@ -217,7 +219,7 @@ def test_a_completion_that_does_not_fit_the_parts_is_refused(
 
 
 @pytest.mark.parametrize("name", ["ContentMD5", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumSHA256"])
-def test_a_wrong_checksum_is_refused_and_changes_nothing(client: Any, bucket: str, name: str) -> None:
+def test_a_wrong_checksum_raises_and_changes_nothing(client: Any, bucket: str, name: str) -> None:
     size = {"ContentMD5": 16, "ChecksumSHA256": 32}.get(name, 4)
     wrong = {name: base64.b64encode(bytes(size)).decode()}
     client.put_object(Bucket=bucket, Key="k", Body=b"before")
@@ -231,14 +233,14 @@ def test_a_wrong_checksum_is_refused_and_changes_nothing(client: Any, bucket: st
     assert code_of(error) == ("BadDigest", 400)
 
 
-def test_right_checksums_are_kept(client: Any, bucket: str) -> None:
+def test_correct_checksums_are_stored(client: Any, bucket: str) -> None:
     digest = base64.b64encode(hashlib.sha256(b"data").digest()).decode()
     client.put_object(Bucket=bucket, Key="k", Body=b"data", ChecksumSHA256=digest)
     assert client.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")["ChecksumSHA256"] == digest
 
 
 @pytest.mark.parametrize("wrong", [{"aws_secret_access_key": "wrong"}, {"aws_access_key_id": "nobody"}])
-def test_a_wrong_signature_is_refused(
+def test_a_wrong_signature_raises(
     s3d: Server, client: Any, bucket: str, client_of: Callable[..., Any], wrong: dict[str, str]
 ) -> None:
     with pytest.raises(ClientError) as error:
@@ -247,7 +249,7 @@ def test_a_wrong_signature_is_refused(
     assert keys(client, bucket) == []
 
 
-def test_no_signature_is_refused(s3d: Server, client: Any, bucket: str) -> None:
+def test_a_request_without_signature_raises(s3d: Server, client: Any, bucket: str) -> None:
     client.put_object(Bucket=bucket, Key="k", Body=b"secret")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError) as error:
@@ -257,7 +259,7 @@ def test_no_signature_is_refused(s3d: Server, client: Any, bucket: str) -> None:
         assert b"secret" not in answer.read()
 
 
-def test_deletes(client: Any, bucket: str) -> None:
+def test_objects_are_deleted_one_by_one_and_in_bulk(client: Any, bucket: str) -> None:
     for key in ("a", "a/b", "a/b/c"):
         client.put_object(Bucket=bucket, Key=key, Body=key.encode())
     client.delete_object(Bucket=bucket, Key="a/b")
@@ -275,7 +277,7 @@ def test_deletes(client: Any, bucket: str) -> None:
     assert code_of(error)[1] == 404
 
 
-def test_a_listing_turns_pages_and_folds_folders(client: Any, bucket: str) -> None:
+def test_a_listing_has_pages_and_common_prefixes(client: Any, bucket: str) -> None:
     names = [*(f"step-{step}/part-{part}" for step in range(5) for part in range(5)), "z"]
     for name in names:
         client.put_object(Bucket=bucket, Key=name, Body=b"")
@@ -291,13 +293,13 @@ def test_a_listing_turns_pages_and_folds_folders(client: Any, bucket: str) -> No
 
 
 @pytest.mark.parametrize("token", ["zz", "f", "ff", "é"])
-def test_a_token_of_another_server_is_refused(client: Any, bucket: str, token: str) -> None:
+def test_an_unknown_continuation_token_raises(client: Any, bucket: str, token: str) -> None:
     with pytest.raises(ClientError) as error:
         client.list_objects_v2(Bucket=bucket, ContinuationToken=token)
     assert code_of(error) == ("InvalidArgument", 400)
 
 
-def test_an_upload_that_was_never_begun_is_refused(client: Any, bucket: str) -> None:
+def test_an_unknown_upload_id_raises(client: Any, bucket: str) -> None:
     for upload_id in ("x", "../../x", "é"):
         with pytest.raises(ClientError) as error:
             client.upload_part(Bucket=bucket, Key="k", UploadId=upload_id, PartNumber=1, Body=b"x")
@@ -310,7 +312,7 @@ def test_an_upload_that_was_never_begun_is_refused(client: Any, bucket: str) -> 
     .filter(lambda key: len(key.encode()) <= 1024)
     .filter(lambda key: not key.startswith("/"))
 )
-def test_any_key_comes_back_from_a_listing(client: Any, bucket: str, key: str) -> None:
+def test_any_key_is_listed_unchanged(client: Any, bucket: str, key: str) -> None:
     client.put_object(Bucket=bucket, Key=key, Body=key.encode())
     try:
         assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == key.encode()
@@ -322,7 +324,7 @@ def test_any_key_comes_back_from_a_listing(client: Any, bucket: str, key: str) -
 @pytest.mark.parametrize(
     "key", ["../../escape", "a//b", "a/./b", "a/../b", "x" * 1024, "dir/", "a" * 300 + "/b"]
 )
-def test_keys_that_are_no_paths_are_keys_all_the_same(client: Any, bucket: str, key: str) -> None:
+def test_keys_that_are_no_valid_paths_are_accepted(client: Any, bucket: str, key: str) -> None:
     client.put_object(Bucket=bucket, Key=key, Body=b"x")
     assert keys(client, bucket) == [key]
     assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == b"x"
@@ -354,7 +356,7 @@ def test_a_new_server_on_the_same_folder_has_the_same_objects(
         assert len(list((tmp_path / "blobs").iterdir())) == 1
 
 
-def test_it_ends_with_its_standard_input_and_says_so_by_its_status() -> None:
+def test_the_server_exits_when_its_standard_input_closes() -> None:
     with Server() as server:
         process = server._process
         assert process is not None
@@ -362,7 +364,7 @@ def test_it_ends_with_its_standard_input_and_says_so_by_its_status() -> None:
     assert process.returncode == 0
 
 
-def test_started_by_hand_it_prints_what_to_paste(tmp_path: Path) -> None:
+def test_started_by_hand_the_server_prints_variables_to_export(tmp_path: Path) -> None:
     import signal
     import socket
 
@@ -380,7 +382,7 @@ def test_started_by_hand_it_prints_what_to_paste(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [["--fault", "kind=fire"], ["--bucket", "No_Bucket"]])
-def test_a_wrong_option_is_refused(tmp_path: Path, option: list[str]) -> None:
+def test_an_invalid_option_raises(tmp_path: Path, option: list[str]) -> None:
     done = subprocess.run(
         [str(build()), "--root", str(tmp_path), "--port", "0", *option],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,

@@ -1,4 +1,4 @@
-"""tools/s3d goes wrong as told: each kind of fault is seen by a client, counted, and repeatable."""
+"""`tools/s3d` injects faults as configured: clients see each kind, and faults are counted and repeatable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Faults = Callable[..., Server]
 
 
 def outcome(act: Callable[[], Any]) -> str:
-    """`ok`, or the code of the error, or the kind of broken connection."""
+    """Return `ok`, the code of the error, or the kind of broken connection."""
     try:
         act()
     except ClientError as error:
@@ -51,7 +51,7 @@ def read(client: Any, server: Server, key: str = "k") -> bytes:
         ("lost_reply", "closed", True),
     ],
 )
-def test_writes_go_wrong_as_told(
+def test_writes_fail_with_the_configured_fault(
     s3d_faults: Faults, client_of: Callable[..., Any], kind: str, seen: str, is_carried_out: bool
 ) -> None:
     server = s3d_faults(f"kind={kind},op=PutObject,times=1")
@@ -66,7 +66,9 @@ def test_writes_go_wrong_as_told(
     assert stats["requests"] == {"GetObject": 1, "HeadObject": 1, "PutObject": 2}
 
 
-def test_a_short_body_declares_more_than_it_sends(s3d_faults: Faults, client_of: Callable[..., Any]) -> None:
+def test_a_short_body_has_fewer_bytes_than_declared(
+    s3d_faults: Faults, client_of: Callable[..., Any]
+) -> None:
     server = s3d_faults("kind=short_body,times=2")
     client = client_of(server)
     client.put_object(Bucket=server.bucket, Key="k", Body=bytes(10_000))
@@ -80,7 +82,9 @@ def test_a_short_body_declares_more_than_it_sends(s3d_faults: Faults, client_of:
     assert server.stats()["faults"] == {"short_body": 2}
 
 
-def test_latency_and_bandwidth_take_their_time(s3d_faults: Faults, client_of: Callable[..., Any]) -> None:
+def test_latency_and_bandwidth_faults_delay_responses(
+    s3d_faults: Faults, client_of: Callable[..., Any]
+) -> None:
     server = s3d_faults("kind=latency,ms=200,op=HeadObject", "kind=bandwidth,bytes_per_s=400000,op=GetObject")
     client = client_of(server)
     client.put_object(Bucket=server.bucket, Key="k", Body=bytes(200_000))
@@ -101,7 +105,7 @@ def run(server: Server, client: Any, count: int) -> list[str]:
     return [outcome(lambda: client.head_object(Bucket=server.bucket, Key="k")) for _ in range(count)]
 
 
-def test_a_seed_repeats_itself(s3d_faults: Faults, client_of: Callable[..., Any]) -> None:
+def test_a_seed_repeats_the_same_faults(s3d_faults: Faults, client_of: Callable[..., Any]) -> None:
     rule = "kind=slowdown,rate=0.3,op=HeadObject"
     server = s3d_faults(rule, seed=11)
     client = client_of(server)
@@ -120,7 +124,7 @@ def test_a_seed_repeats_itself(s3d_faults: Faults, client_of: Callable[..., Any]
     assert run(server, client, 60) != first
 
 
-def test_the_count_is_the_seeds_whatever_the_threads_do(
+def test_the_seed_fixes_the_number_of_faults_for_any_order_of_requests(
     s3d_faults: Faults, client_of: Callable[..., Any]
 ) -> None:
     server = s3d_faults("kind=slowdown,rate=0.3,op=HeadObject", seed=11)
@@ -140,7 +144,7 @@ def test_the_count_is_the_seeds_whatever_the_threads_do(
     assert 1 <= stats["most_in_flight"] <= 8
 
 
-def test_rules_choose_by_key_and_change_while_it_runs(
+def test_rules_match_keys_and_can_be_changed_while_the_server_runs(
     s3d_faults: Faults, client_of: Callable[..., Any]
 ) -> None:
     server = s3d_faults("kind=500,key=*/data/*")
@@ -179,7 +183,7 @@ def test_bytes_on_the_wire_are_counted(s3d_faults: Faults, client_of: Callable[.
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_a_hostile_request_ends_no_server(s3d_faults: Faults, line: bytes) -> None:
+def test_a_hostile_request_does_not_end_the_server(s3d_faults: Faults, line: bytes) -> None:
     import socket
     from urllib.parse import urlsplit
 

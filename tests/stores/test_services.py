@@ -1,4 +1,4 @@
-"""Data sets on other services than S3, and what each service's test server does not do."""
+"""Data sets on services other than S3, and limits of the services' test servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_data_set_is_written_and_streamed(place: str, tmp_path: Path) -> None:
     assert sorted(sample["id"] for sample in shuffled) == list(range(60))
 
 
-def test_an_upload_that_fails_leaves_what_was_there(place: str, tmp_path: Path) -> None:
+def test_a_failed_upload_keeps_the_old_object(place: str, tmp_path: Path) -> None:
     store = Store(place)
     store.put("k", b"old")
     with pytest.raises(FileNotFoundError):
@@ -44,7 +44,7 @@ def test_an_upload_that_fails_leaves_what_was_there(place: str, tmp_path: Path) 
     assert store.get("k") == b"old"
 
 
-def test_an_upload_whose_last_answer_is_lost_is_whole(place: str, proxy: Proxy, tmp_path: Path) -> None:
+def test_an_upload_whose_last_reply_is_lost_is_complete(place: str, proxy: Proxy, tmp_path: Path) -> None:
     def fate(method: str, url: str) -> Fate:
         is_last = (method == "POST" and "uploadId=" in url) or (method == "PUT" and "comp=blocklist" in url)
         return "lose" if is_last and not proxy.lost else "pass"
@@ -60,13 +60,13 @@ def test_an_upload_whose_last_answer_is_lost_is_whole(place: str, proxy: Proxy, 
 
 
 @pytest.mark.stores
-def test_fake_gcs_server_takes_no_writes_by_the_xml_api(fake_gcs: Remote) -> None:
-    """Why writing to Google Cloud Storage is tested on `s3d --gcs` alone.
+def test_fake_gcs_server_does_not_support_writes_by_the_xml_api(fake_gcs: Remote) -> None:
+    """Check the reason why writing to Google Cloud Storage is tested with `s3d --gcs` only.
 
-    The client writes by the XML API: a PUT to the object's own address, its condition in a header.
-    fake-gcs-server (1.56) takes a PUT there only with the JSON API's `uploadType` or a signed URL's query,
-    and with neither does it look at the header; nor has it the XML API's multipart uploads. A version that
-    has learned them fails this test.
+    The client writes by the XML API: a PUT to the object's address, with its condition in a header.
+    fake-gcs-server (1.56) accepts such a PUT only with the JSON API's `uploadType` or a signed URL's query,
+    ignores the header with both, and lacks the XML API's multipart uploads. A version that supports them
+    fails this test.
     """
 
     def ask(method: str, target: str) -> tuple[int, bytes]:
@@ -84,8 +84,10 @@ def test_fake_gcs_server_takes_no_writes_by_the_xml_api(fake_gcs: Remote) -> Non
 
 
 @pytest.mark.stores
-def test_what_another_client_wrote_to_gcs_is_read(fake_gcs: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fake-gcs-server takes writes by the JSON API alone."""
+def test_objects_that_another_client_wrote_to_gcs_are_read(
+    fake_gcs: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test writes by the JSON API, the only one by which fake-gcs-server accepts writes."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", fake_gcs.env["STORAGE_EMULATOR_HOST"])
     data = bytes(range(256)) * 2000
     url = f"{fake_gcs.endpoint}/upload/storage/v1/b/hocket/o?uploadType=media&name=other/a%2Fk"
@@ -100,7 +102,7 @@ def test_what_another_client_wrote_to_gcs_is_read(fake_gcs: Remote, monkeypatch:
 
 @pytest.mark.stores
 @pytest.mark.parametrize("name", ["minio", "versitygw"])
-def test_of_two_conditional_writes_at_once_one_wins(
+def test_one_of_two_concurrent_conditional_writes_wins(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server: Remote = request.getfixturevalue(name)

@@ -1,4 +1,4 @@
-"""What a store is told beside its address: who pays, by which way it is reached, how long is waited."""
+"""Settings of stores: requester pays, TLS, proxies, virtual hosts, timeouts, Azure's credentials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def fill(uri: str, *, size_limit: int = 100) -> None:
             writer.write({"id": number})
 
 
-def test_every_request_says_who_pays(s3d: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_request_has_the_requester_pays_header(
+    s3d: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with forwarding(s3d.endpoint) as proxy:
         use(monkeypatch, s3d, HTTP_PROXY=proxy.address, NO_PROXY="", AWS_REQUEST_PAYER="requester")
         prefix = s3d.uri(uuid.uuid4().hex)
@@ -49,7 +51,7 @@ def test_every_request_says_who_pays(s3d: Server, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("variable", "port"), [("AWS_CA_BUNDLE", 444), ("SSL_CERT_FILE", 445)])
-def test_a_store_behind_tls_and_a_proxy_with_an_authority_of_ones_own(
+def test_a_store_is_reached_through_tls_and_a_proxy_with_a_custom_authority(
     s3d: Server,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -75,8 +77,10 @@ def test_a_store_behind_tls_and_a_proxy_with_an_authority_of_ones_own(
 
 
 @pytest.mark.stores
-def test_a_bucket_in_the_hosts_name(minio: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The signature covers the host: MinIO takes it only if it is that of the request."""
+def test_a_virtual_host_bucket_is_reached(
+    minio: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MinIO accepts the signature only if it covers the request's host."""
     with forwarding(minio.endpoint) as proxy:
         use(monkeypatch, minio, HTTP_PROXY=proxy.address, NO_PROXY="")
         use(monkeypatch, minio, AWS_ENDPOINT_URL=f"http://{MINIO_DOMAIN}")
@@ -94,7 +98,7 @@ def test_a_bucket_in_the_hosts_name(minio: Remote, monkeypatch: pytest.MonkeyPat
         assert {headers["host"] for _, headers in proxy.seen} == {f"{BUCKET}.{MINIO_DOMAIN}"}
 
 
-def test_each_stream_waits_and_tries_as_it_is_told(
+def test_each_stream_uses_its_own_timeout_and_retries(
     s3d_faults: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = s3d_faults()
@@ -115,14 +119,14 @@ def test_each_stream_waits_and_tries_as_it_is_told(
     assert len(read(good={}, slow={})) == 80
     server.set_faults("kind=500,key=slow/shard*")
     with pytest.raises(errors.StoreTransientError, match=r"slow/shard.* failed \d times"):
-        read(good={}, slow={"download_timeout": 2})  # in more time it would be tried 11 times
+        read(good={}, slow={"download_timeout": 2})  # without the timeout there would be 11 tries
     server.set_faults()
     store = Store(server.uri("spoiled"))
     for found in store.list():
         if found.key.startswith("shard"):
             store.put(found.key, bytes(found.size))
     for tries in (1, 4):
-        server.set_faults("kind=latency,ms=1,op=GetObject,key=spoiled/shard*")  # counts them
+        server.set_faults("kind=latency,ms=1,op=GetObject,key=spoiled/shard*")  # counts the requests
         with pytest.raises(ShardCorruptError, match="spoiled"):
             read(spoiled={"download_retry": tries})
         assert server.stats()["rules"][0]["matched"] == tries
@@ -130,7 +134,7 @@ def test_each_stream_waits_and_tries_as_it_is_told(
 
 @pytest.mark.stores
 @pytest.mark.parametrize("way", ["connection string", "shared access signature", "account in the URI"])
-def test_azure_is_reached_in_each_of_its_ways(
+def test_azure_is_reached_with_each_kind_of_credentials(
     azurite: Remote, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     endpoint, prefix = azurite.endpoint, uuid.uuid4().hex
@@ -160,7 +164,7 @@ def test_azure_is_reached_in_each_of_its_ways(
 
 
 def shared_access_signature() -> str:
-    """Azure's account SAS: all of the blob service, for as long as these tests live."""
+    """Return an account SAS for the whole blob service, valid for longer than these tests run."""
     signed = {"sp": "rwdlac", "ss": "b", "srt": "sco", "se": "2999-01-01T00:00:00Z", "sv": "2019-12-12"}
     lines = [
         AZURITE_ACCOUNT,

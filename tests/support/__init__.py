@@ -1,1 +1,1 @@
-"""What the tests of all packages share: ranks, leak checks, sampling of slow tests, a local S3 server."""
+"""Support for the tests of all packages: ranks, leak checks, sampling of slow tests, a local S3 server."""

@@ -1,4 +1,4 @@
-"""Asking Composer, in an environment of its own, for what its functions give on the same inputs."""
+"""Runs scripts with Composer, in an environment of its own, to compare its results with Hocket's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEER = "mosaicml==0.32.1"
 
 
 def ask(script: Path, cases: list[dict[str, Any]], folder: Path, *, more: Sequence[str] = ()) -> list[Any]:
-    """Run `script cases.pt answers.pt` beside Composer and return the answers.
+    """Run `script cases.pt answers.pt` in Composer's environment and return the answers.
 
     Args:
         script: Reads a list of cases and writes a list of answers, both with `torch.save`.
@@ -32,7 +32,7 @@ def ask(script: Path, cases: list[dict[str, Any]], folder: Path, *, more: Sequen
 
 
 def run_peer(script: Path, *arguments: Path, more: Sequence[str] = ()) -> None:
-    """Run a script beside Composer, in an environment of its own that `uv` makes.
+    """Run a script in Composer's environment, which `uv` makes.
 
     Args:
         script: A Python file.

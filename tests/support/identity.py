@@ -1,4 +1,4 @@
-"""The services that give AWS keys to machines and people, as their documentation has them, on loopback.
+"""The services that give AWS keys to machines and users, implemented from their documentation, on loopback.
 
 One server speaks all of them: the instance metadata service (version 2), the containers' endpoint, IAM
 Identity Center ("SSO") and the Security Token Service. The keys are those that `s3d --keys-expire` takes.
@@ -20,13 +20,13 @@ from support.proxy import Authority, serving
 ROLE = "trainer"
 ACCOUNT = "123456789012"
 TOKEN = "a token of these tests alone"
-#: Where a container's keys are by a relative address, which nobody has to prove anything for.
+#: Host and path of a container's credentials at a relative URI, which need no authorization.
 CONTAINERS, RELATIVE = "169.254.170.2", "/v2/credentials/of-this-task"
 METADATA = "/latest/meta-data/iam/security-credentials/"
 
 
 class Identity(ThreadingHTTPServer):
-    """Gives keys that are good for `life_s` seconds to who asks rightly, and notes how it was asked."""
+    """Gives keys that are valid for `life_s` seconds to correct requests, and records the requests."""
 
     def __init__(self, life_s: float):
         self.life_s = life_s
@@ -37,11 +37,11 @@ class Identity(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Of all its services."""
+        """Return the URL of all services."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def keys(self, way: str) -> dict[str, Any]:
-        """New keys, and when they cease to be good, in seconds since 1970."""
+        """Return new keys, and their expiry in seconds since 1970."""
         until = time.time() + self.life_s
         self.ends.append(until)
         self.given.append(way)
@@ -53,7 +53,7 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        """The metadata service's session."""
+        """Answer a request for a session of the metadata service."""
         is_asked = "x-aws-ec2-metadata-token-ttl-seconds" in self.headers
         if self.path == "/latest/api/token" and is_asked:
             self._say(200, TOKEN)
@@ -74,9 +74,9 @@ class _Answer(BaseHTTPRequestHandler):
             self._refuse(404)
 
     def do_POST(self) -> None:
-        """The token service: a role for who has keys, or a token of somebody else's."""
+        """Answer as the token service: keys of a role, for other keys or for a web identity's token."""
         length = int(self.headers.get("content-length", 0))
-        # The service takes its arguments from the body and from the address.
+        # The service reads arguments from the body and from the URL.
         text = f"{self.rfile.read(length).decode()}&{urlsplit(self.path).query}"
         form = {name: values[0] for name, values in parse_qs(text).items()}
         action = form.get("Action", "")
@@ -159,7 +159,7 @@ def _moment(keys: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def identities(life_s: float, *, authority: Authority | None = None) -> Iterator[Identity]:
-    """A running server of keys, spoken to by TLS if there is an `authority`."""
+    """Run a server of keys, with TLS if there is an `authority`."""
     server = Identity(life_s)
     if authority is not None:
         authority.secure(server)

@@ -1,4 +1,4 @@
-"""Launchers for the tests of `hocket-launch`, and the scripts that several of them start."""
+"""Helpers for the tests of `hocket-launch`, and scripts that several of these tests start."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess[s
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether the process runs; one that only waits to be reaped does not."""
+    """Return whether the process runs; a zombie, which waits to be reaped, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The bytes of the tensors that are alive, which on a GPU the allocator would report."""
+"""Measures the bytes of live tensors on a CPU, as the allocator does on a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive after each operation; `peak` is the highest sum.
+    """Counts the bytes of live storages after each operation; `peak` is the highest sum.
 
-    Tensors made before the block do not count; what an operation takes and frees within itself is not seen.
+    Tensors made before the block do not count, nor does memory that an operation allocates and frees inside.
     """
 
     def __init__(self) -> None:

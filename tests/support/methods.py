@@ -24,7 +24,7 @@ LENGTH = 16
 
 @dataclass(frozen=True)
 class Case:
-    """A method and what it can run with."""
+    """A method, and the models and arguments that it runs with."""
 
     name: str
     make: Callable[[], Any]
@@ -148,7 +148,7 @@ class Text(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """A residual block with the names of torchvision's."""
+    """A residual block with the submodule names of torchvision's `BasicBlock`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Convnet(Images):
 
 
 class RMSNorm(nn.Module):
-    """A norm written out in Python, as transformers has them."""
+    """A norm written in Python, as those of transformers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def _give_alibi(module: Attention, index: int, max_sequence_length: int) -> nn.M
 
 
 class BertIntermediate(nn.Module):
-    """The first half of a feed-forward layer, with the names of transformers'."""
+    """The first half of a feed-forward layer, with the names of transformers' `BertIntermediate`."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class BertIntermediate(nn.Module):
 
 
 class Transformer(Text):
-    """A causal language model with position embeddings, built of modules that methods know."""
+    """A causal language model with position embeddings, built of modules that the methods support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ MODELS: dict[Kind, Callable[[], nn.Module]] = {
 
 
 class ImageData(Dataset[Any]):
-    """Images with an optional transform, as torchvision's data sets have one; PIL images on request."""
+    """Images with an optional transform, as in torchvision's data sets; PIL images if `pil`."""
 
     def __init__(self, size: int, *, pil: bool = False) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -288,12 +288,12 @@ class TextData(Dataset[Any]):
         mask = torch.arange(LENGTH) < self.lengths[index]
         ids = self.ids[index].masked_fill(~mask, 0)
         labels = ids.masked_fill(~mask, -100)
-        labels[0] = -100  # nothing predicts it, and losses are weighted by the labels that count
+        labels[0] = -100  # no token predicts the first one; losses are weighted by the labels that count
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 class LoaderOf:
-    """A loader that states which rank's share it reads."""
+    """A loader with a `data_parallel` attribute, the rank whose share it reads."""
 
     def __init__(self, loader: DataLoader[Any], data_parallel: tuple[int, int]) -> None:
         self.loader, self.data_parallel, self.dataset = loader, data_parallel, loader.dataset

@@ -1,4 +1,4 @@
-"""The pytest plugin of this workspace; `addopts` loads it."""
+"""The pytest plugin of this workspace, loaded by `addopts`: sampling, leak checks, server fixtures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fix the seed of this run, and hear Ctrl-C even where a shell started it in the background."""
+    """Fix the seed of this run, and handle Ctrl-C even if a shell started pytest in the background."""
     sampling.start(config)
     # Without bytecode each of the hundreds of ranks compiles torch again, for 15 s of processor time.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -29,14 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """Say which seed draws the slow tests, and how to draw the same again."""
+    """Return the header line with the seed that draws the slow tests."""
     plan = sampling.plan()
     taken = "as -m says" if plan.names("slow") else "one parameter set each (all: `-m slow`)"
     return f"slow tests: {taken}; {sampling.SEED_VARIABLE}={plan.seed}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the parameter sets of slow tests that were not drawn, and skip what `-m` must name."""
+    """Deselect undrawn parameter sets of slow tests, and skip tests whose marker `-m` must name."""
     kept, left = sampling.select(items)
     if left:
         config.hook.pytest_deselected(items=left)
@@ -45,10 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Get the servers before the first test that needs them: a cold build outlasts a test's time limit."""
+    """Build or install servers before the first test, because this may exceed a test's time limit."""
     if session.config.option.collectonly:
         return
-    # What goes wrong is told by the fixture, for the tests that ask for it.
+    # The fixture reports a failure, to the tests that request it.
     is_needed = any(
         {"s3d", "s3d_faults", "gcs"} & set(getattr(item, "fixturenames", ())) for item in session.items
     )
@@ -63,14 +63,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
-    """The fixtures that a test names, and those that its parameters name."""
+    """Return the fixtures that a test requests, and those that its parameters name."""
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
     return {*getattr(item, "fixturenames", ()), *(name for name in parameters if isinstance(name, str))}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note that a test failed, for `no_leaks`."""
+    """Record that a test failed, for `no_leaks`."""
     report = yield
     if report.failed:
         item.stash[FAILED] = True
@@ -81,7 +81,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads, processes, files or environment behind.
 
-    One that failed already is not looked at: its traceback keeps everything alive that it held.
+    A failed test is not checked, because its traceback keeps its objects alive.
     """
     before = leaks.snapshot()
     yield
@@ -94,13 +94,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cases() -> Callable[..., int]:
-    """How many cases a slow test draws in this run: `cases(full=10_000, sample=50)`."""
+    """Return the function `cases(full=10_000, sample=50)`: how many cases a slow test draws in this run."""
     return sampling.cases
 
 
 @pytest.fixture(scope="session")
 def s3d() -> Iterator[Server]:
-    """A server for the whole run, without faults; use a prefix of your own in `s3d.bucket`."""
+    """Return a server for the whole run, without faults; a test must use a prefix of its own."""
     _build_or_skip()
     with Server() as server:
         leaks.keep_process(server.pid)
@@ -110,7 +110,7 @@ def s3d() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[Server]:
-    """The same server speaking Google's XML API, for the whole run."""
+    """Return a server of Google's XML API for the whole run, without faults."""
     _build_or_skip()
     with Server(mode="gcs") as server:
         leaks.keep_process(server.pid)
@@ -120,7 +120,7 @@ def gcs() -> Iterator[Server]:
 
 @pytest.fixture
 def s3d_faults() -> Iterator[Callable[..., Server]]:
-    """`s3d_faults("kind=slowdown,rate=0.05", seed=1)`: a server of this test's own, with faults."""
+    """Return `s3d_faults("kind=slowdown,rate=0.05", seed=1)`, which starts a server for one test."""
     _build_or_skip()
     with contextlib.ExitStack() as stack:
         yield lambda *rules, **settings: stack.enter_context(Server(*rules, **settings))

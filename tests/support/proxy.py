@@ -1,6 +1,6 @@
-"""A forward proxy on loopback: it sees what clients ask for, and loses on the way what it is told to.
+"""A forward proxy on loopback, which records requests and drops chosen ones, and TLS for test servers.
 
-Beside it, what else stands before a server: TLS, with an authority that only these tests know.
+Certificates are signed by an authority that only these tests trust.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fate = Literal["pass", "refuse", "lose"]
 
 
 class Proxy(ThreadingHTTPServer):
-    """Hands every request to one server, whatever host it names, and notes its line and headers."""
+    """Forwards every request to one server, whatever its host, and records its line and headers."""
 
     def __init__(self, target: str):
         self.target = urlsplit(target).netloc
@@ -44,7 +44,7 @@ class Proxy(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client may hang up, and need not trust the certificate; the rest is told."""
+        """Ignore clients that disconnect or reject the certificate, and report all other errors."""
         if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -108,7 +108,7 @@ class _Forward(BaseHTTPRequestHandler):
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
-    """Hand bytes from each to the other until one of them ends."""
+    """Copy bytes between two sockets in both directions until one of them closes."""
     with selectors.DefaultSelector() as selector:
         selector.register(one, selectors.EVENT_READ, other)
         selector.register(other, selectors.EVENT_READ, one)
@@ -121,7 +121,7 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
 
 
 class Authority:
-    """A certificate authority in a folder, and one certificate of it for `127.0.0.1` and `store.invalid`.
+    """A certificate authority in a folder, with one certificate for `127.0.0.1` and `store.invalid`.
 
     Raises:
         FileNotFoundError: There is no `openssl`.
@@ -158,10 +158,10 @@ class Authority:
         run(*new, *signer, *uses, "-subj", "/CN=server", "-keyout", "key.pem", "-out", "certificate.pem")
 
     def secure(self, server: ThreadingHTTPServer) -> None:
-        """Let a server that does not run yet speak TLS."""
+        """Make a server that is not running yet use TLS."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate, self._key)
-        # The handshake is the connection's own thread's work, and not the listener's.
+        # The thread of the connection does the handshake, and not the listener.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 
 
@@ -180,7 +180,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forwarding(target: str, *, authority: Authority | None = None) -> Iterator[Proxy]:
-    """A running proxy before the server at `target`, spoken to by TLS if there is an `authority`."""
+    """Run a proxy in front of the server at `target`, with TLS if there is an `authority`."""
     proxy = Proxy(target)
     if authority is not None:
         authority.secure(proxy)

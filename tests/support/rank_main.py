@@ -30,7 +30,7 @@ from support.ranks import Outcome
 
 
 def main(task_path: str, result_path: str) -> None:
-    """Run the task and leave its `Outcome` in a file; the file appears whole or not at all."""
+    """Run the task and write its `Outcome` to a file, atomically."""
     _watch(_end_with_parent)
     task = pickle.loads(Path(task_path).read_bytes())
     try:
@@ -41,7 +41,7 @@ def main(task_path: str, result_path: str) -> None:
 
 
 def serve() -> None:
-    """Run the tasks that the standard input names until it ends; the process group stays up between them."""
+    """Run the tasks named on standard input until it closes; the process group persists between them."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     _watch(functools.partial(_read_lines, lines))
     while True:
@@ -57,7 +57,7 @@ def _watch(target: Callable[[], None]) -> None:
 def _leave(outcome: Outcome, result_path: str) -> None:
     try:
         data = pickle.dumps(outcome)
-        pickle.loads(data)  # an exception with its own __init__ may pickle and not come back
+        pickle.loads(data)  # an exception with its own `__init__` may pickle and not unpickle
     except Exception as error:  # noqa: BLE001 - whatever a result's own pickling raises is the rank's failure
         if not outcome.failed_at:
             outcome = _failure(error)

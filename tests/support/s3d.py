@@ -1,4 +1,4 @@
-"""A local S3 server for tests, benchmarks and demos: `tools/s3d`, built by cargo when it is first needed."""
+"""A local S3 server for tests, benchmarks and demos: `tools/s3d`, which cargo builds at the first use."""
 
 from __future__ import annotations
 
@@ -80,39 +80,39 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
+        """Return the process id of the running server."""
         return 0 if self._process is None else self._process.pid
 
     def uri(self, prefix: str = "") -> str:
-        """The URI of `prefix` in the server's bucket."""
+        """Return the URI of `prefix` in the server's bucket."""
         scheme = "gs" if self._mode == "gcs" else "s3"
         return f"{scheme}://{self.bucket}/{prefix}"
 
     def set_faults(self, *faults: str, seed: int = 0, latency_ms: int = 0, bandwidth: int = 0) -> None:
-        """Replace all faults; with no arguments there are none any more. Counts of rules start again."""
+        """Replace all faults; without arguments, remove them. The rules' counts restart from zero."""
         settings = {"faults": list(faults), "seed": seed, "latency_ms": latency_ms, "bandwidth": bandwidth}
         self._call("POST", "faults", settings)
 
     def stats(self) -> dict[str, Any]:
-        """Requests by operation, answers by status, faults by kind, matches and hits by rule, bytes moved."""
+        """Return counts of requests by operation, responses by status, faults by kind and rule, and bytes."""
         return self._call("GET", "stats")
 
     def await_idle(self, timeout_s: float = 30) -> None:
-        """Wait until nothing is being worked on: requests of a killed client, too, have had their effect.
+        """Wait until no request is in progress, so that those of a killed client have taken effect, too.
 
         Raises:
-            TimeoutError: Something still is.
+            TimeoutError: A request is still in progress.
         """
         deadline = time.monotonic() + timeout_s
         idle = 0
-        while idle < 2:  # a request that had only just arrived is seen the second time
+        while idle < 2:  # the second look sees a request that had only just arrived
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the server is still at work after {timeout_s:g} s: {self.stats()}")
             time.sleep(IDLE_S)
             idle = 0 if self.stats()["in_flight"] else idle + 1
 
     def reset(self) -> None:
-        """Set all counts to zero, those that decide which request a rule hits as well."""
+        """Set all counts to zero, including those that decide which request a rule hits."""
         self._call("POST", "reset")
 
     def _start(self, root: Path) -> subprocess.Popen[str]:
@@ -123,7 +123,7 @@ class Server:
             command += [f"--{name}", str(number)]
         if self._mode:
             command.append(f"--{self._mode}")
-        # A group of its own: Ctrl-C in a terminal is for the tests, which then stop the server.
+        # In a process group of its own, so that Ctrl-C reaches only the tests, which then stop the server.
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
@@ -152,7 +152,7 @@ class Server:
 
     @staticmethod
     def _stop(process: subprocess.Popen[str]) -> None:
-        with process:  # closes the pipes, and the server ends with its standard input
+        with process:  # closes the pipes; the server exits when its standard input closes
             assert process.stdin is not None
             process.stdin.close()
             try:

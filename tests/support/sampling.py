@@ -1,4 +1,4 @@
-"""Which tests a run takes.
+"""Selects the tests that a run executes.
 
 A plain run takes everything unmarked, and of each test function marked `slow` one parameter set, drawn by a
 seed that the pytest header prints. `-m slow` takes all of them. Tests marked `parity`, `stores` or `gpu` need
@@ -23,7 +23,7 @@ ON_REQUEST = ("parity", "stores", "gpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What this run was asked for."""
+    """The seed and the `-m` expression of a run."""
 
     seed: int
     """Draws the parameter set of each slow test in a plain run."""
@@ -119,7 +119,7 @@ def _function_id(item: pytest.Item) -> str:
 
 
 def _draw(function: str, sets: list[pytest.Item]) -> pytest.Item:
-    # A hash and not a generator's next number: the draw must not depend on which other tests were collected.
+    # By a hash and not a random generator, so that the draw does not depend on the other collected tests.
     ordered = sorted(sets, key=lambda item: item.nodeid)
     digest = hashlib.sha256(f"{plan().seed}:{function}".encode()).digest()
     return ordered[int.from_bytes(digest[:8], "big") % len(ordered)]

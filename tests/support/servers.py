@@ -1,4 +1,4 @@
-"""Other people's object-store servers, for tests marked `stores`: MinIO, versitygw, Azurite, fake-gcs-server.
+"""Third-party object-store servers, for tests marked `stores`: MinIO, versitygw, Azurite, fake-gcs-server.
 
 Each is installed by its own package manager when it is first needed, and kept in the folder
 `$XDG_CACHE_HOME/hocket-test-servers` (`~/.cache` by default), by its version. MinIO's repository is archived:
@@ -43,7 +43,7 @@ AZURITE = "3.37.0"
 
 
 class MissingToolError(RuntimeError):
-    """What installs a server is not on this machine."""
+    """The tool that installs a server is missing on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Remote:
 
 @pytest.fixture(scope="session")
 def minio() -> Iterator[Remote]:
-    """MinIO with an empty bucket, which is also `BUCKET.MINIO_DOMAIN` for who reaches it by that name."""
+    """Start MinIO with an empty bucket, which has the virtual host `BUCKET.MINIO_DOMAIN`, too."""
     program = _installed("minio")
     keys = {"MINIO_ROOT_USER": "hocket", "MINIO_ROOT_PASSWORD": "hocket-secret"}
     settings = {"MINIO_DOMAIN": MINIO_DOMAIN, "MINIO_UPDATE": "off"}
@@ -84,7 +84,7 @@ def minio() -> Iterator[Remote]:
 
 @pytest.fixture(scope="session")
 def versitygw() -> Iterator[Remote]:
-    """A maintained S3 server, which stores objects as files, with an empty bucket."""
+    """Start versitygw, a maintained S3 server that stores objects as files, with an empty bucket."""
     program = _installed("versitygw")
     keys = {"ROOT_ACCESS_KEY": "hocket", "ROOT_SECRET_KEY": "hocket-secret"}
 
@@ -104,7 +104,7 @@ def versitygw() -> Iterator[Remote]:
 
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Remote]:
-    """Azurite's blob service with an empty container."""
+    """Start Azurite's blob service with an empty container."""
     program = _installed("azurite")
     accounts = {"AZURITE_ACCOUNTS": f"{AZURITE_ACCOUNT}:{AZURITE_KEY}"}
 
@@ -125,7 +125,7 @@ def azurite() -> Iterator[Remote]:
 
 @pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[Remote]:
-    """fake-gcs-server with an empty bucket. Of the XML API, which our client speaks, it has reading alone."""
+    """Start fake-gcs-server with an empty bucket. Of the XML API, Hocket's, it supports reads only."""
     program = _installed("fake-gcs-server")
 
     def command(folder: Path, port: int) -> list[str]:
@@ -154,8 +154,8 @@ def install(name: str) -> Path:
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket-test-servers"
     if name == "azurite":
-        # Its blob service alone: the others have fixed ports. And not in a folder of the package's own name:
-        # npm would take the name for that folder, and install nothing.
+        # Only the blob service, because the others have fixed ports. The folder must not be named as the
+        # package: npm would take the name for the folder, and install nothing.
         folder = cache / f"npm-{AZURITE}"
         program, tool = folder / "node_modules/.bin/azurite-blob", "npm"
         command = [
@@ -191,7 +191,7 @@ def _installed(name: str) -> Path:
 
 @contextlib.contextmanager
 def _running(command: Callable[[Path, int], list[str]], env: Mapping[str, str]) -> Iterator[str]:
-    """Run a server over a temporary folder; yields its address once it takes connections."""
+    """Run a server with a temporary folder; yield its address once it accepts connections."""
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="hocket-server-") as folder:
         log = Path(folder) / "log.txt"
@@ -242,7 +242,7 @@ def _free_port() -> int:
 def _send(method: str, url: str, headers: Mapping[str, str], body: object = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers=dict(headers), method=method)
-    # Without the environment's proxies: this is loopback.
+    # Ignore the environment's proxies for loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=30) as answer:
         said: bytes = answer.read()
@@ -266,7 +266,7 @@ def _create_s3_bucket(env: Mapping[str, str]) -> None:
 
 
 def _create_container(endpoint: str) -> None:
-    """One request signed with the account's key, as Azure's "Shared Key" has it."""
+    """Create a container by a request that is signed with Azure's Shared Key scheme."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in sorted(headers.items())]
     resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{BUCKET}\nrestype:container"

@@ -51,7 +51,7 @@ def build(kind: str, seed: int) -> nn.Module:
 
 
 def batches(kind: str, steps: int) -> list[dict[str, Tensor]]:
-    """Return the global batches, alike wherever they are made."""
+    """Return the global batches, which are equal in every process."""
     generator = torch.Generator().manual_seed(11)
     made = []
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Ranks that stay up for several tests, since importing torch costs each process seconds."""
+"""Ranks that several tests share, because importing torch takes each process seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StandingRanks:
         try:
             return self._run(fn, args, timeout_s)
         except BaseException:
-            # At once: processes that the next test starts would count as left behind by it.
+            # Restart now, because processes started during the next test would count as its leaks.
             self.close()
             self.start()
             raise
@@ -77,7 +77,7 @@ class StandingRanks:
 
 
 def _join() -> None:
-    """Do nothing: the group is up when this runs."""
+    """Do nothing; when this function runs, the process group exists."""
 
 
 @contextlib.contextmanager

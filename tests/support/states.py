@@ -1,4 +1,4 @@
-"""States of models laid out over ranks, for tests that save and load them; imports torch."""
+"""States of sharded models, for tests that save and load them; imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 
 def stepped(net: torch.nn.Module) -> dict[str, Any]:
-    """The model's state and its optimizer's after a step, by parameter name."""
+    """Return the states of a model and of its optimizer after a step, by parameter name."""
     optimizer = torch.optim.AdamW(net.parameters())
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -20,7 +20,7 @@ def stepped(net: torch.nn.Module) -> dict[str, Any]:
 
 
 def whole(node: Any) -> dict[str, torch.Tensor]:
-    """A tree's full tensors, by name; collective where some are DTensors."""
+    """Return a tree's full tensors by name; collective if some are DTensors."""
     if isinstance(node, dict):
         return {
             f"{key}.{rest}".rstrip("."): each
@@ -31,5 +31,5 @@ def whole(node: Any) -> dict[str, torch.Tensor]:
 
 
 def wrong(found: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Names of what is not as expected; collective as `whole`."""
+    """Return the names of tensors that differ from the expected ones; collective as `whole`."""
     return [name for name, each in whole(found).items() if not torch.equal(each, expected[name])]

@@ -54,7 +54,7 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 class Recorder(Callback):
-    """Notes every event with the batch it saw."""
+    """Records every event with the number of its batch."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -76,7 +76,7 @@ class Watch(Callback):
 
 
 class FileStore:
-    """A checkpoint store of one process in few lines: `torch.save`, renamed into place."""
+    """A minimal checkpoint store of one process: `torch.save` to a temporary file, then a rename."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A process that does what it is asked, again and again, since what it imports costs seconds."""
+"""A process that answers several requests, because its imports take seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def worker(*command: str, env: Mapping[str, str] | None = None) -> Iterator[Callable[[Any], Any]]:
-    """Start a process that reads a line of JSON and answers with one; yields what asks it.
+    """Start a process that answers lines of JSON; yield a function that sends one and returns the answer.
 
     Args:
         command: What to run. It ends when its stdin does, or is killed 10 s later.

@@ -1,14 +1,20 @@
 """Every method by itself: its effect, microbatches, compiled models, save and resume."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from hocket import algos
+from hocket.trainer import Trainer
 from hocket.trainer.algorithm import Algorithm
+from hocket.trainer.compiled_step import CompiledStep
+from hocket.trainer.errors import TrainerConfigError
 from support.methods import CASES, common_kind, make_model, train
+from support.sampling import plan
 
 pytest.importorskip("torchvision", reason="needs torchvision")
 pytest.importorskip("schedulefree", reason="needs schedulefree")
@@ -86,6 +92,11 @@ def test_a_restart_gives_the_same_training(name: str) -> None:
     _check_equal(train([name], steps=STEPS)[0], train([name], steps=STEPS)[0])
 
 
+# Between the forward pass and the loss, which a step that is compiled as a whole has no place for.
+BETWEEN = ["CutMix", "LabelSmoothing", "MixUp"]
+COMPILED = [(name, what) for name in NAMES for what in ("model", "step")[: 1 if name in BETWEEN else 2]]
+
+
 def _compiled(kind: Any) -> torch.nn.Module:
     model = make_model(kind)
     model.compile(backend="aot_eager", fullgraph=True)  # a break of the graph is an error
@@ -93,11 +104,46 @@ def _compiled(kind: Any) -> torch.nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_it_runs_with_a_compiled_model(name: str) -> None:
+@pytest.mark.parametrize(("name", "what"), COMPILED)
+def test_it_trains_compiled(name: str, what: str) -> None:
     torch._dynamo.reset()
-    kind = common_kind([name])
     _, plain = train([name], steps=STEPS)
-    _, compiled = train([name], steps=STEPS, model=_compiled(kind))
+    step, kind = partial(CompiledStep, backend="aot_eager"), common_kind([name])
+    options: dict[str, Any] = {"train_step": step} if what == "step" else {"model": _compiled(kind)}
+    _, compiled = train([name], steps=STEPS, **options)
     # In bf16 a compiled model rounds elsewhere.
+    assert compiled == pytest.approx(plain, rel=2e-2 if CASES[name].arguments else 1e-3)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_methods_that_a_compiled_step_has_no_place_for_are_refused_when_the_trainer_is_built(
+    name: str,
+) -> None:
+    with pytest.raises(TrainerConfigError, match=f"`{name}` listens between forward pass and loss"):
+        Trainer(
+            model=make_model("images"),
+            algorithms=[CASES[name].make()],
+            train_step=partial(CompiledStep, backend="eager"),
+            device="cpu",
+        )
+
+
+# One of each kind: of attention, convolutions, norms, linear layers, parametrizations, branches, inputs and
+# targets, lengths, gradients, the step, weights.
+BY_DEFAULT = [
+    "Alibi", "BlurPool", "GhostBatchNorm", "LoRA", "WeightStandardization", "StochasticDepth", "MixUp",
+    "SeqLengthWarmup", "GradientClipping", "SAM", "EMA", "LowPrecisionLayerNorm",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not plan().asks_for("slow"), reason="one alone takes ten seconds and more")
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_it_runs_with_torchs_default_compiler(name: str) -> None:
+    torch._dynamo.reset()
+    _, plain = train([name], steps=STEPS)
+    # More threads would be torch's pool of compilers, which stays for the life of the process; and its own
+    # generator would draw other dropouts.
+    with inductor_config.patch(compile_threads=1, fallback_random=True):
+        _, compiled = train([name], steps=STEPS, compile_config={})
     assert compiled == pytest.approx(plain, rel=2e-2 if CASES[name].arguments else 1e-3)

@@ -137,8 +137,13 @@ class Between(Callback):
 
 
 def test_what_cannot_be_compiled_is_refused_by_name():
-    with pytest.raises(TrainerConfigError, match=r"`Between` listens between forward pass and loss"):
-        losses(partial(CompiledStep, backend="eager"), callbacks=Between())
+    step, message = partial(CompiledStep, backend="eager"), r"`Between` listens between forward pass and loss"
+    with pytest.raises(TrainerConfigError, match=message):
+        make(train_step=step, callbacks=Between())
+    with make(train_step=step, max_duration="1ba") as trainer:
+        trainer.state.callbacks.append(Between())
+        with pytest.raises(TrainerConfigError, match=message):
+            trainer.fit()
     with pytest.raises(TrainerConfigError, match="`LBFGS` evaluates the loss within its step"):
         losses(partial(CompiledStep, backend="eager"), optimizer=torch.optim.LBFGS)
 

@@ -37,8 +37,8 @@ class CompiledStep(StandardStep):
         >>> Trainer(model=model, train_step=partial(CompiledStep, mode="max-autotune"), ...)
 
     Raises:
-        TrainerConfigError: At the first step, if something listens to these events, or an optimizer
-            evaluates the loss within its step.
+        TrainerConfigError: When the trainer is built, if something listens to these events; at the first
+            step, if something has come to listen to them, or an optimizer evaluates the loss within its step.
     """
 
     is_compiled = True
@@ -46,6 +46,7 @@ class CompiledStep(StandardStep):
 
     def __init__(self, inner: StandardStep, **options: Any) -> None:
         super().__init__(inner.context)
+        if (on := inner.context.engine.on).after_forward or on.before_loss: _refuse(on)
         self._options = options
         self._compiled: Any = torch.compile(_outputs_and_loss, **options)
         self._rates: dict[int, torch.Tensor] = {}

@@ -117,9 +117,13 @@ def test_calls_that_cannot_be_are_refused() -> None:
         flex(q.requires_grad_(), q, q)
 
 
-def test_a_bias_that_does_not_fit_in_memory_is_refused_before_training() -> None:
+def test_what_does_not_fit_in_memory_is_refused_before_training() -> None:
     with pytest.raises(IncompatibleError, match=r"bias of `Alibi` for 2 heads and 10000000 tokens .* GiB"):
         apply_alibi(make_model("transformer"), 10_000_000)
+    with pytest.raises(
+        IncompatibleError, match=r"position embedding of 1000000000000 rows for `Alibi` .* GiB"
+    ):
+        apply_alibi(make_model("transformer"), 10**12, kernel="flex")
 
 
 def test_models_that_are_not_of_one_causal_sequence_are_refused() -> None:

@@ -171,6 +171,17 @@ def test_a_swapped_module_is_named_or_treated(where: str, tmp_path: Path) -> Non
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
+def test_a_swapped_module_is_named_when_the_run_is_saved(tmp_path: Path) -> None:
+    class SwapsDropout(Callback):  # without parameters, so that the save goes through
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if state.timestamp.counts.batch == 1:
+                state.model.body[7] = nn.Dropout(0.1)
+
+    with pytest.warns(SurgeryWarning, match=r"`body\.7` is no longer the GyroDropoutLayer"):
+        train(["GyroDropout"], steps=2, save_folder=tmp_path, callbacks_more=[SwapsDropout()])
+    assert list(tmp_path.iterdir())
+
+
 def test_a_method_that_is_added_after_init_is_refused() -> None:
     class Late(Callback):
         def fit_start(self, state: Any, logger: Any) -> None:

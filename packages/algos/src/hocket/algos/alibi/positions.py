@@ -3,6 +3,7 @@
 from torch import nn
 
 from hocket.algos.errors import IncompatibleError
+from hocket.algos.surgery import check_memory
 
 _NAMES = ("wpe", "position_embeddings", "position_embedding")
 
@@ -18,8 +19,8 @@ def neutralize_position_embeddings(model: nn.Module, max_sequence_length: int) -
         The names of the embeddings.
 
     Raises:
-        IncompatibleError: There is none, one is no `nn.Embedding`, or one shares its weight with another
-            module.
+        IncompatibleError: There is none, one is no `nn.Embedding`, one shares its weight with another module,
+            or one would not fit in memory.
     """
     found = check_position_embeddings(model)
     for module in found.values():
@@ -61,6 +62,8 @@ def check_position_embeddings(model: nn.Module) -> dict[str, nn.Embedding]:
 def _neutralize(module: nn.Embedding, length: int) -> None:
     extra = 0 if module.padding_idx is None else module.padding_idx + 1
     rows = max(module.num_embeddings, length + extra)
+    num_bytes = rows * module.embedding_dim * module.weight.element_size()
+    check_memory(num_bytes, module.weight.device, f"a position embedding of {rows} rows for `Alibi`")
     weight = module.weight.new_zeros(rows, module.embedding_dim)
     module.num_embeddings = rows
     module.weight = nn.Parameter(weight, requires_grad=False)

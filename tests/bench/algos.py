@@ -3,7 +3,7 @@
 Both trainers train the same models on the same data on one CPU core; the processor time in the methods'
 `match` and `apply` is added up by step. Methods that replace modules or the step have the time of a whole
 step in place of that, beside a plain one. Rounds of both systems alternate. Run it with
-`uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out.
+`uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out, `--parts events` the whole steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--parts", nargs="+", default=["events", "steps"], choices=["events", "steps"])
     given = parser.parse_args()
     systems = ["hocket"] if given.no_peer else ["hocket", "composer"]
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(given.rounds):
         for system in systems:
-            for row, figure in run_cell(CELL, PEERS[system], system).items():
+            for row, figure in run_cell(CELL, PEERS[system], system, *given.parts).items():
                 found[row][system].append(figure)
     print("| method, setting | " + " | ".join(f"{system}, µs" for system in systems) + " | ratio |")
     print("|---|" + "---|" * (len(systems) + 1))

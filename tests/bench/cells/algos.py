@@ -4,9 +4,9 @@ For methods that act at events, the time that a trainer spends in their `match` 
 replace modules or the step itself, the time of a whole step, beside that of a plain one; and what their
 `match` and `apply` still take in a step, where they have nothing to do any more.
 
-Runs in Hocket's environment or in Composer's, whose classes have the same names: `cells/algos.py SYSTEM`.
-Prints microseconds a step, by method and setting, as JSON: processor time of the thread that trains, so that
-other work on the machine counts little.
+Runs in Hocket's environment or in Composer's, whose classes have the same names: `cells/algos.py SYSTEM
+[PART ...]`, the parts being `events` and `steps`. Prints microseconds a step, by method and setting, as
+JSON: processor time of the thread that trains, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-SYSTEM = sys.argv[1]
+SYSTEM, PARTS = sys.argv[1], sys.argv[2:] or ["events", "steps"]
 if SYSTEM == "hocket":
     import hocket.algos as methods
     from hocket.trainer import ComposerModel, Trainer
@@ -264,11 +264,18 @@ def run_whole_steps() -> dict[str, float]:
     return found
 
 
+def run_events() -> dict[str, float]:
+    """Measure the methods that act at events; leave out what the peer does not have."""
+    return {
+        f"{name}, {setting}": measure(name, arguments)
+        for name, settings in SETTINGS.items()
+        for setting, arguments in settings.items()
+        if hasattr(methods, name.split(" ")[0])
+    }
+
+
 torch.set_num_threads(1)
-figures = {
-    f"{name}, {setting}": measure(name, arguments)
-    for name, settings in SETTINGS.items()
-    for setting, arguments in settings.items()
-    if hasattr(methods, name.split(" ")[0])
-}
-print(json.dumps(figures | run_whole_steps()))
+found: dict[str, float] = {}
+for part in PARTS:
+    found |= {"events": run_events, "steps": run_whole_steps}[part]()
+print(json.dumps(found))

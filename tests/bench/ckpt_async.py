@@ -1,4 +1,4 @@
-"""The part `async` of `tests/bench/ckpt.py`: what a save costs the training that goes on beside it."""
+"""The part `async` of `tests/bench/ckpt.py`: how much a save slows the training that continues meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness import Table, run_cell
 CELL = Path(__file__).parent / "cells" / "stalls.py"
 COPY = "memcpy"
 DISK = "fio"
-#: What each system's environment holds; None is this one. DCP has three ways to hold the state still.
+#: The packages of each system's environment; None is this one. DCP has three ways to stage the state.
 SYSTEMS: dict[str, list[str] | None] = {
     COPY: None,
     **({DISK: None} if shutil.which("fio") else {}),
@@ -24,7 +24,7 @@ SYSTEMS: dict[str, list[str] | None] = {
 
 
 def measure(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
-    """Measure asynchronous saves; each cell is the median of the saves behind its first."""
+    """Measure asynchronous saves; a cell's figure is the median of its saves after the first."""
     tables = {
         "stall_s": Table(
             "Asynchronous save: until the state may change", "seconds", [COPY], is_less_better=True
@@ -49,7 +49,7 @@ def measure(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
                 try:
                     figures = run_cell(CELL, needs, system, shape, str(folder / f"async-{system}"))
                 except RuntimeError as error:
-                    # Shared memory takes an open file for each tensor: 20,000 are more than some may have.
+                    # Shared memory needs an open file for each tensor; 20,000 exceed some systems' limit.
                     if system == "hocket":
                         raise
                     print(f"{system}, {shape}: {str(error).splitlines()[-1]}", file=sys.stderr)

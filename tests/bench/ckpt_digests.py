@@ -1,8 +1,8 @@
 """Reads of a checkpoint of 100,000 blocks, as a reshard reads it: files opened once, and once per read.
 
-The data files are sparse (100 GiB of zeros that take no disk), so that only the reads cost time: a reshard in
-256 MiB of memory reads such a checkpoint in 3,200 calls. Per call, the digests of all files used to be copied
-from Python and decoded; `per call` still does that, by making a `CkptFiles` for every read.
+The data files are sparse (100 GiB of zeros that take no disk), so that only the reads cost time. A reshard
+with 256 MiB of memory reads such a checkpoint in 3,200 calls. `per call` makes a `CkptFiles` for every read,
+which copies and decodes the digests of all files, as earlier versions did.
 
 Run it with `uv run python tests/bench/ckpt_digests.py --folder out/digests`, on a file system with holes.
 """
@@ -22,10 +22,10 @@ import numpy as np
 from hocket.native import _native
 
 NUM_BLOCKS = 100_000
-#: Each below the size from which files are read past the page cache, which is not the question here.
+#: Smaller than the size from which files are read past the page cache, which is not measured here.
 NUM_FILES = 2_000
 PIECE_BYTES = 32 << 20
-#: Reads in one measurement; they are spread over the checkpoint.
+#: Reads in one measurement, distributed over the checkpoint.
 NUM_READS = 200
 
 
@@ -56,7 +56,7 @@ def make_files(folder: Path) -> list[Any]:
 
 
 def reads() -> list[tuple[int, int, int]]:
-    """Return (file, offset, bytes) of the reads of one measurement."""
+    """Return file, offset and bytes of the reads of one measurement."""
     data_bytes = NUM_BLOCKS // NUM_FILES * _native.CKPT_BLOCK_BYTES
     offsets = range(0, data_bytes - PIECE_BYTES, PIECE_BYTES)
     places = [(number % NUM_FILES, offset) for number, offset in enumerate(offsets)]
@@ -66,7 +66,7 @@ def reads() -> list[tuple[int, int, int]]:
 
 
 def main() -> None:
-    """Measure both ways in turn and print medians."""
+    """Measure both ways alternately and print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("out/digests"))
     parser.add_argument("--rounds", type=int, default=5)

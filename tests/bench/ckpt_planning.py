@@ -1,9 +1,9 @@
-"""How long planning takes where nobody has the ranks: a job of 1,024 of them, and a manifest of 10⁶ chunks.
+"""The time and memory of planning for a job of 1,024 ranks and a manifest of 10⁶ chunks, without the ranks.
 
-One process plays one rank, or each in turn: plans are arithmetic, and no rank asks another. Each row runs in
-a process of its own, so that its memory is its own: what it needs beyond the imports, at its peak.
+One process acts as one rank, or as each in turn: plans are computed without communication. Each row runs in a
+process of its own, and its memory is the peak beyond the imports.
 
-Run it with `uv run python tests/bench/ckpt_planning.py`; some minutes. No file is read or written.
+Run it with `uv run python tests/bench/ckpt_planning.py`; it takes some minutes. No file is read or written.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ROUNDS = 3
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had."""
+    """Return the peak memory of this process in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in status if line.startswith("VmHWM")).split()[1])
 
 
 def manifest_document(num_tensors: int, num_ranks: int) -> bytes:
-    """A manifest whose tensors are cut along dim 0 over the ranks, a file a rank."""
+    """Return a manifest whose tensors are sharded on dim 0 over the ranks, with one file a rank."""
     rows = ROWS // num_ranks
     chunk_bytes = rows * COLUMNS * 4
     digest = "A" * 22 + "=="
@@ -62,7 +62,7 @@ def manifest_document(num_tensors: int, num_ranks: int) -> bytes:
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few rounds."""
+    """Return the seconds of the fastest of a few rounds."""
     best = float("inf")
     for _ in range(ROUNDS):
         gc.collect()
@@ -73,7 +73,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def save_plan() -> Iterator[tuple[str, float]]:
-    """One rank's plan of a save of 1,024 tensors that 1,024 ranks hold."""
+    """Plan, for one rank, a save of 1,024 tensors that 1,024 ranks hold."""
     from hocket.ckpt import planning
     from hocket.ckpt.planning import Item, Placing, plan_parts
 
@@ -116,7 +116,7 @@ def load_plan() -> Iterator[tuple[str, float]]:
 
 
 def open_manifest() -> Iterator[tuple[str, float]]:
-    """A manifest of 10⁶ chunks from its bytes to its records."""
+    """Decode a manifest of 10⁶ chunks to its records."""
     from hocket.ckpt.manifest import Manifest
     from hocket.native import _native
 

@@ -12,7 +12,7 @@ from support.s3d import Server
 
 CELL = Path(__file__).parent / "cells" / "ranks.py"
 SYSTEMS = ["hocket", "dcp", "dcp_hf"]
-#: What each system's environment holds; None is this one.
+#: The packages of each system's environment; None is this one.
 S3_SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
     "s3torchconnector": ["s3torchconnector[dcp]==1.5.0", "torch", "setuptools"],

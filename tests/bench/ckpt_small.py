@@ -1,4 +1,4 @@
-"""The part `small` of `tests/bench/ckpt.py`: 20,000 tensors, where the cost of each one counts."""
+"""The part `small` of `tests/bench/ckpt.py`: 20,000 tensors, for the cost per tensor."""
 
 from __future__ import annotations
 

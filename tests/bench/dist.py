@@ -1,10 +1,10 @@
 """A training step over FSDP2 on two gloo ranks: Hocket, Lightning and Accelerate beside a bare loop.
 
 `python tests/bench/dist.py` takes about five minutes on two quiet cores. Each system runs in a process group
-of its own and takes turns there with a bare loop over the same model and batches, in blocks of four steps, so
-that a change of the machine's speed meets both; the figure is the ratio of two neighbouring blocks, and the
-bare loop beside itself shows its error. Systems follow each other, round by round. Peers run in an
-environment of their own with the same version of torch, each as its documentation recommends. A system that
+of its own and alternates there with a bare loop over the same model and batches, in blocks of four steps, so
+that a change of the machine's speed affects both. The figure is the ratio of two neighbouring blocks; the
+bare loop compared with itself shows the error. Systems run one after the other, round by round. Peers run in
+environments of their own with the same version of torch, each as its documentation recommends. A system that
 cannot shard on the CPU is reported with its reason.
 """
 
@@ -62,7 +62,7 @@ def run_ranks(system: str, mode: str, *, model: str, pairs: int) -> Figures:
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if mode == "resident":
-        # Large blocks go back to the system when they are freed, so that the resident set is what is in use.
+        # Return large freed blocks to the system at once, so that the resident set has used memory only.
         env["MALLOC_MMAP_THRESHOLD_"] = "65536"
     command = [*python_of(SYSTEMS[system]), *launch, str(CELL), system, mode, model, str(pairs)]
     job = subprocess.Popen(
@@ -149,7 +149,7 @@ def interval_of_median(values: list[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Measure all systems, rounds outside, and print the tables."""
-    # Else a time limit from outside would end this process and leave the ranks.
+    # Otherwise a time limit from outside would end this process but not the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)

@@ -2,11 +2,11 @@
 
 A small GPT is trained once on the source of Python's library, then fine-tuned on the text of Python's
 reference manual (`pydoc_data.topics`): all weights plainly, and with each method. The table has, for each
-setting, the held-out loss over seeds, the parameters that are trained, the bytes of weights and of
-optimizer state, and the processor time of a step. Where the weights are in 4 bits at the end, the loss is
-the one then: with quantization-aware training (`QAT`) and without (`quantized after`). Float8 is computed
-by emulation, which has the rounding of the real kernels and not their speed. LoRA and QLoRA have five
-times the learning rate of the others. Run it with `uv run python tests/bench/finetune.py`.
+setting, the held-out loss over seeds, the trained parameters, the bytes of weights and of optimizer state,
+and the processor time of a step. Two settings quantize the weights to 4 bits at the end, before the loss is
+measured: with quantization-aware training (`QAT`) and without (`quantized after`). Float8 is emulated, with
+the rounding of the real kernels but not their speed. LoRA and QLoRA have five times the learning rate of the
+others. Run it with `uv run python tests/bench/finetune.py`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SETTINGS: dict[str, tuple[Callable[[], list[Any]], float]] = {
 
 
 class Clock(Callback):
-    """Notes the processor time at the start of each batch."""
+    """Records the processor time at the start of each batch."""
 
     def __init__(self) -> None:
         self.starts: list[float] = []
 
     def batch_start(self, state: Any, logger: Any) -> None:
-        """Note one."""
+        """Record the time."""
         self.starts.append(time.thread_time())
 
 
@@ -82,7 +82,7 @@ def loss_of(model: nn.Module, held_out: Tensor) -> float:
 def fit(
     model: nn.Module, train: Tensor, steps: int, rate: float, seed: int, methods: list[Any]
 ) -> dict[str, float]:
-    """Train; return what was trained, the sizes, and the median processor time of a step."""
+    """Train; return the model, its sizes, and the median processor time of a step."""
     torch.manual_seed(seed)
     loader = DataLoader(
         train,  # type: ignore[arg-type]

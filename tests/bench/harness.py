@@ -1,7 +1,7 @@
-"""What the benchmarks share: cells in environments of their own, tables of medians, and their picture.
+"""Shared by the benchmarks: cells in environments of their own, tables of medians, and charts.
 
-A cell is one measurement of one system in a fresh process, which prints one JSON object. Rounds go outside
-and systems inside, so that a change of the machine's speed meets all of them.
+A cell is one measurement of one system in a fresh process, which prints one JSON object. Every round measures
+all systems, so that a change of the machine's speed affects all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = 900
 
 @dataclass
 class Table:
-    """Figures by system and column, several of each; `limits` are systems that are no peers."""
+    """Repeated figures by system and column; `limits` are systems that are no peers."""
 
     title: str
     unit: str
@@ -31,11 +31,11 @@ class Table:
     figures: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def add(self, system: str, column: str, figure: float) -> None:
-        """Note one figure."""
+        """Add one figure."""
         self.figures.setdefault(system, {}).setdefault(column, []).append(figure)
 
     def show(self) -> None:
-        """Print medians, spread, and each column's ratio of Hocket to its fastest peer and to the limit."""
+        """Print medians, spread, and each column's ratios of Hocket to the fastest peer and to the limit."""
         columns = list(dict.fromkeys(column for row in self.figures.values() for column in row))
         print(f"\n{self.title}, {self.unit}: median [least..most]")
         for column in columns:
@@ -65,16 +65,16 @@ class Table:
 def run_cell(
     script: Path, needs: Sequence[str] | None, *arguments: str, env: dict[str, str] | None = None
 ) -> dict[str, float]:
-    """Run one cell and return what it printed last.
+    """Run one cell and return the object that it printed.
 
     Args:
         script: The cell's program.
-        needs: Packages of its environment, which uv makes when first needed; None for this one.
+        needs: Packages of its environment, which uv makes at the first use; None for this environment.
         arguments: The program's.
         env: Added to the environment.
 
     Raises:
-        RuntimeError: It failed; the message has the end of its standard error.
+        RuntimeError: The cell failed; the message has the end of its standard error.
     """
     command = [sys.executable]
     if needs is not None:
@@ -82,7 +82,7 @@ def run_cell(
         for need in ["numpy<2.2", *needs]:
             command += ["--with", need]
         command.append("python")
-    os.sync()  # what an earlier cell left for the disk to write is not for this one to wait for
+    os.sync()  # flush what an earlier cell wrote, so that this one does not wait for it
     done = subprocess.run(
         [*command, str(script), *arguments],
         capture_output=True,
@@ -101,7 +101,7 @@ def run_cell(
 def measure_parts(
     parts: Mapping[str, Callable[[], list[Table]]], chosen: Sequence[str], picture: Path
 ) -> None:
-    """Measure the chosen parts, show each one's tables as soon as they stand, and draw all of them."""
+    """Measure the chosen parts, print the tables of each when it is done, and draw charts of all."""
     tables: list[Table] = []
     for part in chosen:
         made = parts[part]()

@@ -20,12 +20,12 @@ from hocket.trainer.loss import linear_cross_entropy
 
 
 def stored(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """torch's loss of logits that are stored."""
+    """Compute torch's loss from stored logits."""
     return F.cross_entropy(F.linear(x, weight).float(), target)
 
 
 def torchs(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """torch's own chunked loss, from 2.15 on."""
+    """Compute torch's own chunked loss, which exists from torch 2.15 on."""
     return F.linear_cross_entropy(x, weight, target, options=torch.nn.LinearCrossEntropyOptions())
 
 
@@ -39,7 +39,7 @@ def cell(system: str, tokens: int, width: int, classes: int, dtype: torch.dtype,
     x = torch.randn(tokens, width, device=device, dtype=dtype, requires_grad=True)
     weight = (torch.randn(classes, width, device=device, dtype=dtype) * 0.02).requires_grad_()
     target = torch.randint(0, classes, (tokens,), device=device)
-    # What a small call loads (threads, kernels) is no part of the figure.
+    # A small first call loads threads and kernels, which are not measured.
     LOSSES[system](x[:8], weight[:64], target[:8] % 64).backward()
     x.grad = weight.grad = None
     before = peak(device)
@@ -57,7 +57,7 @@ def cell(system: str, tokens: int, width: int, classes: int, dtype: torch.dtype,
 
 
 def peak(device: str) -> int:
-    """The most bytes that this process had at any time."""
+    """Return the peak memory of this process in bytes."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

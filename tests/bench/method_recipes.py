@@ -1,4 +1,4 @@
-"""Recipes for methods that those of `hocket.recipes` do not try, for `recipes.py`.
+"""Further recipes for `recipes.py`, with methods that the recipes of `hocket.recipes` do not use.
 
 `blocks` is a ResNet of torchvision's blocks on 320 of scikit-learn's digits, few enough that it overfits: for
 methods of images, of convolutions and of the step. `library-bert` is a BERT of transformers on masked source

@@ -1,6 +1,6 @@
 """The time of an optimizer's step: Hocket's decoupled optimizers against torch's, and Muon with AdamW.
 
-All systems step in turn, round by round, over equal parameters and gradients of a small transformer. Run it
+All systems step in turn, round by round, on equal parameters and gradients of a small transformer. Run it
 with `uv run python tests/bench/optim.py`; on a machine with a GPU it measures the GPU.
 """
 

@@ -1,12 +1,12 @@
-"""The steps and the time to the same held-out quality, plain training beside each method and the whole stack.
+"""Steps and time to the same held-out quality: plain training, each method alone, and the whole stack.
 
 `uv run python tests/bench/recipes.py` runs every recipe of `hocket.recipes` with five seeds: plain, with each
 of its methods alone, and with its stack; and the recipes of `method_recipes.py`, which have no stack, for the
 methods that the others do not try. Each run is appended to `--out` as it ends, and a run that the file
-has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, goes on where it
-stopped, and `--show` prints the tables of the runs so far. Seeds go outside and recipes inside, so that an
-interrupted benchmark has all recipes alike; `--settings plain stack` leaves the single methods out. The
-stacks were chosen with seeds below 100, these begin there.
+has already is not repeated: a benchmark that was interrupted, or ended by `--minutes`, continues where it
+stopped, and `--show` prints the tables of the runs so far. All recipes run with one seed before the next, so
+that an interrupted benchmark has equally many runs of each; `--settings plain stack` leaves the single
+methods out. The stacks were chosen with seeds below 100; the seeds of this benchmark start at 100.
 
 Time is the CPU time of one thread in training, evaluation left out, so that other work on the machine counts
 little.
@@ -53,7 +53,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def planned(names: list[str], settings: list[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
-    """Yield recipe, setting and seed of each run, in the order in which they are made."""
+    """Yield recipe, setting and seed of each run, in order."""
     for seed, name in itertools.product(range(FIRST_SEED, FIRST_SEED + num_seeds), names):
         for setting in settings_of(name):
             if (setting if setting in EXTREMES else "methods") in settings:
@@ -61,7 +61,7 @@ def planned(names: list[str], settings: list[str], num_seeds: int) -> Iterator[t
 
 
 def measure(name: str, setting: str, seed: int) -> Run:
-    """Make one run."""
+    """Run a recipe with one setting and seed."""
     from hocket.recipes.recipe import run
 
     recipe, methods = recipe_of(name), settings_of(name)[setting]
@@ -75,7 +75,7 @@ def measure(name: str, setting: str, seed: int) -> Run:
 
 
 def read(path: Path) -> list[Run]:
-    """Return the runs in a file; none where there is no file."""
+    """Return the runs in a file, or none if the file does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -131,7 +131,7 @@ def _spread(values: list[Any], digits: int) -> str:
 
 
 def main() -> None:
-    """Make the runs that are missing, and print the tables."""
+    """Run the missing settings, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=NAMES, choices=NAMES)
     kinds = [*EXTREMES, "methods"]

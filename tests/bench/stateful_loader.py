@@ -1,4 +1,4 @@
-"""What a snapshot at each step costs in torchdata's StatefulDataLoader, by steps of 1 ms.
+"""The cost of a snapshot at each step in torchdata's StatefulDataLoader, with steps of 1 ms.
 
 The same epochs with a snapshot at each step and with none, interleaved in rounds. Run it with
 `uv run python tests/bench/stateful_loader.py`.
@@ -23,14 +23,14 @@ STEP_S = 1e-3
 
 
 def write(folder: Path, num_steps: int) -> None:
-    """Tokens for so many steps, 4 KiB a sample."""
+    """Write tokens for a number of steps, 4 KiB a sample."""
     with MDSWriter(columns={"tokens": "ndarray:uint16:2048"}, out=folder) as writer:
         for number in range(num_steps * BATCH):
             writer.write({"tokens": np.full(2048, number % 65536, np.uint16)})
 
 
 def epoch(folder: Path, *, workers: int, every: int) -> float:
-    """Seconds of the median step, the first ones left out; the step's own work is a wait."""
+    """Return the seconds of the median step without the first ones; the step's own work is a sleep."""
     dataset = StreamingDataset(local=folder, batch_size=BATCH, shuffle=True)
     loader = StatefulDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, snapshot_every_n_steps=every, collate_fn=list

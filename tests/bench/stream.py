@@ -1,8 +1,8 @@
 """Streaming against its peers: writing, warm reading in one process and in workers, cold reading, in one run.
 
-Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
-rounds outside and systems inside, so that a change of the machine's speed meets all. Prints tables of medians
-with spread and the ratio to the fastest peer, and draws them.
+Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
+Every round measures all systems, so that a change of the machine's speed affects all. Prints tables of
+medians with spread and the ratio to the fastest peer, and draws them.
 
 Run it with `uv run python tests/bench/stream.py --out out/bench-stream`; `--help` lists what can be left out.
 The cold part runs on `tools/s3d` with a latency and a bandwidth for every connection.
@@ -24,7 +24,7 @@ from support.s3d import Server
 
 CELL = Path(__file__).parent / "cells" / "samples.py"
 SAMPLES = {"tokens": 250_000, "blobs": 16_000}
-#: What each system's environment holds beside NumPy; None is this one.
+#: The packages of each system's environment besides NumPy; None is this one.
 SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
     "mosaicml_streaming": ["mosaicml-streaming==0.13.0"],
@@ -36,8 +36,8 @@ SYSTEMS: dict[str, list[str] | None] = {
     "obstore": ["obstore==0.12.1"],
     "obstore_kept": ["obstore==0.12.1"],
 }
-#: No peers: the same batches out of one memory map; the command `zstd` on all cores; requests for all bytes,
-#: into memory and into files.
+#: Limits, which are no peers: the same batches from one memory map; the command `zstd` on all cores; plain
+#: requests of all bytes, into memory and into files.
 LIMIT, ZIP_LIMIT, COLD_LIMITS = "memmap", "zstd", ["obstore", "obstore_kept"]
 PEERS = [system for system in SYSTEMS if system not in [ZIP_LIMIT, "hocket_unkept", *COLD_LIMITS]]
 
@@ -48,7 +48,7 @@ def cell(system: str, phase: str, *arguments: str, env: dict[str, str] | None = 
 
 
 def write(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
-    """Measure writing; what the last round wrote stays for reading."""
+    """Measure writing; the files of the last round remain for reading."""
     returned = Table("Writing, until the writer has finished", "MB/s of samples", [LIMIT, ZIP_LIMIT])
     durable = Table("Writing, until all is on the disk", "MB/s of samples", [LIMIT, ZIP_LIMIT])
     for _ in range(rounds):
@@ -72,7 +72,7 @@ def write(folder: Path, workloads: list[str], systems: list[str], rounds: int) -
 
 
 def read_warm(folder: Path, workloads: list[str], systems: list[str], rounds: int) -> list[Table]:
-    """Measure reading what is on the disk and in its cache, shuffled."""
+    """Measure shuffled reading of files that are in the page cache."""
     rate = Table("Warm reading", "samples/s after the first batch", [LIMIT])
     memory = Table(
         "Warm reading", "peak MiB of the process, mapped files included", [LIMIT], is_less_better=True
@@ -153,7 +153,7 @@ def upload(source: Path, server: Server, prefix: str) -> None:
 
 
 def _missing(options: argparse.Namespace) -> list[str]:
-    """The data sets that the parts read and no earlier run has written."""
+    """Return the data sets that the parts read and that no earlier run has written."""
     names = [f"{workload}-{system}" for workload in options.workloads for system in options.systems]
     if options.parts == ["cold"]:
         names = [f"{workload}-hocket" for workload in SAMPLES]

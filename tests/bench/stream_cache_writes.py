@@ -1,4 +1,4 @@
-"""Processor time of a cold epoch from S3 with and without keeping shards: what the cache's writes cost.
+"""The cost of the cache's writes: processor time of a cold epoch from S3 with and without keeping shards.
 
 Run it with `uv run python tests/bench/stream_cache_writes.py`, or under `strace -f -c` for the calls.
 """

@@ -1,9 +1,9 @@
-"""What a start and a resume at 99% of an epoch of 10^8 samples cost: time to the first batch, and memory.
+"""Time to the first batch, and memory, of a start and of a resume at 99% of an epoch of 10^8 samples.
 
     python tests/bench/stream_resume.py [--samples 100000000] [--rounds 5]
 
-The data set is one real shard under as many names as the index needs, so that batches are really read. Every
-measurement is a process of its own; starts and resumes take turns.
+The data set is one real shard under all names of the index, so that batches are really read. Every
+measurement is a process of its own; starts and resumes alternate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 1024
 
 
 def write(folder: Path, samples: int) -> None:
-    """Write a data set of so many one-byte samples."""
+    """Write a data set of `samples` one-byte samples."""
     from hocket.stream import MDSWriter
 
     with MDSWriter(columns={"x": "uint8"}, out=folder, size_limit=None) as writer:
@@ -41,7 +41,7 @@ def write(folder: Path, samples: int) -> None:
 
 
 def measure(folder: str, part: float) -> dict[str, float]:
-    """Open the data set at a part of its epoch and read one batch; seconds, and MiB above the imports."""
+    """Open the data set at a part of its epoch and read a batch; return seconds and MiB above imports."""
     import resource
 
     from hocket.stream import StreamingDataset

@@ -1,7 +1,7 @@
 """Processor time that a batch of a DataLoader's workers costs, in the parent and in the workers.
 
-Processor time and not the clock, so that other programs on the machine change it little. With `--profile`,
-the parent's functions by their own time. Run it with `uv run python tests/bench/stream_workers.py`.
+Measures processor time, which other programs on the machine change little. `--profile` prints the parent's
+functions by their own time. Run it with `uv run python tests/bench/stream_workers.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAMPLES, TOKENS = 20_000, 2048
 
 
 def times(who: int) -> float:
-    """Return seconds of processor time."""
+    """Return the seconds of processor time of `resource.getrusage(who)`."""
     used = resource.getrusage(who)
     return used.ru_utime + used.ru_stime
 

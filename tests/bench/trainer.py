@@ -1,11 +1,11 @@
-"""What a step of a trainer costs beyond the user's own work: Hocket and its peers beside a bare loop.
+"""The cost of a trainer's step beyond the user's own work: Hocket and its peers compared with a bare loop.
 
 Every cell is a process of its own that trains the same small model on the CPU over the same batches in a
-list. The cells take turns, round after round, so that a change of the machine's speed meets all of them. The
+list. The cells alternate, round after round, so that a change of the machine's speed affects all of them. The
 figure is processor time a step, from the first batch to the last, and its excess over the bare loop of the
-same round. Further cells are two processes each, over gloo: torch's own `DistributedDataParallel` in a loop;
-the same with a sum of eight numbers a step beside it, which is waited for at once (`ddp-waited`) or a step
-later (`ddp-agreed`), uses the gradients' group (`ddp-shared`) or is a gather (`ddp-gathered`); and Hocket.
+same round. Further cells are two processes each, over gloo: torch's `DistributedDataParallel` in a loop; the
+same with an additional sum of eight numbers a step, which the loop awaits at once (`ddp-waited`) or a step
+later (`ddp-agreed`), on the gradients' group (`ddp-shared`), or as a gather (`ddp-gathered`); and Hocket.
 Their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
@@ -14,11 +14,11 @@ Their figure is wall-clock time a step.
     uv run python tests/bench/trainer.py --steps --cells bare,hocket,hocket-in-use,fabric
 
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
-Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is that
-over a bare loop of that environment. `--profile` measures what each duty of Hocket's step takes instead,
-`--parts` what each part in use takes on all threads,
-`--steps` prints quantiles of single steps, which are steady on a busy machine too, and `--counts` counts
-calls, context switches and bytecodes, which are steady on any.
+Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is measured
+against a bare loop in that environment. `--profile` measures the time of each duty of Hocket's step instead,
+`--parts` the time of each part in use on all threads; `--steps` prints quantiles of single steps, which are
+steady on a busy machine, too; and `--counts` counts calls, context switches and bytecodes, which are steady
+on any machine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cell:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable]
         if name in BASES:
-            # The environment that this script runs in must not reach the other one.
+            # Variables of this script's environment must not reach the peer's environment.
             for variable in ("UV_NO_SYNC", "VIRTUAL_ENV", "PYTHONPATH"):
                 environment.pop(variable, None)
             python = ".".join(map(str, sys.version_info[:2]))
@@ -79,7 +79,7 @@ class Cell:
         ]
 
     def start(self) -> str | None:
-        """Wait until the cell is ready; return what is missing, if it is not."""
+        """Wait until the cell is ready; otherwise return the name of the missing package."""
         timeout_s = START_TIMEOUT_S if self.name in BASES else TIMEOUT_S
         answers = self._read_all(timeout_s)
         if answers is None:
@@ -87,7 +87,7 @@ class Cell:
         return next((answer["missing"] for answer in answers if "missing" in answer), None)
 
     def measure(self) -> tuple[float, float] | None:
-        """Make a round; return the means over the ranks of processor and wall-clock µs a step."""
+        """Run a round; return processor and wall-clock µs a step, averaged over the ranks."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write("run\n")
@@ -124,7 +124,7 @@ def _rank_variables(num_ranks: int) -> list[dict[str, str]]:
 
 
 def _read(process: subprocess.Popen[str], timeout_s: float) -> str:
-    """Return a cell's next line; nothing if it ends, or takes longer than `timeout_s`, which ends it."""
+    """Return a cell's next line, or nothing if it ends; end it after `timeout_s`."""
     assert process.stdout is not None
     timer = threading.Timer(timeout_s, process.kill)
     timer.start()
@@ -135,7 +135,7 @@ def _read(process: subprocess.Popen[str], timeout_s: float) -> str:
 
 
 def start_cells(names: list[str]) -> dict[str, Cell]:
-    """Start the cells that can run, and name the others."""
+    """Start the cells that can run, and print the names of the others."""
     cells = {}
     for name in names:
         if name in BASES and shutil.which("uv") is None:
@@ -151,7 +151,7 @@ def start_cells(names: list[str]) -> dict[str, Cell]:
 
 
 def measure(cells: dict[str, Cell], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Let the cells take turns; return processor and wall-clock µs a step, for each round but the first."""
+    """Run the cells alternately; return processor and wall-clock µs a step of each round but the first."""
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in cells}
     for number in range(rounds + 1):
         for name, cell in list(cells.items()):
@@ -167,10 +167,10 @@ def measure(cells: dict[str, Cell], rounds: int) -> dict[str, list[tuple[float, 
 
 
 def print_tables(figures: dict[str, list[tuple[float, float]]]) -> None:
-    """Print what one process costs, and what two ranks take.
+    """Print the costs of one process, and the times of two ranks.
 
-    The last two columns compare the quickest tenth of each cell's rounds, each cell's own. What else runs on
-    the machine, or on its host, only ever adds to a round, so these are steady where the medians are not.
+    The last two columns compare the fastest tenth of each cell's own rounds. Other work on the machine or its
+    host only adds to a round, so these columns are steady where the medians are not.
     """
     print(
         "| cell | µs of processor a step, median | over bare, median | quartiles | of Fabric's "
@@ -210,7 +210,7 @@ def _first_decile(values: list[float]) -> float:
 
 
 def _share(name: str, over: dict[str, float]) -> str:
-    """Return an excess as a share of Fabric's; nothing without Fabric, and for the bare loops."""
+    """Return an excess as a share of Fabric's, or nothing without Fabric and for the bare loops."""
     if "fabric" not in over or name in ("bare", "composer-bare"):
         return ""
     return f"{over[name] / over['fabric']:.2f}"

@@ -227,7 +227,7 @@ def train(algorithms: list[Any], kind: str = "convolutions") -> list[float]:
     trainer: Any = None
 
     def note(module: Any, args: Any) -> None:
-        # The first forward pass of a step; SAM makes two.
+        # Count the first forward pass of a step, because SAM makes two.
         seen.setdefault(int(trainer.state.timestamp.batch), time.thread_time())
 
     model.register_forward_pre_hook(note)

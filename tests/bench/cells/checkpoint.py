@@ -1,8 +1,8 @@
 """One cell of `tests/bench/ckpt.py`: one system saves or loads one state, in a process of its own.
 
-Runs in that system's own environment, so it imports nothing of this repository but what the system is.
-Prints one JSON object. What is loaded goes into tensors that stand ready and whose memory was touched, as in
-a trainer that resumes; every 17th value is compared with what was saved.
+Runs in that system's own environment, so it imports nothing of this repository but the system itself. Prints
+one JSON object. Loads fill existing tensors whose memory was touched, as in a trainer that resumes; every
+17th value is compared with the saved one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from states import SHAPES, State, forget_peak, make_state, num_bytes, peak_kib, sync, warm_memory
 
-# --- saving; `sync` makes durable what is not so by itself ---------------------------------------
+# --- saving; `sync` makes files durable that the system does not flush --------------------------
 
 
 def save_hocket(state: State, folder: Path) -> None:
@@ -72,7 +72,7 @@ def save_torchsnapshot(state: State, folder: Path) -> None:
     sync(folder)
 
 
-# --- to and from an S3 server, whose address the environment has; `uri` is a fresh prefix ---------
+# --- to and from an S3 server, whose address is in the environment; `uri` is an empty prefix ------
 
 
 def save_hocket_s3(state: State, uri: str) -> None:
@@ -108,7 +108,7 @@ def load_s3torchconnector_s3(into: State, uri: str) -> None:
 
 
 def save_runai_s3(state: State, uri: str) -> None:
-    """Put a safetensors file where the streamer, which only reads, finds it."""
+    """Upload a safetensors file for the streamer, which only reads."""
     import boto3
     from safetensors.torch import save_file
 
@@ -123,7 +123,7 @@ def load_runai_s3(into: State, uri: str) -> None:
 
 
 def save_obstore_s3(state: State, uri: str) -> None:
-    """The limit: the same bytes as plain objects of 32 MiB at most, eight at once."""
+    """Upload the same bytes as plain objects of 32 MiB at most, eight at once: the limit."""
     import obstore
 
     store, pieces = _bucket(uri), _pieces(state)
@@ -246,7 +246,7 @@ def load_torchsnapshot(into: State, folder: Path) -> None:
 
 
 def load_memcpy(into: State, folder: Path) -> None:
-    """The limit: the state out of memory."""
+    """Copy the state from memory: the limit."""
     _copy(_source, into)
 
 
@@ -279,7 +279,7 @@ def main() -> None:
     size = num_bytes(state)
     into = {name: torch.zeros_like(value) for name, value in state.items()}
     if options.uri:
-        # A first, small save and load pay for imports and threads.
+        # A first, small save and load are not measured: they include imports and the start of threads.
         small = {"a": torch.ones(4)}
         globals()[f"save_{options.system}_s3"](small, f"{options.uri}-warm-{options.phase}")
         globals()[f"load_{options.system}_s3"](small, f"{options.uri}-warm-{options.phase}")
@@ -287,7 +287,7 @@ def main() -> None:
     elif options.phase == "save":
         shutil.rmtree(options.folder, ignore_errors=True)
         options.folder.mkdir(parents=True)
-        # A first, small save pays for imports and threads; what is measured is the state's own.
+        # A first, small save is not measured: it includes imports and the start of threads.
         function({"a": torch.ones(4)}, options.folder)
         shutil.rmtree(options.folder)
         options.folder.mkdir()

@@ -1,6 +1,6 @@
 """One cell of `tests/bench/ckpt_offline.py`: one system rewrites or verifies a checkpoint in one process.
 
-Prints one JSON object. The source is in the page cache, what is written is durable at the end, and imports
+Prints one JSON object. The source is in the page cache, the written files are flushed at the end, and imports
 are not counted.
 """
 
@@ -20,7 +20,7 @@ Act = Callable[[], object]
 
 
 def torch_hocket(source: Path, target: Path) -> Act:
-    """What DCP saved, as a file for `torch.load`."""
+    """Convert DCP's checkpoint to a file for `torch.load`."""
     from hocket.ckpt.converting import convert
 
     return lambda: convert(str(source / "dcp"), str(target / "state.pt"), to="torch")
@@ -38,7 +38,7 @@ def torch_dcp(source: Path, target: Path) -> Act:
 
 
 def safetensors_hocket(source: Path, target: Path) -> Act:
-    """The shards of DCP's Hugging Face writer, as one file of whole tensors."""
+    """Join the shards of DCP's Hugging Face writer to one file of whole tensors."""
     from hocket.ckpt.converting import convert
 
     return lambda: convert(
@@ -62,14 +62,14 @@ def safetensors_dcp(source: Path, target: Path) -> Act:
 
 
 def reshard_hocket(source: Path, target: Path) -> Act:
-    """For three ranks instead of two."""
+    """Reshard from two ranks to three."""
     from hocket.ckpt.resharding import reshard
 
     return lambda: reshard(str(source / "checkpoint"), str(target / "checkpoint"), ranks=3)
 
 
 def verify_hocket(source: Path, target: Path) -> Act:
-    """Every block against its digest."""
+    """Verify every block against its digest."""
     from hocket.ckpt.verifying import verify
 
     def act() -> None:

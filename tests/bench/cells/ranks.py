@@ -1,7 +1,7 @@
 """One cell of `tests/bench/ckpt_ranks.py`: several ranks save or load one state, each tensor cut on dim 0.
 
-Started without `RANK`, it starts the ranks, over gloo, and prints one JSON object: the time of the slowest,
-the most memory of any. Saves and loads are those of `checkpoint.py`.
+Started without `RANK`, the script starts the ranks, over gloo, and prints one JSON object: the time of the
+slowest rank and the memory of the largest. Saves and loads are those of `checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_S = 600
 
 
 def cut(state: State, mesh: DeviceMesh) -> State:
-    """This rank's shards, in memory of their own; what has no dims is replicated."""
+    """Return this rank's shards, in memory of their own; tensors without dims are replicated."""
     cut_state: State = {}
     for name, value in state.items():
         if value.ndim:
@@ -41,7 +41,7 @@ def cut(state: State, mesh: DeviceMesh) -> State:
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
-    """The shard's values, a few."""
+    """Return some of the shard's values."""
     assert isinstance(value, DTensor)
     return value.to_local().view(-1)[::17]
 
@@ -56,7 +56,7 @@ def fresh(folder: Path) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, float]:
-    """One rank's part."""
+    """Run the cell on one rank."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     whole = make_state(options.shape)
     state, size = cut(whole, mesh), num_bytes(whole)
     del whole
-    # A first, small save pays for imports and threads, and a load, too, where it finds what it needs.
+    # A first, small save is not measured, nor a small load: they include imports and the start of threads.
     small = cut({"a": torch.ones(4)}, mesh)
     if options.uri:
         getattr(checkpoint, f"save_{options.system}_s3")(small, f"{options.uri}-warm-{options.phase}")
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
 
 
 def launch(num_ranks: int) -> dict[str, float]:
-    """Start the ranks, each with this program's own arguments; wait for all."""
+    """Start the ranks with this program's arguments, and wait for all."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

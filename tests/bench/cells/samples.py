@@ -1,8 +1,8 @@
 """One cell of `tests/bench/stream.py`: one system writes or reads one data set, in a process of its own.
 
-Runs in that system's own environment, so it imports nothing of this repository but what the system is.
-Prints one JSON object. Every reader sums one byte a page of what it is given: some hand out views, and a view
-that nobody looks at costs nothing.
+Runs in that system's own environment, so it imports nothing of this repository but the system itself. Prints
+one JSON object. Every reader sums one byte a page of its samples, because some return views, and a view that
+is not read costs nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write_mosaicml_streaming(
 def _write_mds(
     writer: Any, folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None
 ) -> None:
-    """Both writers take the same arguments."""
+    """Write with either MDS writer; both have the same arguments."""
     encoding = "ndarray:uint16:2048" if workload == "tokens" else "bytes"
     with writer(
         columns={"x": encoding}, out=str(folder), size_limit=SHARD_BYTES, compression=compression
@@ -106,12 +106,12 @@ def write_memmap(folder: Path, data: Iterable[np.ndarray], workload: str, compre
 
 
 def prepare_zstd(folder: Path, data: Iterable[np.ndarray]) -> None:
-    """Write the file that the command compresses, before the clock starts."""
+    """Write the file that `zstd` compresses, before the measurement starts."""
     write_memmap(folder, data, "tokens", None)
 
 
 def write_zstd(folder: Path, data: Iterable[np.ndarray], workload: str, compression: str | None) -> None:
-    """The limit of compressed writing: the command `zstd` on all cores, from one file to another."""
+    """Compress a file with the command `zstd` on all cores: the limit of compressed writing."""
     level = (compression or "zstd:3").partition(":")[2]
     command = ["zstd", f"-{level}", f"-T{os.cpu_count()}", "-q", "-f", str(folder / "data.bin")]
     subprocess.run([*command, "-o", str(folder / "data.bin.zst")], check=True, timeout=600)
@@ -120,7 +120,7 @@ def write_zstd(folder: Path, data: Iterable[np.ndarray], workload: str, compress
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-#: What a system's user has imported before the clock starts.
+#: Modules that a system's user has imported before the measurement starts.
 IMPORTS = {
     "hocket": ["hocket.stream", "hocket.stream.torch"],
     "hocket_unkept": ["hocket.stream", "hocket.stream.torch"],
@@ -150,7 +150,7 @@ def read_hocket(
 def read_hocket_unkept(
     folder: Path, workload: str, batch: int, remote: str | None, workers: int
 ) -> Iterator[Any]:
-    """Hocket without a cache of shards."""
+    """Read with Hocket without keeping shards in the cache."""
     return read_hocket(folder, workload, batch, remote, workers, keep_shards=False)
 
 
@@ -197,7 +197,7 @@ def read_webdataset(
 
 
 def read_memmap(folder: Path, workload: str, batch: int, remote: str | None, workers: int) -> Iterator[Any]:
-    """The limit: NumPy takes whole shuffled batches out of one memory map."""
+    """Read whole shuffled batches from one memory map with NumPy: the limit."""
     shape = (2048,) if workload == "tokens" else (1 << 16,)
     mapped = np.memmap(folder / "data.bin", np.uint16 if workload == "tokens" else np.uint8, "r")
     mapped = mapped.reshape(-1, *shape)
@@ -207,14 +207,14 @@ def read_memmap(folder: Path, workload: str, batch: int, remote: str | None, wor
 
 
 def read_obstore(folder: Path, workload: str, batch: int, remote: str | None, workers: int) -> Iterator[Any]:
-    """The limit of a cold start: shards fetched into memory, 16 requests of 8 MiB at once, read in order."""
+    """Fetch shards into memory, 16 requests of 8 MiB at once, in order: the limit of a cold start."""
     yield from _fetched(workload, remote, None)
 
 
 def read_obstore_kept(
     folder: Path, workload: str, batch: int, remote: str | None, workers: int
 ) -> Iterator[Any]:
-    """As `obstore`, and every part is written to a file and flushed, as a cache has to."""
+    """Fetch as `read_obstore`, and write and flush every part to a file, as a cache must."""
     folder.mkdir(parents=True)
     yield from _fetched(workload, remote, folder)
 
@@ -289,12 +289,12 @@ def main() -> None:
         start = time.perf_counter()
         function(options.folder, made, options.workload, options.compression)
         seconds = time.perf_counter() - start
-        os.sync()  # only Hocket's shards are on the disk by now
+        os.sync()  # of all systems, only Hocket has flushed its shards so far
         durable = time.perf_counter() - start
         size = sum(one.nbytes for one in made) / 1e6
         figures = {"seconds": seconds, "mb_s": size / seconds, "durable_mb_s": size / durable}
     else:
-        # The rate is of all that came after the first batch.
+        # The rate is computed without the first batch.
         start = time.perf_counter()
         cpu = processor_s()
         number, first, checksum, taken = 0, 0.0, 0, 0
@@ -316,7 +316,7 @@ def main() -> None:
             "checksum": checksum,
         }
     print(json.dumps(figures), flush=True)
-    os._exit(0)  # some systems wait for threads of theirs
+    os._exit(0)  # some systems wait for their threads at exit
 
 
 if __name__ == "__main__":

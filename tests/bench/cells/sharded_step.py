@@ -3,16 +3,16 @@
 `python -m torch.distributed.run --nproc-per-node 2 sharded_step.py SYSTEM step|resident MODEL PAIRS`; rank 0
 prints one JSON object. MODEL is one of `MODELS`; PAIRS are the blocks of `step`.
 
-`step` measures three things. Bytes: the highest sum of the bytes of the storages that are alive after any
-operation, from before the model is made until the second step has ended; what
-`torch.cuda.max_memory_allocated` is on a GPU, and the same in each run. Processor time and wall clock of a
-step: the system and the bare loop take turns in blocks of a few steps, and each block of the system is
-compared with the block of the bare loop beside it.
+`step` measures three things. Bytes: the highest sum of the bytes of live storages after any operation, from
+before the model is made until the second step has ended; this corresponds to
+`torch.cuda.max_memory_allocated` on a GPU, and is equal in each run. Processor time and wall clock of a step:
+the system and the bare loop alternate in blocks of a few steps, and each block of the system is compared with
+the neighbouring block of the bare loop.
 
-`resident` measures the peak of the resident set (VmHWM) beyond that before the model was made, in a process
-that has trained a model already and has imported the system: it has Python's objects and gloo's buffers, too.
-Beside it stand the modules that the system imported only then, and what stayed resident in the end, apart in
-memory of the process's own and in pages of files, as those of modules and libraries.
+`resident` measures the growth of the resident set to its peak (VmHWM) from before the model was made, in a
+process that has trained a model already and has imported the system; this includes Python's objects and
+gloo's buffers. It also reports the modules that the system imported during the measurement, and the memory
+that stayed resident at the end: the process's own, and pages of files such as modules and libraries.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def build() -> GPT:
 
 
 class Batches:
-    """Yields batches and notes when each was asked for, so that every system is timed alike."""
+    """Yields batches and records when each was requested, so that all systems are timed in the same way."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
@@ -92,7 +92,7 @@ class Batches:
 
 
 def shard(model: GPT) -> GPT:
-    """Shard as torch's own tutorial does."""
+    """Shard the model as torch's tutorial does."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=POLICY)
@@ -114,7 +114,7 @@ def bare() -> Run:
 
 
 def hocket_dist() -> Run:
-    """Hocket's layout in a plain loop."""
+    """Return a plain loop that uses Hocket's layout."""
     from hocket.dist import provide
 
     model, data = build(), Batches()
@@ -131,7 +131,7 @@ def hocket_dist() -> Run:
 
 
 def hocket() -> Run:
-    """Hocket's trainer."""
+    """Return a run of Hocket's trainer."""
     from hocket.trainer import Trainer
 
     model, data = build(), Batches()
@@ -154,10 +154,10 @@ def hocket() -> Run:
 
 
 def accelerate() -> Run:
-    """Accelerate with `fsdp_version=2`, as its documentation prepares model and optimizer.
+    """Return a loop of Accelerate with `fsdp_version=2`, prepared as in its documentation.
 
-    On a CPU it replicates the model whatever the plugin says, and shards only in name of a GPU; the two lines
-    that set its state let its own code for FSDP2 run over gloo.
+    On a CPU, Accelerate replicates the model whatever the plugin says; the two lines that set its state make
+    its code for FSDP2 run over gloo.
     """
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 
@@ -184,7 +184,7 @@ def accelerate() -> Run:
 
 
 def lightning() -> Run:
-    """Lightning's `ModelParallelStrategy`, whose `configure_model` calls `fully_shard`."""
+    """Return a run of Lightning's `ModelParallelStrategy`, whose `configure_model` calls `fully_shard`."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -249,7 +249,7 @@ def measure_step(system: str) -> dict[str, list[float]]:
         block = {}
         for name in list(runs)[:: 1 if number % 2 else -1]:
             dist.barrier()
-            # The first step of a block has what a trainer does once.
+            # The first step of a block includes work that a trainer does once.
             walls, cpus = zip(*runs[name](1 + STEPS)[1:], strict=True)
             block[name] = statistics.median(walls), statistics.median(cpus)
         for index, unit in enumerate(("wall", "cpu")):
@@ -261,7 +261,7 @@ def measure_step(system: str) -> dict[str, list[float]]:
 
 
 def measure_resident(system: str) -> dict[str, list[float]]:
-    """Return the peak resident memory above that before the model was made, after a system's imports."""
+    """Return the growth of resident memory to its peak, after a system's imports."""
     if system == "lightning":
         import lightning.pytorch  # noqa: F401
     elif system == "accelerate":
@@ -290,7 +290,7 @@ def _status(field: str) -> int:
 
 
 def _resident_parts() -> dict[str, int]:
-    """Return the bytes of the resident set that belong to the process alone, and those of files."""
+    """Return the resident bytes that belong to the process alone, and those of files."""
     anonymous = _kilobytes(Path("/proc/self/smaps_rollup"), "Anonymous:")
     return {
         "anonymous": anonymous,

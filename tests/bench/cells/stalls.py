@@ -1,9 +1,10 @@
 """One cell of `tests/bench/ckpt_async.py`: one system saves a state several times while a model trains.
 
-Prints one JSON object. The first save, which allocates, is left out of it. The stall is the time until the
-state may change, which it then does: what was saved last is loaded and has the values of before. Steps of a
-small model run while a save is written, and after it for as long again, with nothing under way: the ratio
-says how much the write slows them, the jitter by how many milliseconds the slowest of a hundred is late.
+Prints one JSON object. The first save, which allocates memory, is left out. The stall is the time until the
+state may change. The script changes the state then, loads the last checkpoint and checks that it has the
+values of before. Steps of a small model run while a save is written, and for the same time after it without a
+save: their ratio is how much the write slows them, the jitter by how many milliseconds the slowest of a
+hundred steps is late.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Wait = Callable[[], None]
 IsDone = Callable[[], bool]
 Save = Callable[[State, Path], tuple[IsDone, Wait]]
 QUIET_S = 0.5
-#: What no peer is, and what its figures are a limit of.
+#: Systems that are no peers, and what their figures are a limit of.
 LIMITS = {"memcpy": ["stall_s", "extra_mib"], "fio": ["slowdown", "jitter_ms"]}
 
 
@@ -46,7 +47,7 @@ class Trainer:
         self.batch = torch.randn(32, 64)
 
     def train(self, until: Callable[[], bool]) -> list[float]:
-        """Train until it is said to end; the seconds that each step took."""
+        """Train until `until()` is true; return the seconds of each step."""
         ends = [time.perf_counter()]
         while not until() or len(ends) < 2:
             self.optimizer.zero_grad()
@@ -72,12 +73,12 @@ def saver_hocket(folder: Path) -> Save:
 
 
 def saver_dcp_thread(folder: Path) -> Save:
-    """With the stager that `async_save` takes by itself."""
+    """Save with DCP's thread and the default stager of `async_save`."""
     return _dcp(None, is_process=False)
 
 
 def saver_dcp_stager(folder: Path) -> Save:
-    """With a stager that keeps its memory, with all of its options that need no device."""
+    """Save with a stager that keeps its memory, with all options that need no device."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     options = StagingOptions(
@@ -87,10 +88,10 @@ def saver_dcp_stager(folder: Path) -> Save:
 
 
 def saver_dcp_process(folder: Path) -> Save:
-    """From a process of its own, through shared memory."""
+    """Save from a process of DCP's own, through shared memory."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    # Every tensor becomes a file of its own in shared memory, open all the time.
+    # Every tensor is a separate file in shared memory, which stays open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     options = StagingOptions(
         use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
@@ -131,7 +132,7 @@ def saver_torch_checkpointing(folder: Path) -> Save:
 
     def save(state: State, path: Path) -> tuple[IsDone, Wait]:
         future = manager.save(str(path), {"state": state})
-        with manager.lock():  # until it is free the state may not change
+        with manager.lock():  # the state must not change before the lock is free
             pass
 
         def wait() -> None:
@@ -144,7 +145,7 @@ def saver_torch_checkpointing(folder: Path) -> Save:
 
 
 def saver_memcpy(folder: Path) -> Save:
-    """The limit of a stall: a copy into memory that stands ready. It writes nothing."""
+    """Copy into allocated memory and write nothing: the limit of a stall."""
     copies: State = {}
 
     def save(state: State, path: Path) -> tuple[IsDone, Wait]:
@@ -159,7 +160,7 @@ def saver_memcpy(folder: Path) -> Save:
 
 
 def saver_fio(folder: Path) -> Save:
-    """What the disk itself takes from a step: as many bytes, written directly beside it at a low priority."""
+    """Write as many bytes directly at low priority during the steps: how much the disk itself slows them."""
 
     def save(state: State, path: Path) -> tuple[IsDone, Wait]:
         command = ["nice", "-n", "10", "fio", "--name=beside", "--rw=write", "--bs=4M", "--direct=1"]
@@ -171,7 +172,7 @@ def saver_fio(folder: Path) -> Save:
     return save
 
 
-# --- what was saved ------------------------------------------------------------------------------
+# --- loading the saved state ---------------------------------------------------------------------
 
 
 def load_hocket(into: State, path: Path) -> None:
@@ -198,7 +199,7 @@ def load_torch_checkpointing(into: State, path: Path) -> None:
 
 
 def children_kib() -> int:
-    """The peaks of all child processes, without the memory that they share with this one."""
+    """Return the sum of all child processes' peaks, without the memory that they share with this process."""
     total = 0
     for task in Path("/proc/self/task").glob("*/children"):
         for child in task.read_text().split():
@@ -237,7 +238,7 @@ def _deadline(seconds: float) -> Callable[[], bool]:
 
 
 def check(system: str, state: State, folder: Path, saves: int) -> None:
-    """Load the last checkpoint: it has what the state was when it was saved."""
+    """Load the last checkpoint, and check that it has the state at the time of the save."""
     into = {name: torch.zeros_like(value) for name, value in state.items()}
     globals()[f"load_{system}"](into, folder / str(saves - 1))
     for name, value in state.items():

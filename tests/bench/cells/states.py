@@ -1,4 +1,4 @@
-"""The states that cells save and load, and how they look at their own memory."""
+"""The states that cells save and load, and measurements of a cell's memory."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ def _transformer(width: int, num_norms: int, dtype: torch.dtype) -> State:
 
 
 def num_bytes(state: State) -> int:
-    """How much a state holds."""
+    """Return the bytes of a state."""
     return sum(value.nbytes for value in state.values())
 
 
 def warm_memory() -> None:
-    """Touch memory and give it back: the first touch of a fresh page costs more than the copy into it."""
+    """Touch memory and free it, because the first touch of a new page costs more than a copy into it."""
     torch.ones(WARM_UP_BYTES, dtype=torch.uint8)
 
 
 def forget_peak() -> None:
-    """Have the peak of this process's resident memory start anew."""
+    """Reset the peak of this process's resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_kib() -> int:
-    """That peak, in KiB, mapped file pages included."""
+    """Return the peak of resident memory in KiB, including mapped pages of files."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def sync(folder: Path) -> None:
-    """Make every file below durable."""
+    """Flush every file below a folder to disk."""
     for path in [folder, *folder.rglob("*")]:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

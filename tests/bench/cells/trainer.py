@@ -33,16 +33,16 @@ class Net(nn.Module):
         )
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """Logits, `(B, 8)` float."""
+        """Return logits, `(B, 8)` float."""
         return self.layers(batch[0])
 
     def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        """The mean cross entropy."""
+        """Return the mean cross entropy."""
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
 class Batches(torch.utils.data.IterableDataset):
-    """Yields the same batches, and notes the time from the first until the iterator is given up."""
+    """Yields the same batches, and records the time from the first batch to the end of the iterator."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -62,23 +62,23 @@ class Batches(torch.utils.data.IterableDataset):
         start, start_wall = time.process_time(), time.perf_counter()
         try:
             yield from self.batches
-        finally:  # Lightning counts the batches and never asks for the end
+        finally:  # Lightning counts the batches and does not exhaust the iterator
             self.seconds, self.wall_s = time.process_time() - start, time.perf_counter() - start_wall
             self.aside_s = aside_s()
 
 
 def aside_s() -> float:
-    """Return the processor time of the process without that of this thread."""
+    """Return the processor time of the process's other threads."""
     return time.process_time() - time.thread_time()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of every cell."""
+    """Return the optimizer, the same in every cell."""
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def bare(data: Batches) -> Callable[[], object]:
-    """A loop as one writes it without a trainer."""
+    """Return a plain loop without a trainer."""
     model = Net()
     optimizer = sgd(model)
 
@@ -93,7 +93,7 @@ def bare(data: Batches) -> Callable[[], object]:
 
 
 def hocket(data: Batches, **arguments: Any) -> Callable[[], object]:
-    """Hocket's trainer, every feature available and none in use."""
+    """Return a run of Hocket's trainer with no optional feature in use."""
     from hocket.trainer import Trainer
 
     model = Net()
@@ -102,14 +102,14 @@ def hocket(data: Batches, **arguments: Any) -> Callable[[], object]:
 
     def run() -> None:
         trainer.fit("1ep")
-        # What the log's thread still had to write after the last step is the steps' as well.
+        # Entries that the log's thread writes after the last step belong to the steps, too.
         data.seconds += aside_s() - data.aside_s
 
     return run
 
 
 def hocket_in_use(data: Batches) -> Callable[[], object]:
-    """Hocket's trainer with a progress bar, loss and learning rate to a file, and five callbacks."""
+    """Return a run of Hocket's trainer with a progress bar, two logged values and five callbacks."""
     from hocket.trainer import Callback
     from hocket.trainer.callbacks import LRMonitor
     from hocket.trainer.loggers import FileLogger
@@ -127,7 +127,7 @@ def hocket_in_use(data: Batches) -> Callable[[], object]:
 
 
 def fabric(data: Batches) -> Callable[[], object]:
-    """Lightning Fabric, as its documentation converts a loop."""
+    """Return a loop with Lightning Fabric, converted as in its documentation."""
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -146,7 +146,7 @@ def fabric(data: Batches) -> Callable[[], object]:
 
 
 def accelerate(data: Batches) -> Callable[[], object]:
-    """Hugging Face Accelerate, as its documentation converts a loop."""
+    """Return a loop with Hugging Face Accelerate, converted as in its documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -167,7 +167,7 @@ def accelerate(data: Batches) -> Callable[[], object]:
 
 
 def lightning(data: Batches) -> Callable[[], object]:
-    """Lightning's Trainer, without logger, checkpoints and progress bar."""
+    """Return a run of Lightning's Trainer without logger, checkpoints and progress bar."""
     import lightning as L
 
     class Module(L.LightningModule):
@@ -199,7 +199,7 @@ def lightning(data: Batches) -> Callable[[], object]:
 
 
 def hf_trainer(data: Batches) -> Callable[[], object]:
-    """Hugging Face's Trainer, without logs, checkpoints and progress bar."""
+    """Return a run of Hugging Face's Trainer without logs, checkpoints and progress bar."""
     from transformers import Trainer, TrainingArguments
 
     class Model(nn.Module):
@@ -236,15 +236,15 @@ def hf_trainer(data: Batches) -> Callable[[], object]:
 
 
 def ddp(data: Batches, *, agreement: str | None = None) -> Callable[[], object]:
-    """A loop over torch's `DistributedDataParallel`, on several ranks.
+    """Return a loop with torch's `DistributedDataParallel`, on several ranks.
 
     Args:
         data: The batches.
-        agreement: How the ranks also sum eight numbers a step, the least that ranks of unequal data have to
-            tell each other: `"overlapped"` begins the sum behind the backward pass, on a group of its own, as
-            Hocket does, and waits for it when the next step begins; `"shared"` does so on the gradients'
-            group; `"gathered"` gathers the numbers in place of the sum; `"waited"` waits for the sum at once.
-            None for no agreement.
+        agreement: How the ranks also sum eight numbers a step, the least that ranks with unequal data must
+            communicate: `"overlapped"` starts the sum after the backward pass, on a group of its own, as
+            Hocket does, and waits for it at the start of the next step; `"shared"` does so on the gradients'
+            group; `"gathered"` gathers the numbers instead; `"waited"` waits for the sum at once. None for no
+            communication.
     """
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
@@ -279,12 +279,12 @@ def ddp(data: Batches, *, agreement: str | None = None) -> Callable[[], object]:
 
 
 def hocket_ranks(data: Batches) -> Callable[[], object]:
-    """Hocket's trainer on several ranks, every feature available and none in use."""
+    """Return a run of Hocket's trainer on several ranks, with no optional feature in use."""
     return hocket(data, auto_shard=False)
 
 
 def composer(data: Batches) -> Callable[[], object]:
-    """MosaicML Composer's Trainer."""
+    """Return a run of MosaicML Composer's Trainer."""
     from composer import Trainer
     from composer.models import ComposerModel
 
@@ -300,7 +300,7 @@ def composer(data: Batches) -> Callable[[], object]:
             return self.net.loss(outputs, batch)
 
     model = Model()
-    data.batch_size = 16  # Composer asks its loader
+    data.batch_size = 16  # Composer reads the batch size from its loader
     trainer = Trainer(
         model=model, train_dataloader=data, optimizers=sgd(model), device="cpu", progress_bar=False
     )

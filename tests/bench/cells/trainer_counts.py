@@ -1,6 +1,6 @@
 """Calls, context switches and bytecodes a step: `tests/bench/trainer.py --counts`.
 
-Unlike times, they do not depend on what else the machine does; only the switches vary somewhat.
+Unlike times, they do not depend on other work of the machine; only the switches vary somewhat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMNS = ("training thread: Python", "C", "other threads: Python", "C")
 
 
 def main(names: list[str]) -> None:
-    """Print calls a step by thread, and how often a thread of the process gave the processor up."""
+    """Print calls a step by thread, and the process's voluntary context switches."""
     torch.set_num_threads(1)
     print(f"| cell | {' | '.join(_COLUMNS)} | voluntary switches |")
     print("|---|" + "---|" * (len(_COLUMNS) + 1))
@@ -56,7 +56,7 @@ def _count(name: str) -> tuple[Counter[tuple[bool, str]], int]:
     def note(frame: FrameType, event: str, argument: Any) -> None:
         calls[threading.get_ident() == training, event] += 1
 
-    # The threads of another trainer start under the profile.
+    # Another trainer starts its threads under the profile.
     run = CELLS[name](Batches())
     threading.setprofile(note)
     sys.setprofile(note)

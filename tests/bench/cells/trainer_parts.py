@@ -1,8 +1,8 @@
-"""What each part of a step in use takes, on all threads: `tests/bench/trainer.py --parts`.
+"""Processor time of each part of a step in use, on all threads: `tests/bench/trainer.py --parts`.
 
-The variants take turns in one process; each adds one part to the one before it. A figure is processor time of
-a whole `fit` of one epoch, so what the queue's thread writes behind the last step counts too. The training
-thread is read by its own clock; the rest of the process is the other threads.
+The variants alternate in one process; each adds one part to the previous one. A figure is the processor time
+of a whole `fit` of one epoch, so that it includes what the log queue's thread writes after the last step. The
+time of the training thread is measured separately; the rest is that of the other threads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _variants() -> dict[str, Callable[[], object]]:
 
 
 def main(rounds: int) -> None:
-    """Print what each variant takes over the one with nothing in use."""
+    """Print the time of each variant beyond the one with nothing in use."""
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         variants = _variants()

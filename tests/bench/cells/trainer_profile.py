@@ -1,9 +1,9 @@
-"""What each duty of Hocket's step takes: `tests/bench/trainer.py --profile`.
+"""The time of each duty of Hocket's step: `tests/bench/trainer.py --profile`.
 
-Every duty is a method of an object of the run. It is replaced by one that reads the clock around the call;
-the time of duties called within it is taken off, and so is what reading the clock takes. A row is the median
-of all calls times the calls of a step, which a step that the machine interrupts does not change. The user's
-own work (fetching, forward, loss, backward, optimizer) is a row too, so that the rest is the trainer's.
+Every duty is a method of an object of the run. The script replaces it by one that reads the clock around the
+call, and subtracts the time of duties called within it and of reading the clock. A row is the median of all
+calls times the calls of a step, which an interrupted step does not change. The user's own work (fetching,
+forward, loss, backward, optimizer) is a row, too; the rest is the trainer's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cells.trainer import STEPS, Batches, Net, sgd
 
 
 class Stopwatch:
-    """Notes the exclusive time of each call of the functions that it wraps."""
+    """Records the exclusive time of each call of the wrapped functions."""
 
     def __init__(self) -> None:
         self.spent_ns: dict[str, list[int]] = {}
@@ -39,7 +39,7 @@ class Stopwatch:
         self.spent_ns.clear()
 
     def wrap(self, duty: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does the same, and whose time counts as `duty`."""
+        """Wrap a function so that its time counts as `duty`."""
         clock = time.perf_counter_ns
         noted = self.spent_ns.setdefault(duty, [])
 

@@ -1,9 +1,9 @@
 """Single steps of the cells in one process, by quantiles: `tests/bench/trainer.py --steps`.
 
-The cells take turns in one process, and the clock is read at each fetch of a batch. A low quantile of the
-steps leaves out those that the machine, the garbage collector or another thread interrupted, so that it is
-steady on a machine that others use. It shows what the training thread does in a step; what logging costs in
-its own threads is in the processor time of the other tables alone.
+The cells alternate in one process, and the clock is read at each fetch of a batch. A low quantile excludes
+steps that the machine, the garbage collector or another thread interrupted, so that it is steady on a busy
+machine. It shows the work of the training thread only; the cost of logging in other threads is in the
+processor time of the other tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 
 
 class TimedBatches(Batches):
-    """Notes the time of each fetch."""
+    """Yields batches and records the time of each fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TimedBatches(Batches):
 
 
 class OneLayer(Net):
-    """A single layer, whose bare step takes a third of the time, so that the trainer's share shows better."""
+    """A single layer, whose bare step takes a third of the time, so that the trainer's share is larger."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def main(names: list[str], rounds: int, *, is_small: bool = False) -> None:
 
     Args:
         names: The cells.
-        rounds: How often each has its turn.
+        rounds: How often each cell runs.
         is_small: Train `OneLayer`.
     """
     torch.set_num_threads(1)

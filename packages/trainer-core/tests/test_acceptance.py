@@ -1,4 +1,4 @@
-"""What Composer promised and has no test of its own elsewhere: durations, resuming, surgery, logs, losses."""
+"""Behaviour documented by Composer and not tested elsewhere: durations, resuming, surgery, logs, losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.ranks import run_ranks
 from support.training import FileStore, Net, Recorder, loader, make, parameters
 
 
-def test_starting_the_time_again_leaves_the_optimizer_as_it_is():
+def test_reset_time_keeps_the_optimizers_state():
     model = Net()
     with make(model=model, optimizers=torch.optim.Adam(model.parameters()), max_duration="3ba") as trainer:
         trainer.fit()
@@ -36,7 +36,7 @@ def test_starting_the_time_again_leaves_the_optimizer_as_it_is():
 
 
 class At(Callback):
-    """Notes the batches, and stops at one of them."""
+    """Records the batches, and stops the training at one of them."""
 
     def __init__(self, stop_at=None):
         self.stop_at = stop_at
@@ -48,7 +48,7 @@ class At(Callback):
             state.stop_training()
 
 
-def test_a_stop_finishes_the_batch_its_evaluation_and_its_checkpoint(tmp_path):
+def test_stopping_finishes_the_batch_its_evaluation_and_its_checkpoint(tmp_path):
     recorder, store = Recorder(), FileStore(tmp_path)
     with make(
         callbacks=[At(2), recorder],
@@ -66,7 +66,7 @@ def test_a_stop_finishes_the_batch_its_evaluation_and_its_checkpoint(tmp_path):
     assert [entry.step for entry in store.list()] == [1, 2]
 
 
-def test_another_duration_at_a_resume_holds_and_so_does_its_schedule(tmp_path):
+def test_a_resume_with_another_duration_uses_it_and_its_schedule(tmp_path):
     store, rates = FileStore(tmp_path), {}
 
     class Rates(Callback):
@@ -87,11 +87,11 @@ def test_another_duration_at_a_resume_holds_and_so_does_its_schedule(tmp_path):
 
     assert run("4ba", stop_at=2) == 2
     assert run("8ba") == 8
-    # The schedule is a function of the time alone: the line to the new end.
+    # The schedule depends on the time only, so it is a line to the new end.
     assert [rates[batch] for batch in range(3, 8)] == pytest.approx([0.1 * (1 - b / 8) for b in range(2, 7)])
 
 
-def test_autoresume_takes_the_whole_checkpoint_whatever_the_first_load_took(tmp_path):
+def test_autoresume_loads_the_whole_checkpoint_even_if_load_path_loads_a_part(tmp_path):
     first = FileStore(tmp_path / "first")
     with make(max_duration="2ba", checkpoint_store=first) as trainer:
         trainer.fit()
@@ -123,7 +123,7 @@ def _on_a_rank(folder):
     ) as trainer:
         start = parameters(trainer)
         trainer.fit()
-    # The same name on each rank, and another step behind it.
+    # The ranks' checkpoints have the same name but different steps.
     names = sorted(entry.name for entry in own.list())
     shutil.copy(own.folder / names[rank], own.folder / "last")
     with pytest.raises(ResumeError) as refused:
@@ -131,7 +131,7 @@ def _on_a_rank(folder):
     return start, drawn, str(refused.value)
 
 
-def test_replicas_start_alike_with_generators_of_their_own_and_different_steps_are_refused(tmp_path):
+def test_replicas_start_equal_with_own_generators_and_different_steps_raise(tmp_path):
     (start, drawn, message), (start_1, drawn_1, message_1) = run_ranks(
         _on_a_rank, 2, str(tmp_path), timeout_s=180
     )
@@ -141,7 +141,7 @@ def test_replicas_start_alike_with_generators_of_their_own_and_different_steps_a
         assert "different steps (rank 0: 1, rank 1: 2)" in one
 
 
-def test_a_save_that_fails_behind_the_training_ends_it_within_a_batch(tmp_path):
+def test_a_failed_asynchronous_save_ends_the_training_within_a_batch(tmp_path):
     class Failing(FileStore):
         def save(self, state, **options):
             def wait(timeout_s=None):
@@ -164,7 +164,7 @@ def test_a_save_that_fails_behind_the_training_ends_it_within_a_batch(tmp_path):
 
 
 @pytest.mark.parametrize("has_total", [False, True])
-def test_the_total_of_a_loss_in_parts_is_trained_on_or_else_their_sum(has_total):
+def test_a_loss_in_parts_trains_on_its_total_or_on_their_sum(has_total):
     class Parts(Net):
         def loss(self, outputs, batch):
             fit, size = nn.functional.cross_entropy(outputs, batch[1]), outputs.square().mean()
@@ -205,7 +205,7 @@ def test_every_destination_gets_the_same_names_at_the_same_steps(tmp_path):
 
 
 class Widen(Algorithm):
-    """Surgery: replaces the model's first layer."""
+    """Model surgery that replaces the model's first layer."""
 
     def __init__(self):
         self.is_done = False
@@ -224,7 +224,7 @@ class Widen(Algorithm):
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_a_model_that_was_operated_on_is_not_loaded_without_the_operation(tmp_path, weights_only):
+def test_a_model_changed_by_surgery_does_not_load_without_the_surgery(tmp_path, weights_only):
     with make(
         algorithms=Widen(), save_folder=str(tmp_path), max_duration="1ba", save_weights_only=weights_only
     ) as trainer:
@@ -250,7 +250,7 @@ def test_an_endless_loader_trains_for_batches_samples_and_tokens(duration):
         assert trainer.state.timestamp.batch == 7
 
 
-def test_a_subset_of_batches_ends_epochs():
+def test_train_subset_num_batches_ends_epochs():
     recorder = Recorder()
     with make(train_subset_num_batches=2, callbacks=recorder, max_duration="2ep") as trainer:
         trainer.fit()

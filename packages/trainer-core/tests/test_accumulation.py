@@ -1,4 +1,4 @@
-"""Microbatches: the split of a batch does not matter, whatever the loss is a mean of."""
+"""Microbatches: the split of a batch does not change the update, whatever the loss is a mean of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def reference(num_steps, batch_size):
-    """Plain torch over whole batches, the last of an epoch as short as it is."""
+    """Train with plain torch on whole batches, of which the last one of an epoch may be shorter."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     samples = data(10)
@@ -35,7 +35,7 @@ def reference(num_steps, batch_size):
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3, 4, 7])
 def test_microbatches_of_any_size_give_the_update_of_the_whole_batch(size):
-    # 10 samples in batches of 4: the last of each epoch has 2.
+    # 10 samples in batches of 4: the last batch of each epoch has 2.
     with make(
         train_dataloader=DataLoader(data(10), batch_size=4),
         device_train_microbatch_size=size,
@@ -48,7 +48,7 @@ def test_microbatches_of_any_size_give_the_update_of_the_whole_batch(size):
 
 
 class Words(ComposerModel):
-    """Predicts labels of positions, some of which are ignored; `sums` says how it gives its loss."""
+    """Predicts labels of positions, some of which are ignored; `sums` sets the form of the loss."""
 
     def __init__(self, sums=None):
         super().__init__()
@@ -81,7 +81,7 @@ def padded(lengths):
 
 
 @pytest.mark.parametrize("size", [5, 1, 2, 3])
-def test_samples_weigh_alike_on_request_whatever_their_labels(size):
+def test_samples_have_equal_weights_on_request(size):
     # A microbatch's mean over its labels weighs by its samples, so that the update depends on the split.
     batch = padded([9, 2, 3, 5, 1])
     model = Words()
@@ -143,7 +143,7 @@ def _before_last(batches):
     return model
 
 
-def test_a_batch_without_any_label_changes_nothing():
+def test_a_batch_without_labels_changes_nothing():
     empty, full = padded([0, 0]), padded([4, 4])
     model = Words()
     with make(
@@ -205,7 +205,7 @@ def test_an_algorithm_may_change_the_number_of_samples():
             torch.testing.assert_close(trained[name], value, **TOLERANCE)
 
 
-def test_ranks_with_fewer_samples_make_as_many_microbatches():
+def test_ranks_with_fewer_samples_make_the_same_number_of_microbatches():
     facts = SimpleNamespace(samples=3, weights=None, weight=3.0)
     step = GlobalStep(False, False, 8, 0, 8.0, 5, None)
     rows = torch.arange(3)
@@ -219,7 +219,7 @@ def test_ranks_with_fewer_samples_make_as_many_microbatches():
     ]
 
 
-def test_a_loss_that_is_not_finite_and_weighs_nothing_adds_nothing():
+def test_a_nonfinite_loss_of_weight_0_adds_nothing():
     parameter = torch.zeros(2, requires_grad=True)
     alone = SimpleNamespace(data_parallel=(0, 2))
     mean = LossMean(GlobalStep(False, False, 1, 0, 4.0, 1, None), alone)
@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_and_weighs_nothing_adds_nothing():
     assert parameter.grad.tolist() == [1.0, 1.0]  # 2 ranks × 2 of 4
 
 
-def test_batches_are_counted_and_sliced_whatever_they_are():
+def test_batches_of_any_type_are_counted_and_sliced():
     batch = {
         "a": torch.arange(6).view(3, 2),
         "b": ["x", "y", "z"],
@@ -255,12 +255,12 @@ def test_batches_are_counted_and_sliced_whatever_they_are():
         num_samples([torch.zeros(2), torch.zeros(3)])
 
 
-def test_labels_on_a_device_weigh_by_numbers_on_the_device():
+def test_weights_of_labels_on_a_device_stay_on_the_device():
     weights = loss_weights({"labels": torch.zeros(2, 3, dtype=torch.long, device="meta")})
     assert (weights.device.type, list(weights.shape), weights.dtype) == ("meta", [2], torch.float32)
 
 
 @pytest.mark.parametrize("size", [0, -1, True, "auto", 1.5])
-def test_a_microbatch_size_that_is_no_number_of_samples_is_refused(size):
+def test_an_invalid_microbatch_size_raises(size):
     with pytest.raises(TrainerConfigError, match="device_train_microbatch_size"):
         make(device_train_microbatch_size=size)

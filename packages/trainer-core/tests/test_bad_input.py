@@ -1,6 +1,6 @@
-"""Every misuse is refused with a sentence that says what to change.
+"""Every misuse raises an error that says what to change.
 
-One table: what is done, and the words that the message must hold.
+`MISUSES` has, for each one, the call and the words that the message must contain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unsized(IterableDataset):
 
 
 class Returns(Net):
-    """Its loss is what a function makes of the outputs."""
+    """A model whose loss is a function of the outputs."""
 
     def __init__(self, function):
         super().__init__()
@@ -199,7 +199,7 @@ MISUSES = {
 
 
 class Labelled(nn.Module):
-    """A module in the manner of `transformers`: it computes the loss, if it gets `labels`."""
+    """A module as in `transformers`, which computes the loss if it gets `labels`."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class Labelled(nn.Module):
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
-def test_a_misuse_is_refused_with_what_to_change(misuse):
+def test_a_misuse_raises_with_what_to_change(misuse):
     run, words = MISUSES[misuse]
     with pytest.raises(TrainerError) as refused:
         run()
@@ -222,7 +222,7 @@ def test_a_misuse_is_refused_with_what_to_change(misuse):
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
-# Errors that have tests of their own, here or where they are raised, with words of their messages.
+# Errors with tests of their own, here or in the tests of their modules, and words of their messages.
 OTHERS = {
     "a hang after the first epoch": ["yielded no batch for", "waits", "DataLoader(timeout="],
     "out of memory with everything sharded": [
@@ -238,7 +238,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("error", [*MISUSES, *OTHERS])
-def test_every_error_has_its_heading_with_the_message(error):
+def test_every_error_has_a_heading_and_its_message_in_the_docs(error):
     sections = re.split(r"^###? ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
     found = [section for section in sections if section.split("\n", 1)[0].lower() == error.lower()]
     assert len(found) == 1, f"docs/errors.md has no heading `{error}`"
@@ -248,12 +248,12 @@ def test_every_error_has_its_heading_with_the_message(error):
     assert not missing, text
 
 
-def test_the_page_has_no_heading_of_an_error_that_there_is_not():
+def test_the_docs_have_no_heading_of_an_error_that_does_not_exist():
     headings = re.findall(r"^### (.*)", PAGE.read_text("utf-8"), flags=re.MULTILINE)
     assert {heading.lower() for heading in headings} == {error.lower() for error in (*MISUSES, *OTHERS)}
 
 
-def test_a_report_of_memory_names_uses_and_the_next_lever():
+def test_a_memory_report_names_uses_and_the_next_remedy():
     with make(optimizers=None, max_duration="1ba") as trainer:
         trainer.fit()
         report = memory_report(trainer.state)
@@ -263,7 +263,7 @@ def test_a_report_of_memory_names_uses_and_the_next_lever():
 
 
 class Sleeps(TensorDataset):
-    """Its worker waits without end in the second epoch."""
+    """A data set whose worker blocks in the second epoch."""
 
     def __getitem__(self, index):
         if os.path.exists(os.environ["HANGS"]):
@@ -273,7 +273,7 @@ class Sleeps(TensorDataset):
         return super().__getitem__(index)
 
 
-def test_a_worker_that_waits_is_named_within_a_deadline(tmp_path, monkeypatch):
+def test_a_blocked_worker_is_named_within_a_deadline(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGS", str(tmp_path / "now"))
 
     class Hang(Callback):

@@ -1,4 +1,4 @@
-"""Callbacks have Composer's names, arguments and defaults, and are what the trainer takes for a callback."""
+"""Callbacks have Composer's names, arguments and defaults, and pass the suite for callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hocket.trainer import callbacks, loggers
 from hocket.trainer.testing import check_callback
 
-# From Composer's documentation; what Hocket adds is not listed.
+# From Composer's documentation, without arguments that Hocket adds.
 ARGUMENTS = {
     "ActivationMonitor": {"interval": "25ba", "ignore_module_types": None, "only_log_wandb": True},
     "EarlyStopper": {"comp": None, "min_delta": 0.0, "patience": 1},
@@ -34,7 +34,7 @@ ARGUMENTS = {
     "SpeedMonitor": {"window_size": 100, "gpu_flops_available": None, "time_unit": "hours"},
     "SystemMetricsMonitor": {"log_all_data": False},
 }
-# Those that cannot be made without arguments.
+# Arguments of callbacks that require some.
 GIVEN = {
     "EarlyStopper": ("Score", "eval"),
     "Generate": (["x"],),
@@ -45,13 +45,13 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
-def test_arguments_and_defaults_are_composers(name):
+def test_arguments_and_defaults_equal_composers(name):
     parameters = inspect.signature(getattr(callbacks, name)).parameters
     found = {key: parameters[key].default for key in ARGUMENTS[name]}
     assert found == ARGUMENTS[name]
 
 
-# The state of `GoodputMonitor` has the time at which it was taken, so that two of them always differ.
+# The state of `GoodputMonitor` includes the current time, so that two states always differ.
 @pytest.mark.parametrize("name", sorted({*callbacks.__all__} - {"GoodputMonitor"}))
 def test_every_callback_passes_the_suite(name):
     check_callback(lambda: getattr(callbacks, name)(*GIVEN.get(name, ())))

@@ -1,4 +1,4 @@
-"""Callbacks on two real ranks: they come to the same verdicts, and name the rank that differs."""
+"""Callbacks on two ranks reach the same decisions, and name the rank that differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.training import Net, Watch, data, make
 
 
 class Share:
-    """This rank's half of each batch of 8, from 24 samples."""
+    """A loader of this rank's half of each batch of 8, from 24 samples."""
 
     def __init__(self, rank, size):
         self.data_parallel = (rank, size)
@@ -49,7 +49,7 @@ class Share:
 
 
 class Scaled(Net):
-    """Multiplies the loss by a number at one batch, on one rank."""
+    """A model that multiplies the loss of one batch by a number, on one rank."""
 
     def __init__(self, factor=1.0, at=0, *, is_here=True):
         super().__init__()
@@ -159,7 +159,7 @@ def find_straggler(place):
 
 
 def stop_by_one_clock(place):
-    # The clock of rank 1 alone reaches its limit.
+    # Only the clock of rank 1 reaches its limit.
     stopper = MaxTimeStopper("1sec" if place[0] == 1 else "1h")
     pause = Watch(lambda state: time.sleep(0.1))
     trainer, _ = fit(place, pause, stopper, max_duration="100ep")
@@ -167,7 +167,7 @@ def stop_by_one_clock(place):
 
 
 class Clocked(Callback):
-    """Has a state that differs between ranks, of which rank 0's is kept."""
+    """A callback whose state differs between ranks; the checkpoint keeps rank 0's."""
 
     saves_rank_zero_state = True
 
@@ -201,19 +201,19 @@ def told(tmp_path_factory):
     return run_ranks(everything, 2, str(tmp_path_factory.mktemp("ranks")), init="gloo", timeout_s=240)
 
 
-def test_a_bad_loss_of_one_rank_ends_all_and_is_named(told):
+def test_a_nonfinite_loss_on_one_rank_ends_all_ranks_and_is_named(told):
     for rank in told:
         assert rank["nan"].startswith("the loss of batch 2 is not finite on rank 1 of 2")
 
 
-def test_all_ranks_skip_the_spike_of_one(told):
+def test_all_ranks_skip_a_spike_of_one_rank(told):
     assert told[0]["spike"] == told[1]["spike"]
     is_same, steps, _ = told[0]["spike"]
     assert is_same
     assert steps == [5]
 
 
-def test_norms_of_sharded_parameters_are_those_of_the_whole(told):
+def test_norms_of_sharded_parameters_equal_those_of_the_whole_ones(told):
     alone = norms((0, 1), None)
     for kind in ("ddp", "fsdp"):
         for rank in told:
@@ -233,7 +233,7 @@ def test_memory_is_aggregated_over_ranks(told):
 def test_the_slow_rank_is_named(told):
     for rank in told:
         points, lines = rank["straggler"]
-        # Of most comparisons: in one of them a busy machine may have kept rank 0 waiting.
+        # Rank 1 is the slowest in most comparisons; a busy machine may have delayed rank 0 in some.
         assert len(points["slowest_rank"]) >= 5
         assert statistics.median_low(points["slowest_rank"]) == 1
         assert statistics.median_low(points["slowdown"]) > 1.3
@@ -242,12 +242,12 @@ def test_the_slow_rank_is_named(told):
         )
 
 
-def test_one_clock_stops_all_after_the_same_batch(told):
+def test_a_time_limit_reached_on_one_rank_stops_all_after_the_same_batch(told):
     assert told[0]["max_time"] == told[1]["max_time"]
     assert 1 <= told[0]["max_time"] <= 12
 
 
-def test_rank_0s_state_is_kept_where_ranks_differ(told):
+def test_rank_0s_callback_state_is_saved_if_ranks_differ(told):
     for rank, of in enumerate(told):
         assert of["resume"][0] == (f"of rank {rank}", False, 3)
         assert of["resume"][1] == ("of rank 0", True, 6)

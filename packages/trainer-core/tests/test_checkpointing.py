@@ -1,4 +1,4 @@
-"""When a checkpoint is due, by the plain numbers of the run."""
+"""Whether a checkpoint is due, computed from the run's plain numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from support.training import FileStore, make
 
 
 @pytest.mark.parametrize("interval", ["3ba", "20sp", "1ep", "1iter", "0.3dur", "1000sec"])
-def test_plain_numbers_tell_when_no_save_can_be_due(interval, tmp_path, monkeypatch):
-    """Most batches of a saving run end without a question that builds times, and saves come as without it."""
+def test_batches_without_a_due_save_are_recognized_by_plain_numbers(interval, tmp_path, monkeypatch):
+    """Most batches end without building `Time` objects, and the saves are the same as with them."""
     asked = []
 
     class Foreseen(checkpointing._Foreseen):

@@ -1,4 +1,4 @@
-"""Recompilations of a compiled model, and what is said of them."""
+"""`CompileMonitor`: it counts recompilations of a compiled model and names their reasons."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def train(**arguments):
     arguments["compile_config"] = {"backend": "eager", "dynamic": False}
     with make(model=model, callbacks=monitor, loggers=logger, max_duration="5ba", **arguments) as trainer:
         trainer.fit()
-        # The trainer adds a monitor only where there is none.
+        # The trainer adds a monitor only if there is none.
         assert sum(isinstance(one, CompileMonitor) for one in trainer.state.callbacks) == 1
     return monitor, [step for step, _ in logger.data["compile/count"]]
 
 
-def test_surgery_and_other_shapes_are_named(caplog):
+def test_recompilations_by_surgery_and_other_shapes_are_named(caplog):
     with caplog.at_level(logging.WARNING, "hocket.trainer.callbacks.compile_monitor"):
         monitor, steps = train(algorithms=Surgery())
     assert steps == [1, 3]
@@ -50,7 +50,7 @@ def test_surgery_and_other_shapes_are_named(caplog):
     assert monitor.num_compilations >= 1
 
 
-def test_a_compiled_training_is_the_plain_one():
+def test_a_compiled_training_equals_the_plain_one():
     def result(**arguments):
         with make(max_duration="5ba", **arguments) as trainer:
             trainer.fit()

@@ -37,7 +37,7 @@ def losses(train_step=None, *, optimizer=None, model=None, **arguments):
 
 
 class Parts(Net):
-    """Its loss has two parts."""
+    """A model whose loss has two parts."""
 
     def loss(self, outputs, batch):
         return {"fit": super().loss(outputs, batch), "size": outputs.square().mean()}
@@ -53,14 +53,14 @@ class Parts(Net):
     ],
     ids=lambda one: one.func.__name__,
 )
-def test_a_step_compiled_as_a_whole_trains_alike(optimizer):
+def test_a_step_compiled_as_a_whole_trains_as_the_plain_one(optimizer):
     options = {"optimizer": optimizer, "schedulers": LinearScheduler(), "device_train_microbatch_size": 2}
     plain = losses(**options)
     compiled = losses(partial(CompiledStep, backend="aot_eager"), **options)
     torch.testing.assert_close(compiled[1], plain[1])
     torch.testing.assert_close(compiled[0], plain[0], rtol=1e-5, atol=1e-6)
     assert compiled[3] == plain[3] == [float]
-    # An optimizer's second step may compile again, as its state is there then. Another rate never does.
+    # An optimizer's second step may recompile, because its state exists then; a new rate never recompiles.
     assert {1} <= set(compiled[4]) <= {1, 2}
 
 
@@ -81,9 +81,9 @@ def test_compilations_do_not_grow_with_the_number_of_tensors():
     assert [batch for batch, _ in counts[0]] == [1]
 
 
-def test_the_default_compiler_trains_alike():
+def test_a_step_compiled_by_the_default_compiler_trains_as_the_plain_one():
     options = {"optimizer": partial(torch.optim.AdamW, lr=0.01), "schedulers": LinearScheduler()}
-    # More threads would be torch's pool of compilers, which stays for the life of the process.
+    # More threads would start torch's pool of compiler processes, which persists until the process ends.
     with inductor_config.patch(compile_threads=1):
         plain, compiled = losses(**options), losses(CompiledStep, **options)
     torch.testing.assert_close(compiled[:2], plain[:2], rtol=1e-5, atol=1e-6)
@@ -136,7 +136,7 @@ class Between(Callback):
         pass
 
 
-def test_what_cannot_be_compiled_is_refused_by_name():
+def test_steps_that_cannot_be_compiled_raise_with_the_reason():
     step, message = partial(CompiledStep, backend="eager"), r"`Between` listens between forward pass and loss"
     with pytest.raises(TrainerConfigError, match=message):
         make(train_step=step, callbacks=Between())
@@ -156,7 +156,7 @@ def test_a_cuda_graph_is_refused_on_a_cpu():
 
 
 class RunAgain:
-    """Stands for CUDA's recorder where there is no GPU: computes the function again, into the same memory."""
+    """Replaces CUDA's recorder on a CPU: it computes the function again, into the same memory."""
 
     def __init__(self, model):
         self.model = model
@@ -197,7 +197,7 @@ def captured(inner, recorder, **options):
 
 @pytest.mark.parametrize("model", [Net, Parts])
 @pytest.mark.parametrize("size", [None, 2])
-def test_a_graph_takes_each_batch_into_its_own_memory(model, size):
+def test_a_graph_copies_each_batch_into_its_own_memory(model, size):
     options = {"device_train_microbatch_size": size, "gradient_clipping": 1.0, "max_duration": "9ba"}
     plain = losses(model=model(), **options)
     graphed = model()
@@ -208,7 +208,7 @@ def test_a_graph_takes_each_batch_into_its_own_memory(model, size):
 
 
 class Tokens(Net):
-    """Labels are a sequence for each sample, some of them ignored."""
+    """A model with a sequence of labels for each sample, some of them ignored."""
 
     def forward(self, batch):
         return self.layers(batch["x"]).unflatten(1, (3, 1)).expand(-1, -1, 4)
@@ -217,7 +217,7 @@ class Tokens(Net):
         return nn.functional.cross_entropy(outputs, batch["labels"])
 
 
-def test_batches_of_other_weights_use_the_same_graph():
+def test_batches_with_other_loss_weights_use_the_same_graph():
     generator = torch.Generator().manual_seed(0)
     batches = []
     for index in range(6):
@@ -233,8 +233,8 @@ def test_batches_of_other_weights_use_the_same_graph():
     assert (recorder.num_captures, found[2].num_replays) == (1, 5)
 
 
-def test_other_shapes_get_graphs_of_their_own_up_to_a_limit(caplog):
-    options = {"train_dataloader": loader(19), "max_duration": "4ep"}  # four batches of 4, one of 3
+def test_each_batch_shape_gets_a_graph_of_its_own_up_to_a_limit(caplog):
+    options = {"train_dataloader": loader(19), "max_duration": "4ep"}  # batches of 4, 4, 4, 4 and 3
     plain = losses(**options)
     for max_graphs, num_replays in ((2, 16 - 1 + 4 - 1), (1, 16 - 1)):
         model = Net()
@@ -245,7 +245,7 @@ def test_other_shapes_get_graphs_of_their_own_up_to_a_limit(caplog):
     assert "more than 1 shapes" in caplog.text
 
 
-def test_what_a_graph_cannot_hold_is_refused_by_name():
+def test_callbacks_within_a_captured_step_raise():
     model = Net()
     step = partial(captured, recorder=RunAgain(model))
     with pytest.raises(TrainerConfigError, match="`Between` listens to an event within the step"):
@@ -254,7 +254,7 @@ def test_what_a_graph_cannot_hold_is_refused_by_name():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_captured_step_trains_alike_on_a_gpu():
+def test_a_captured_step_trains_as_the_plain_one_on_a_gpu():
     from hocket.trainer import Trainer
 
     def run(train_step):

@@ -1,4 +1,4 @@
-"""`DataSpec`: transforms, counts and splits of a user's own."""
+"""`DataSpec`: a user's own transforms, counts and splits of batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trained(train_dataloader, model=None, **arguments):
         return parameters(trainer), trainer.state.timestamp.counts
 
 
-def test_batches_are_transformed_before_they_are_counted_and_microbatches_before_their_forward():
+def test_batches_are_transformed_before_counting_and_microbatches_before_forward():
     spec = DataSpec(
         loader(),
         batch_transforms=lambda batch: {"inputs": batch[0] * 2, "targets": batch[1]},
@@ -35,7 +35,7 @@ def test_batches_are_transformed_before_they_are_counted_and_microbatches_before
     for size in (None, 2, 3):
         whole, counts = trained(spec, Named(), device_train_microbatch_size=size)
         plain, plain_counts = trained(loader(), device_train_microbatch_size=size)
-        for name in plain:  # the same numbers in other memory: kernels may round otherwise
+        for name in plain:  # equal numbers at other addresses, for which kernels may round differently
             torch.testing.assert_close(whole[name], plain[name])
         assert counts[:10] == plain_counts[:10]
 
@@ -45,7 +45,7 @@ def split_like_composer(batch, microbatch_size):
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
-def test_a_split_into_microbatches_gives_any_part_that_the_trainer_asks_for(total, size, drawn):
+def test_a_users_split_gives_any_part_of_a_batch(total, size, drawn):
     batch = (torch.arange(total), torch.arange(total) * 2)
     theirs, ours = DataSpec([], split_batch=split_like_composer), DataSpec([])
     starts = list(range(0, total, size))
@@ -67,18 +67,18 @@ def test_splits_of_either_form_train_the_same():
 
 
 def tokens(batch):
-    """Counts the targets as tokens, those of class 0 as tokens without a loss."""
+    """Count the targets as tokens, those of class 0 as tokens without a loss."""
     return {"total": 5 * len(batch[1]), "loss_generating": int((batch[1] > 0).sum())}
 
 
 class Masked(Net):
-    """Its loss is the mean over the targets that are not 0."""
+    """A model whose loss is the mean over the targets that are not 0."""
 
     def loss(self, outputs, batch):
         return torch.nn.functional.cross_entropy(outputs, batch[1], ignore_index=0)
 
 
-def test_loss_generating_tokens_weigh_the_loss():
+def test_the_loss_is_weighted_by_loss_generating_tokens():
     spec = DataSpec(loader(), get_num_tokens_in_batch=tokens)
     assert spec.loss_weights(data(6)[:]) == [float(target > 0) for target in data(6)[:][1]]
     whole, counts = trained(spec, Masked())
@@ -88,7 +88,7 @@ def test_loss_generating_tokens_weigh_the_loss():
         torch.testing.assert_close(split[name], whole[name])
 
 
-def test_tokens_by_the_sequence_length_of_the_data_set():
+def test_tokens_are_counted_by_the_data_sets_sequence_length():
     class Sequences(torch.utils.data.TensorDataset):
         max_seq_len = 7
 
@@ -98,7 +98,7 @@ def test_tokens_by_the_sequence_length_of_the_data_set():
     assert DataSpec(loader()).count_tokens(data(4)[:]) == 0
 
 
-def test_a_models_weights_hold_where_the_spec_states_none():
+def test_a_models_loss_weights_are_used_if_the_spec_has_none():
     class Weighed(Net):
         def loss_weights(self, batch):
             return [2.0] * len(batch[1])
@@ -109,7 +109,7 @@ def test_a_models_weights_hold_where_the_spec_states_none():
     assert with_model_weights(own, Net()) is own
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_invalid_specs_raise():
     with pytest.raises(TrainerConfigError, match=r"`batch_transform` is no.*you mean `batch_transforms`"):
         as_data_spec({"dataloader": loader(), "batch_transform": None})
     with pytest.raises(TrainerConfigError, match=r"has \['num_samples'\] but no `dataloader`"):
@@ -120,7 +120,7 @@ def test_what_cannot_be_meant_is_refused():
         DataSpec([], get_num_tokens_in_batch=lambda batch: {"tokens": 3}).count_tokens([])
 
 
-def test_labels_may_be_renamed_on_the_way():
+def test_a_batch_transform_may_rename_the_batchs_keys():
     seen = []
     spec = {"dataloader": loader(), "batch_transforms": lambda batch: {"x": batch[0], "y": batch[1]}}
     with make(

@@ -1,4 +1,4 @@
-"""The Python in this package's pages runs."""
+"""The Python snippets of this package's pages run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: events, intervals, results, and what they leave alone."""
+"""Evaluation and prediction: events, intervals, results, and the state that they do not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.training import Net, Recorder, Watch, data, loader, make, parameter
 
 
 class Median(Metric):
-    """Keeps every prediction, as metrics of ranking do."""
+    """A metric that keeps every prediction, as ranking metrics do."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Measured(Net):
 
 
 def expected(model, dataset, count=None):
-    """The metrics by hand, over all samples at once."""
+    """Compute the metrics by hand, over all samples at once."""
     inputs, targets = dataset[: count or len(dataset)]
     model.eval()
     with torch.no_grad():
@@ -79,7 +79,7 @@ EVAL = [
 ]
 
 
-def test_eval_measures_every_sample_once_and_says_so():
+def test_eval_measures_and_logs_every_sample_once():
     logger, recorder = InMemoryLogger(), Recorder()
     with make(
         model=Measured(), eval_dataloader=loader(7, 4), loggers=logger, callbacks=recorder, max_duration="3ba"
@@ -151,7 +151,7 @@ def evaluated_at(interval, max_duration, **arguments):
     ],
     ids=str,
 )
-def test_intervals(interval, max_duration, batches):
+def test_evaluations_run_at_the_interval(interval, max_duration, batches):
     assert evaluated_at(interval, max_duration) == batches
 
 
@@ -163,7 +163,7 @@ def test_a_stopped_fit_is_evaluated_where_it_ends():
     assert evaluated_at("1ep", "5ep", callbacks=[Watch(stop)]) == [3, 4]
 
 
-def test_a_training_that_is_evaluated_has_the_bits_of_one_that_is_not():
+def test_evaluation_changes_no_bit_of_the_training():
     def run(**arguments):
         torch.manual_seed(0)
         clocks = []
@@ -196,7 +196,7 @@ def test_a_module_kept_in_evaluation_mode_stays_there():
 
 
 class SlowEvaluation(Callback):
-    """Takes its time before each evaluation."""
+    """A callback that sleeps before each evaluation."""
 
     def __init__(self):
         self.began_s, self.slept_s = time.monotonic(), 0.0
@@ -207,11 +207,11 @@ class SlowEvaluation(Callback):
         self.slept_s += time.monotonic() - began_s
 
     def seconds_beside(self):
-        """Return how long all else has taken since this callback was made."""
+        """Return the seconds since this callback was made, without its sleeps."""
         return time.monotonic() - self.began_s - self.slept_s
 
 
-def test_the_clock_of_the_training_leaves_evaluation_out():
+def test_the_training_clock_excludes_evaluation():
     slow = SlowEvaluation()
     with make(
         model=Measured(),
@@ -225,7 +225,7 @@ def test_the_clock_of_the_training_leaves_evaluation_out():
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, "auto"])
-def test_microbatches_measure_the_same(size):
+def test_evaluation_in_microbatches_measures_the_same(size):
     recorder = Recorder()
     with make(
         model=Measured(),
@@ -240,7 +240,7 @@ def test_microbatches_measure_the_same(size):
     assert recorder.events.count(Event.EVAL_BEFORE_FORWARD) == forwards[size]
 
 
-def test_several_evaluators_have_their_own_metrics_subsets_and_intervals():
+def test_evaluators_have_their_own_metrics_subsets_and_intervals():
     logger = InMemoryLogger()
     with make(
         model=Measured(),
@@ -260,7 +260,7 @@ def test_several_evaluators_have_their_own_metrics_subsets_and_intervals():
     assert "metrics/a/Median" not in logger.data
 
 
-def test_eval_of_another_loader_leaves_the_trainers_evaluators():
+def test_eval_of_another_loader_keeps_the_trainers_evaluators():
     with make(model=Measured(), eval_dataloader=loader(4, 4), max_duration="1ba") as trainer:
         own = trainer.state.evaluators
         trainer.eval(Evaluator(label="test", dataloader=loader(9, 2)))
@@ -287,12 +287,12 @@ def test_eval_of_another_loader_leaves_the_trainers_evaluators():
         (Evaluator(label="a", dataloader=loader(), metric_names=["("]), "not a regular expression"),
     ],
 )
-def test_evaluators_that_cannot_be_meant_are_refused(given, message):
+def test_invalid_evaluators_raise(given, message):
     with pytest.raises(TrainerConfigError, match=message):
         make(model=Measured(), eval_dataloader=given)
 
 
-def test_fields_that_cannot_be_meant_are_refused():
+def test_invalid_fields_of_evaluators_raise():
     with pytest.raises(TrainerConfigError, match=r"expected a list of names: \['Accuracy'\]"):
         Evaluator(label="a", dataloader=[], metric_names="Accuracy")
     with pytest.raises(TrainerConfigError, match="`subset_num_batches` is 0"):
@@ -303,7 +303,7 @@ def test_fields_that_cannot_be_meant_are_refused():
         trainer.eval()
 
 
-def test_a_loader_without_batches_is_refused_by_name():
+def test_an_evaluation_loader_without_batches_raises_with_its_label():
     with make(model=Measured()) as trainer:
         with pytest.raises(DataError, match="evaluator `test` yielded no batch") as raised:
             trainer.eval(Evaluator(label="test", dataloader=[]))
@@ -334,7 +334,7 @@ def test_predict_returns_outputs_by_batch_on_the_cpu():
         assert trainer.state.predict_timestamp.counts[2:4] == (2, 7)
 
 
-def test_predict_without_keeping_outputs_shows_them_to_callbacks():
+def test_predict_without_return_outputs_passes_them_to_callbacks():
     seen = []
 
     class See(Callback):
@@ -347,17 +347,17 @@ def test_predict_without_keeping_outputs_shows_them_to_callbacks():
         assert trainer.state.outputs is None
 
 
-def test_predict_without_keeping_outputs_takes_no_more_memory_for_more_batches():
+def test_predict_without_return_outputs_takes_no_more_memory_for_more_batches():
     def peak_of(num_batches, **options):
         with make(model=Measured()) as trainer, LiveBytes() as live:
             trainer.predict(loader(4000, 400), num_batches, **options)
         return live.peak
 
     assert peak_of(10, return_outputs=False) == peak_of(4, return_outputs=False)
-    assert peak_of(10) - peak_of(4) == 6 * 400 * 3 * 4  # batches of 400 samples, 3 floats each
+    assert peak_of(10) - peak_of(4) == 6 * 400 * 3 * 4  # 6 more batches of 400 samples, 3 floats each
 
 
-def test_a_spec_with_functions_of_its_own_is_evaluated():
+def test_a_data_spec_with_its_own_functions_is_evaluated():
     batches = [{"x": inputs, "y": targets} for inputs, targets in loader(7, 4)]
 
     class Named(Measured):
@@ -374,8 +374,8 @@ def test_a_spec_with_functions_of_its_own_is_evaluated():
         assert trainer.state.eval_timestamp.counts.token == 70
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
-def test_the_loader_of_the_training_cannot_be_evaluated_within_its_epoch_if_it_has_one_position():
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # raised by torchdata
+def test_a_stateful_training_loader_cannot_be_evaluated_within_its_epoch():
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     shared = torchdata.StatefulDataLoader(data(8), batch_size=4)
     with pytest.raises(TrainerConfigError, match="evaluator `eval` has the loader that is trained on"):
@@ -392,7 +392,7 @@ def test_the_loader_of_the_training_cannot_be_evaluated_within_its_epoch_if_it_h
         assert values(trainer) == expected(trainer.state.model, data(8))
 
 
-def test_data_with_generators_of_its_own_keep_their_place():
+def test_evaluation_does_not_advance_the_loaders_own_generator():
     generator = torch.Generator().manual_seed(5)
     evaluated = DataLoader(TensorDataset(*data(8)[:]), batch_size=2, shuffle=True, generator=generator)
     before = generator.get_state()
@@ -412,7 +412,7 @@ def test_a_model_without_metrics_is_evaluated_by_its_loss():
     assert logger.data["metrics/eval/Loss"] == [(1, pytest.approx(float(expected), rel=1e-5))]
 
 
-def test_a_plain_module_may_have_metrics_and_an_evaluation_of_its_own():
+def test_a_plain_module_may_have_its_own_metrics_and_eval_forward():
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -439,7 +439,7 @@ def test_a_plain_module_may_have_metrics_and_an_evaluation_of_its_own():
     assert found == (model(inputs).flip(1).argmax(1) == targets).float().mean()
 
 
-def test_the_loss_of_a_plain_module_is_weighed_by_its_labels():
+def test_the_evaluation_loss_of_a_plain_module_is_weighted_by_its_labels():
     class Tagger(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -470,7 +470,7 @@ def test_the_loss_of_a_plain_module_is_weighed_by_its_labels():
     torch.testing.assert_close(found, entropy(model(ids), labels).detach())
 
 
-def test_the_time_of_a_batch_after_an_evaluation_is_its_own():
+def test_the_time_of_a_batch_excludes_the_evaluation_before_it():
     durations = []
 
     slow = SlowEvaluation()

@@ -1,4 +1,4 @@
-"""Evaluation and train metrics read no device and start no collective beyond those that are stated."""
+"""Evaluation and train metrics read no device, and start only the expected collectives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ KINDS = [segmentation, classification, language]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_reads_nothing_for_each_batch(kind):
+def test_evaluation_reads_no_value_per_batch(kind):
     model, batches = kind()
     reads = []
     with make(model=model, train_dataloader=None) as trainer:
@@ -78,7 +78,7 @@ def test_evaluation_reads_nothing_for_each_batch(kind):
     assert reads[0] == reads[1]
 
 
-def test_a_metric_that_reads_is_counted():
+def test_reads_of_a_metric_are_counted():
     model, batches = classification()
     model._val_metrics = {"Validated": MulticlassAccuracy(3, validate_args=True)}
     with make(model=model, train_dataloader=None) as trainer, CountReads() as counted:
@@ -87,13 +87,13 @@ def test_a_metric_that_reads_is_counted():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_train_metrics_read_nothing_for_each_batch(kind):
+def test_train_metrics_read_no_value_per_batch(kind):
     def reads(with_metrics):
         torch.manual_seed(0)
         model, batches = kind()
         if not with_metrics:
             model._train_metrics = {}
-        # On a GPU no value is read until the log's thread does; on a CPU logging reads a scalar by design.
+        # On a GPU only the log's thread reads values; on a CPU logging reads a scalar by design.
         with (
             make(model=model, train_dataloader=batches, max_duration="8ba") as trainer,
             CountReads() as counted,
@@ -102,7 +102,7 @@ def test_train_metrics_read_nothing_for_each_batch(kind):
             trainer.fit()
         return counted.num
 
-    # Once at the end of the epoch and of the fit, whatever the number of batches.
+    # One read at the end of the epoch and of the fit, whatever the number of batches.
     assert reads(with_metrics=True) - reads(with_metrics=False) <= 2
 
 
@@ -146,9 +146,9 @@ def evaluate_on_a_rank():
     return counts, int(os.environ["RANK"])
 
 
-def test_evaluation_sums_once_a_batch_and_twice_a_state():
+def test_evaluation_takes_one_collective_per_batch_and_two_per_metric_state():
     for counts, _ in run_ranks(evaluate_on_a_rank, 2, init="gloo", timeout_s=120):
-        # One exchange for each batch and one that finds the end; a metric's state takes its shape and itself:
+        # One exchange for each batch and one to find the end; a metric's state takes its shape and its value:
         # two states of the cross-entropy and four of the accuracy.
         states = 2 * (2 + 4)
         assert counts == [2 + 1 + states, 4 + 1 + states]

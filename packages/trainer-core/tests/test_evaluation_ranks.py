@@ -1,4 +1,4 @@
-"""Evaluation on several ranks measures what one process measures, however the samples are divided."""
+"""Evaluation on several ranks has the results of one process, however the samples are divided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIVIDED = [((0, 9), (9, 12)), ((0, 5), (5, 5)), ((0, 0), (0, 3))]
 
 
 class Kept(Metric):
-    """Keeps predictions and targets, in other dtypes and shapes than torchmetrics fills gaps with."""
+    """Keeps predictions and targets, in dtypes and shapes other than those of torchmetrics' padding."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def by_hand(inputs, targets):
 
 
 @pytest.mark.parametrize("case", range(len(SAMPLED)), ids=map(str, SAMPLED))
-def test_samples_that_a_sampler_repeats_count_once(ranks, case):
+def test_samples_repeated_by_a_sampler_count_once(ranks, case):
     num = SAMPLED[case][0]
     wanted = by_hand(*data(num)[:])
     for rank in ranks:
@@ -131,7 +131,7 @@ def test_ranks_with_fewer_batches_or_none_measure_the_same(ranks, case):
 
 
 def fit(rank, size):
-    """Train with evaluations between the batches, and without, and tell the results and the clocks."""
+    """Train with and without evaluations between the batches; return the results and the clocks."""
     told = []
     for interval in (0, "1ba"):
         logger = InMemoryLogger()
@@ -151,7 +151,7 @@ def fit(rank, size):
     return told
 
 
-def test_a_fit_with_evaluations_trains_the_same_on_ranks(ranks):
+def test_evaluations_do_not_change_the_training_on_ranks(ranks):
     for plain, evaluated in (rank["fit"] for rank in ranks):
         assert all(torch.equal(one, other) for one, other in zip(plain[0], evaluated[0], strict=True))
         assert plain[1] == evaluated[1]
@@ -165,7 +165,7 @@ def predict(rank, size):
         return trainer.predict(sampled(7, 2, rank, size)), trainer.predict(divided(DIVIDED[1][rank]))
 
 
-def test_predictions_are_of_each_ranks_own_samples(ranks):
+def test_each_rank_predicts_its_own_samples(ranks):
     model = Measured().eval()
     with torch.no_grad():
         outputs = model.layers(data(7)[:][0])

@@ -29,6 +29,7 @@ FREE_VARIABLES = (
 FREE_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 _kept_processes: set[int] = set()
+_kept_files: set[str] = set()
 
 
 def keep_process(pid: int) -> None:
@@ -39,6 +40,11 @@ def keep_process(pid: int) -> None:
 def release_process(pid: int) -> None:
     """Take `keep_process` back; an unknown `pid` is ignored."""
     _kept_processes.discard(pid)
+
+
+def keep_file(number: int) -> None:
+    """Say that a file descriptor outlives the test that opened it."""
+    _kept_files.add(os.readlink(f"/proc/self/fd/{number}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def leaks(before: Snapshot) -> list[str]:
     found += [
         f"file descriptor {number} is still open: {target}"
         for number, target in sorted(now.files.items())
-        if before.files.get(number) != target
+        if before.files.get(number) != target and target not in _kept_files
     ]
     found += [f"/dev/shm/{name} is still there" for name in sorted(now.shared_memory - before.shared_memory)]
     found += [

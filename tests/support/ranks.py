@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from support.rank_server import ForkedRank, server_of
+
 POLL_S = 0.02
 # How long a rank may take to write the stacks of its threads.
 STACKS_S = 10.0
@@ -58,16 +60,16 @@ def run_ranks(
 ) -> list[Any]:
     """Call `fn(*args)` on each of `world_size` ranks and return their results in the order of the ranks.
 
-    Every rank is a new interpreter with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`
-    and `MASTER_PORT` set and one computing thread. A process group that is up when `fn` ends is destroyed. No
-    process outlives the call.
+    Every rank is a process of its own, which `rank_server` forks, with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` set and one computing thread. A process group that is
+    up when `fn` ends is destroyed. No process outlives the call.
 
     Args:
         fn: A top-level function; found again by its file and name, so a test module is fine.
         world_size: How many ranks.
         *args: Picklable.
         timeout_s: Deadline for all of it, start of the interpreters included.
-        env: Variables set on top of this process's.
+        env: Variables set on top of this process's; each rank is a new interpreter then.
         init: `"gloo"` initialises torch's process group before `fn` is called.
 
     Raises:
@@ -84,7 +86,13 @@ def run_ranks(
         try:
             for rank in range(world_size):
                 ranks.append(
-                    Rank(rank, Path(folder), environment(rank, world_size, port.getsockname()[1], env))
+                    Rank(
+                        rank,
+                        Path(folder),
+                        environment(rank, world_size, port.getsockname()[1], env),
+                        # Some variables count when a process starts only.
+                        is_new_interpreter=env is not None,
+                    )
                 )
             return _wait(ranks, fn.__name__, timeout_s)
         finally:
@@ -95,16 +103,28 @@ def run_ranks(
 class Rank:
     """One child process, its files, and its process group."""
 
-    def __init__(self, rank: int, folder: Path, env: dict[str, str], *, is_standing: bool = False):
+    def __init__(
+        self,
+        rank: int,
+        folder: Path,
+        env: dict[str, str],
+        *,
+        is_standing: bool = False,
+        is_new_interpreter: bool = False,
+    ):
         self.rank = rank
         self.result = folder / f"result-{rank}"
         self.log = folder / f"log-{rank}"
-        command = [sys.executable, "-m", "support.rank_main"]
-        if not is_standing:
-            command += [str(folder / "task"), str(self.result)]
+        arguments = [] if is_standing else [str(folder / "task"), str(self.result)]
+        server = None if is_standing or is_new_interpreter else server_of(rank, env)
+        self.process: subprocess.Popen[bytes] | ForkedRank
+        # A session of its own: `kill` then reaches the processes that `fn` started, too. The pipe at its
+        # standard input breaks when we die, which ends it.
+        if server is not None:
+            self.process = server.fork(arguments, env=env, log=self.log)
+            return
+        command = [sys.executable, "-m", "support.rank_main", *arguments]
         with self.log.open("wb") as log:
-            # A session of its own: `kill` then reaches the processes that `fn` started, too. The pipe at its
-            # standard input breaks when we die, which ends it.
             self.process = subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )

@@ -168,7 +168,11 @@ def main() -> None:
         "ranks": lambda: ckpt_ranks.measure(options.out, options.shapes, options.rounds),
         "async": lambda: ckpt_async.measure(options.out, options.shapes, options.rounds),
         "offline": lambda: ckpt_offline.measure(
-            options.out, options.shapes, options.rounds, lambda: fio(options.out, "write")
+            options.out,
+            options.shapes,
+            options.systems,
+            options.rounds,
+            lambda: fio(options.out, "write"),
         ),
     }
     measure_parts(parts, options.parts, options.out / "ckpt.png")

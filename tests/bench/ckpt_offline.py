@@ -14,9 +14,13 @@ PEERS = {"torch": "dcp", "safetensors": "dcp"}
 
 
 def measure(
-    folder: Path, shapes: list[str], rounds: int, write_limit: Callable[[], float | None]
+    folder: Path,
+    shapes: list[str],
+    systems: list[str],
+    rounds: int,
+    write_limit: Callable[[], float | None],
 ) -> list[Table]:
-    """Measure all cells; a column is a work on a state."""
+    """Measure the cells of Hocket and of the peers among `systems`; a column is a work on a state."""
     rate = Table("Rewrite until durable, or verify", "GB/s", ["fio"])
     core = Table("Verify, warm", "GB/s a core")
     memory = Table("Rewrite or verify", "MiB beyond the imports", is_less_better=True)
@@ -30,7 +34,7 @@ def measure(
                 column = f"{work}, {shape}"
                 if work != "verify" and (limit := write_limit()) is not None:
                     rate.add("fio", column, limit)
-                for system in ["hocket", *filter(None, [PEERS.get(work)])]:
+                for system in ["hocket", *(peer for peer in [PEERS.get(work)] if peer in systems)]:
                     source, target = folder / f"ranks-{shape}-{writer}", folder / "rewritten"
                     figures = run_cell(CELLS / "offline.py", None, work, system, str(source), str(target))
                     rate.add(system, column, figures["gb_s"])

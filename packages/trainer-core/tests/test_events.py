@@ -1,4 +1,4 @@
-"""Events: their order, who hears them, and what happens when somebody fails."""
+"""Events: their order, which components receive them, and errors of a component."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_the_docstring_places_every_event_in_the_order_in_which_it_fires():
         trainer.state.iteration_length = Time(1, "ep")
         trainer.fit()
     fired = [event.name for event in recorder.events]
-    fired.pop(len(fired) - 1 - fired[::-1].index("BEFORE_DATALOADER"))  # the one that finds the epoch's end
+    fired.pop(len(fired) - 1 - fired[::-1].index("BEFORE_DATALOADER"))  # the one at the epoch's end
     assert fired == [name for name in placed if not name.startswith(("EVAL", "PREDICT"))]
 
 
-def test_an_epoch_that_ends_where_training_does_ends_too():
+def test_an_epoch_that_ends_with_the_training_fires_its_end_events():
     recorder = Recorder()
     with make(train_dataloader=two_batches(), callbacks=recorder, max_duration="2ba") as trainer:
         trainer.fit()
@@ -133,7 +133,7 @@ def heard(notes, event):
     return "".join(name for at, name in notes if at is event or at == event)
 
 
-def test_algorithms_come_first_and_nest_and_at_init_loggers_come_first():
+def test_algorithms_run_before_callbacks_and_nest_and_loggers_run_first_at_init():
     notes = []
     with make(
         algorithms=[Note("A", notes), Note("B", notes)],
@@ -171,13 +171,13 @@ def test_an_algorithm_is_asked_only_at_the_events_it_states():
     assert algorithm.asked == [Event.BATCH_END, Event.BATCH_END]
 
 
-def test_a_callback_that_does_not_listen_is_not_prepared():
+def test_callbacks_are_prepared_only_for_events_that_they_implement():
     with make(callbacks=Watch(lambda state: None), max_duration="1ba") as trainer:
         on = trainer.engine.on
         assert [event.value for event in Event if getattr(on, event.value)] == ["batch_end"]
 
 
-def test_lists_that_change_prepare_events_anew():
+def test_changing_a_list_of_callbacks_prepares_the_events_again():
     late = Recorder()
 
     def join(state):
@@ -192,7 +192,7 @@ def test_lists_that_change_prepare_events_anew():
     assert [batch for event, batch in seen if event is Event.BATCH_START] == [1, 2]
 
 
-def test_lists_that_are_assigned_prepare_events_anew():
+def test_assigning_a_list_of_callbacks_prepares_the_events_again():
     first, second, stand_in = Recorder(), Recorder(), Mock(match=Mock(return_value=True))
 
     def swap(state):
@@ -208,11 +208,11 @@ def test_lists_that_are_assigned_prepare_events_anew():
         for one in (first, second)
     ]
     assert heard == [[0, 1], [2]]
-    # A stand-in has every attribute, and none of them says that it does not listen.
+    # A mock has every attribute, so it counts as implementing every event.
     assert stand_in.apply.call_args_list[0].args[0] is Event.BATCH_CHECKPOINT
 
 
-def test_a_callback_of_any_class_is_heard_by_shape():
+def test_a_callback_needs_the_methods_and_not_the_base_class():
     class Shape:
         heard = 0
 
@@ -225,7 +225,7 @@ def test_a_callback_of_any_class_is_heard_by_shape():
     assert shape.heard == 2
 
 
-def test_what_a_callback_changes_the_next_one_sees():
+def test_callbacks_see_the_changes_of_earlier_ones():
     seen = []
 
     class Mark(Callback):
@@ -241,7 +241,7 @@ def test_what_a_callback_changes_the_next_one_sees():
     assert seen == [0.0]
 
 
-def test_an_error_says_where_it_came_from_and_everybody_is_closed():
+def test_an_error_names_its_callback_and_event_and_all_components_are_closed():
     notes = []
 
     class Fail(Callback):
@@ -258,7 +258,7 @@ def test_an_error_says_where_it_came_from_and_everybody_is_closed():
     assert heard(notes, "close") == heard(notes, "post_close") == "c"
 
 
-def test_an_error_of_the_model_says_when():
+def test_an_error_of_the_model_names_the_time():
     class Broken(Recorder):
         def run_event(self, event, state, logger):
             if event is Event.BEFORE_FORWARD and state.timestamp.batch == "1ba":
@@ -269,7 +269,7 @@ def test_an_error_of_the_model_says_when():
     assert any("raised while training, at Timestamp(batch=1" in note for note in raised.value.__notes__)
 
 
-def test_one_that_cannot_close_keeps_nobody_from_closing():
+def test_a_callback_that_fails_to_close_does_not_stop_others_from_closing():
     notes = []
 
     class Stuck(NoteCallback):
@@ -285,14 +285,14 @@ def test_one_that_cannot_close_keeps_nobody_from_closing():
     trainer.close()
 
 
-def test_a_callback_of_an_open_trainer_is_refused():
+def test_a_callback_of_an_open_trainer_raises_in_another_trainer():
     callback = Recorder()
     with make(callbacks=callback), pytest.raises(CallbackReuseError, match=r"`Recorder`.*`close\(\)`"):
         make(callbacks=callback)
     make(callbacks=callback).close()
 
 
-def test_stop_training_ends_with_the_present_batch():
+def test_stop_training_ends_with_the_current_batch():
     def stop(state):
         if state.timestamp.batch == "3ba":
             state.stop_training()
@@ -318,5 +318,5 @@ def test_state_keeps_the_whole_batch_and_the_mean_loss_after_a_step():
         trainer.fit()
     ((samples, loss, outputs),) = seen
     assert samples == 4
-    assert outputs.shape == (1, 3)  # those of the last microbatch
+    assert outputs.shape == (1, 3)  # the outputs of the last microbatch
     torch.testing.assert_close(loss, before)

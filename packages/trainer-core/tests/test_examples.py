@@ -1,4 +1,4 @@
-"""The examples run, on one rank and on two, and print what they say."""
+"""The examples run on one rank and on two, and print the expected lines."""
 
 import contextlib
 import importlib.util
@@ -61,6 +61,6 @@ def test_every_example_runs_on_two_ranks(tmp_path) -> None:
     first, second = run_ranks(_run_all, 2, names, str(tmp_path), timeout_s=240)
     for name in names:
         assert PRINTED_ON_TWO[name] in first[name]
-    # Ranks agree on what they measure over all of them.
+    # The ranks print equal values for metrics over all ranks.
     assert first["evaluation"] == second["evaluation"]
     assert re.search(r"accuracy: (0\.[89]|1\.)", first.get("fine_tune", "accuracy: 1."))

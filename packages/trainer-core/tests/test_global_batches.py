@@ -1,4 +1,4 @@
-"""Global batches that do not depend on the number of ranks, and that may grow."""
+"""`GlobalBatchLoader`: global batches are the same on any number of ranks, and may grow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Numbers(Dataset):
 
 
 def read(num, size, num_ranks, *, epochs=1, **options):
-    """Return the samples of each global batch, in order, put together from all ranks."""
+    """Return the samples of each global batch, in order, joined from all ranks."""
     loaders = [
         GlobalBatchLoader(DataLoader(Numbers(num), **options), size, (rank, num_ranks), seed=1)
         for rank in range(num_ranks)
@@ -62,7 +62,7 @@ def test_batches_grow_with_the_samples_seen():
     assert read(24, warmup, 2, epochs=2, shuffle=True) == read(24, warmup, 1, epochs=2, shuffle=True)
 
 
-def test_an_epoch_that_is_left_is_over():
+def test_leaving_an_epoch_ends_it():
     one = GlobalBatchLoader(DataLoader(Numbers(8)), 4, (0, 1), seed=1)
     next(iter(one))
     assert [batch.flatten().tolist() for batch in one] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -78,7 +78,7 @@ class Sizes(Callback):
         self.sizes.append(now - before)
 
 
-def test_the_trainer_warms_the_batch_size_up_and_resumes_within(tmp_path):
+def test_the_trainer_warms_up_the_batch_size_and_resumes_within_the_warmup(tmp_path):
     def run(store, duration):
         sizes, model = Sizes(), Net()
         with make(
@@ -113,7 +113,7 @@ def test_the_trainer_warms_the_batch_size_up_and_resumes_within(tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in end.items())
 
 
-def test_what_cannot_be_divided_is_refused():
+def test_loaders_that_cannot_be_divided_raise():
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(data())
@@ -143,7 +143,7 @@ def train_on_a_rank(folder):
         return trainer.state.timestamp.counts.sample, end, torch.rand(3).tolist()
 
 
-def test_two_ranks_train_as_one_and_go_on_as_one(tmp_path):
+def test_two_ranks_train_as_one_process_and_resume_on_one(tmp_path):
     samples, one, _ = train_alone(tmp_path)
     ranks = run_ranks(train_on_a_rank, 2, str(tmp_path), timeout_s=180)
     for counted, two, _ in ranks:

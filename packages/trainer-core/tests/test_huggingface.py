@@ -1,4 +1,4 @@
-"""`HuggingFaceModel`: tasks, metrics, odd batches, generation, adapters and folders, with random weights."""
+"""`HuggingFaceModel` with random weights: tasks, metrics, invalid batches, generation, adapters, folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hocket.trainer.metrics import LanguageCrossEntropy  # noqa: E402
 from hocket.trainer.models import HuggingFaceModel  # noqa: E402
 from hocket.trainer.models.huggingface_task import Task  # noqa: E402
 
-# Of peft, which asks transformers 5 by an older name.
+# From peft, which uses an older name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 VOCABULARY = 32
 
@@ -60,7 +60,7 @@ def vit():
 
 
 def sentences(num=12, length=8, seed=0):
-    """Token ids that count up, so that there is something to learn, some of them without labels."""
+    """Return token ids that count up, so that a model can learn them, some of them without labels."""
     generator = torch.Generator().manual_seed(seed)
     ids = (torch.arange(length) + torch.randint(2, 20, (num, 1), generator=generator)) % VOCABULARY
     labels = ids.clone()
@@ -170,7 +170,7 @@ def test_a_batch_is_never_changed():
     assert all(torch.equal(batch[name], before[name]) for name in batch)
 
 
-def test_labels_are_shifted_once_and_only_where_the_model_predicts_the_next_token():
+def test_labels_are_shifted_once_and_only_for_causal_models():
     causal = HuggingFaceModel(gpt2())
     assert causal.shift_labels
     assert not HuggingFaceModel(bert("BertForMaskedLM")).shift_labels
@@ -187,7 +187,7 @@ def test_labels_are_shifted_once_and_only_where_the_model_predicts_the_next_toke
     torch.testing.assert_close(*values)
 
 
-def test_the_loss_of_a_causal_model_is_weighed_by_the_tokens_it_predicts():
+def test_the_loss_of_a_causal_model_is_weighted_by_its_predicted_tokens():
     weights = HuggingFaceModel(gpt2()).loss_weights(next(iter(DataLoader(sentences(), batch_size=3))))
     assert weights == [4, 7, 7]
     weights = HuggingFaceModel(bert("BertForMaskedLM")).loss_weights(
@@ -198,14 +198,14 @@ def test_the_loss_of_a_causal_model_is_weighed_by_the_tokens_it_predicts():
 
 
 class OwnMetric(LanguageCrossEntropy):
-    """A metric of a user's, which expects all of the model's outputs."""
+    """A user's metric, which expects all of the model's outputs."""
 
     def update(self, outputs, targets):
         assert set(outputs) >= {"loss", "logits"}
         super().update(outputs, targets)
 
 
-def test_metrics_given_are_measured_in_training_and_evaluation():
+def test_given_metrics_are_measured_in_training_and_evaluation():
     model = HuggingFaceModel(gpt2(), metrics=[OwnMetric()])
     assert list(model.get_metrics(is_train=True)) == list(model.get_metrics()) == ["OwnMetric"]
     model.eval()
@@ -218,7 +218,7 @@ def test_metrics_given_are_measured_in_training_and_evaluation():
     assert list(other.get_metrics()) == ["ce"]
 
 
-def test_odd_batches_are_answered_with_their_keys():
+def test_invalid_batches_raise_with_their_keys():
     model = HuggingFaceModel(bert("BertForSequenceClassification", num_labels=3))
     ids = torch.zeros(2, 4, dtype=torch.long)
     batch = {"input_ids": ids, "label": torch.zeros(2, dtype=torch.long)}
@@ -234,7 +234,7 @@ def test_odd_batches_are_answered_with_their_keys():
         model.update_metric({"input_ids": ids}, None, LanguageCrossEntropy())
 
 
-def test_arguments_that_cannot_be_meant_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(TrainerConfigError, match="`model` is a `Linear`"):
         HuggingFaceModel(nn.Linear(1, 1))
     with pytest.raises(TrainerConfigError, match=r"32 tokens and the model's embedding 8 rows"):
@@ -290,7 +290,7 @@ def lora(**options):
     )
 
 
-def test_adapters_alone_are_trained_and_saved(tmp_path):
+def test_only_adapters_are_trained_and_saved(tmp_path):
     peft = pytest.importorskip("peft")
     model = HuggingFaceModel(gpt2(), tokenizer(), peft_config=lora())
     assert model.task is Task.CAUSAL_LM
@@ -312,7 +312,7 @@ def test_adapters_alone_are_trained_and_saved(tmp_path):
         torch.testing.assert_close(again.eval()(batch["input_ids"]).logits, model(batch).logits)
 
 
-def test_adapters_go_into_another_model_by_their_state():
+def test_an_adapters_state_loads_into_another_model():
     one = HuggingFaceModel(gpt2(), peft_config=lora(init_lora_weights=False))
     other = HuggingFaceModel(gpt2(), peft_config=lora())
     other.load_state_dict(one.state_dict())
@@ -335,7 +335,7 @@ def test_the_whole_model_is_saved_with_its_adapters_when_asked(tmp_path):
         torch.testing.assert_close(again.eval()(batch["input_ids"]).logits, model(batch).logits)
 
 
-def test_a_peft_config_may_be_a_dict_and_nothing_else():
+def test_a_peft_config_may_be_a_dict_and_other_types_raise():
     pytest.importorskip("peft")
     options = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "target_modules": ["c_attn"]}
     assert HuggingFaceModel(gpt2(), peft_config={**options, "fan_in_fan_out": True}).is_peft

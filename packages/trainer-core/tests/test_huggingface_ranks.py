@@ -31,7 +31,7 @@ def sentences(num=12, length=8):
     generator = torch.Generator().manual_seed(0)
     ids = (torch.arange(length) + torch.randint(2, 20, (num, 1), generator=generator)) % VOCABULARY
     labels = ids.clone()
-    # Uneven over samples, so that only a mean over tokens is the same however they are divided.
+    # Uneven lengths, so that only a mean over tokens does not depend on the division of the samples.
     labels[::2, 2:] = -100
     labels[5] = -100
     return [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
@@ -65,7 +65,7 @@ def everything_on_a_rank(folder):
         model.save_pretrained(f"{folder}/whole")
         trainer.eval(DataLoader(sentences(7), batch_size=2))
         perplexity = float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
-        # The ranks end after different numbers of tokens, and still make the same forward passes.
+        # The ranks generate different numbers of tokens, but must make the same number of forward passes.
         length = 2 + 2 * int(os.environ["RANK"])
         model.eval()
         tokens = model.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=length, do_sample=False)
@@ -95,7 +95,7 @@ def adapters(folder):
     return weights
 
 
-def test_sharded_ranks_train_as_one_process_by_tokens(ranks):
+def test_sharded_ranks_train_as_one_process_with_losses_weighted_by_tokens(ranks):
     folder, results = ranks
     model = HuggingFaceModel(gpt2())
     with train(model, 4) as trainer:

@@ -1,4 +1,4 @@
-"""The chunked loss against the loss of stored logits."""
+"""`linear_cross_entropy`, which computes in chunks, against the loss of stored logits."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_loss_and_gradients_are_exact(rows, chunk, ignored, bias, reduction, smo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_short_types_are_as_exact_as_stored_logits(dtype):
-    """Against float64: no further away than torch's own loss of logits in that type."""
+def test_low_precision_is_as_exact_as_stored_logits(dtype):
+    """Compare with float64: the error is no larger than that of torch's loss of logits in that dtype."""
     leaves, target = inputs(300, 32, 500, dtype)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = with_gradients(lambda leaves: reference(leaves, target), wide)
@@ -94,7 +94,7 @@ def test_autocast_multiplies_in_bf16_and_keeps_gradients_in_fp32():
     assert not torch.equal(mine[1], exact[1])
 
 
-def test_any_leading_shape_and_frozen_parts():
+def test_any_leading_shape_and_frozen_inputs_are_accepted():
     (x, weight, _), target = inputs(12)
     loss = linear_cross_entropy(x.view(3, 4, 5), weight.detach(), target.view(3, 4))
     loss.backward()
@@ -108,8 +108,8 @@ def test_any_leading_shape_and_frozen_parts():
         again.backward()
 
 
-def test_the_logits_are_never_whole():
-    """The largest tensor made on the way has the elements of one chunk, or of a gradient."""
+def test_the_whole_logits_are_never_stored():
+    """The largest intermediate tensor has the size of one chunk, or of a gradient."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -143,7 +143,7 @@ def test_the_logits_are_never_whole():
         ({"label_smoothing": 2.0}, "`label_smoothing` is 2"),
     ],
 )
-def test_what_is_refused(change, text):
+def test_invalid_arguments_raise(change, text):
     given_ = {"input": torch.zeros(2, 4), "linear_weight": torch.zeros(5, 4), "target": torch.tensor([0, 1])}
     with pytest.raises(TrainerConfigError, match=text):
         linear_cross_entropy(**{**given_, **change})

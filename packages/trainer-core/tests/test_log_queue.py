@@ -1,4 +1,4 @@
-"""The queue of deferred metrics: order, steps, what is dropped, deadlines, errors, forks, capture."""
+"""The log queue: order, steps, dropped points, deadlines, errors, forks, and capture of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hocket.trainer.log_queue import LogQueue, Receiver
 
 
 class Sink:
-    """Keeps what is delivered; holds the thread while `gate` is closed."""
+    """Keeps delivered points; blocks the thread while `gate` is closed."""
 
     def __init__(self, *, is_open=True):
         self.points = []
@@ -36,7 +36,7 @@ class Sink:
 
 
 class Arrives:
-    """A handle whose value comes later."""
+    """A handle whose value arrives later."""
 
     def __init__(self, value, after_s=0.0):
         self.value, self.after_s, self.num_waits = value, after_s, 0
@@ -49,12 +49,12 @@ class Arrives:
         return self.value
 
 
-def test_points_come_in_order_with_their_steps_on_another_thread():
+def test_points_are_delivered_in_order_with_their_steps_on_another_thread():
     sink = Sink()
     queue = LogQueue(Receiver(sink, "Sink"))
     loss = torch.zeros(())
     for step in range(500):
-        loss.fill_(step)  # the same tensor each time: what was logged must not change with it
+        loss.fill_(step)  # the same tensor each time; the logged values must not change with it
         queue.put(capture({"loss": loss, "double": Arrives(torch.tensor(2.0 * step))}), step)
     assert queue.flush(20)
     assert sink.points == [
@@ -67,7 +67,7 @@ def test_points_come_in_order_with_their_steps_on_another_thread():
     }
 
 
-def test_no_thread_before_the_first_point():
+def test_no_thread_starts_before_the_first_point():
     before = threading.active_count()
     queue = LogQueue(Receiver(Sink(), "Sink"))
     queue.close()
@@ -78,7 +78,7 @@ def test_no_thread_before_the_first_point():
     st.lists(st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.booleans()), min_size=1, max_size=60),
     st.integers(1, 10),
 )
-def test_a_full_queue_drops_only_points_that_may_go(history, capacity):
+def test_a_full_queue_drops_only_droppable_points(history, capacity):
     sink = Sink(is_open=False)
     queue = LogQueue(Receiver(sink, "Sink"), capacity=capacity)
     logger = logging.getLogger("hocket.trainer.log_queue")
@@ -103,7 +103,7 @@ def test_a_full_queue_drops_only_points_that_may_go(history, capacity):
         assert num_dropped == 0
 
 
-def test_putting_never_waits_for_a_stuck_destination_and_close_says_what_was_lost(caplog):
+def test_put_never_waits_for_a_blocked_destination_and_close_names_lost_points(caplog):
     sink = Sink(is_open=False)
     queue = LogQueue(Receiver(sink, "Stuck"), capacity=10)
     start = time.monotonic()
@@ -122,7 +122,7 @@ def test_putting_never_waits_for_a_stuck_destination_and_close_says_what_was_los
 
 
 class LateInbox(deque):
-    """Puts its first entry in only after `before` was called."""
+    """A deque that calls `before` before it appends its first entry."""
 
     def __init__(self, before):
         super().__init__()
@@ -135,7 +135,7 @@ class LateInbox(deque):
 
 
 @pytest.mark.parametrize("is_started", [False, True])
-def test_a_point_put_while_the_queue_closes_is_refused_where_it_came_too_late(is_started):
+def test_a_point_put_too_late_while_the_queue_closes_raises(is_started):
     sink = Sink()
     queue = LogQueue(Receiver(sink, "Sink"))
     if is_started:
@@ -147,7 +147,7 @@ def test_a_point_put_while_the_queue_closes_is_refused_where_it_came_too_late(is
     assert sink.points == ([(1, "loss", 1)] if is_started else [])
 
 
-def test_each_point_put_while_the_queue_closes_arrives_or_is_refused():
+def test_each_point_put_while_the_queue_closes_arrives_or_raises():
     for _ in range(40):
         sink = Sink()
         queue = LogQueue(Receiver(sink, "Sink"))
@@ -170,7 +170,7 @@ def test_each_point_put_while_the_queue_closes_arrives_or_is_refused():
         assert sink.points == accepted
 
 
-def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):
+def test_a_failing_destination_is_reported_once_and_raises_at_close(caplog):
     got = []
 
     def deliver(numbers, step):
@@ -183,7 +183,7 @@ def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):
         for step in range(10):
             queue.put({"loss": step}, step)
         assert queue.flush(20)
-    assert got == [0, 2, 4, 6, 8], "later points still arrive"
+    assert got == [0, 2, 4, 6, 8], "later points must still arrive"
     assert [
         record.getMessage() for record in caplog.records if "`Disk` failed at step 1" in record.getMessage()
     ]
@@ -194,7 +194,7 @@ def test_a_failing_destination_is_said_once_and_raised_at_close(caplog):
     queue.close()
 
 
-def test_receivers_of_one_queue_get_the_same_points_whatever_the_others_raise():
+def test_receivers_of_one_queue_get_all_points_even_if_others_raise():
     first, second, calls, written = Sink(), Sink(), [], []
 
     def fail(numbers, step):
@@ -214,7 +214,7 @@ def test_receivers_of_one_queue_get_the_same_points_whatever_the_others_raise():
     assert queue.flush(20)
     assert first.points == [(1, "loss", 1), (2, "only", 2), (3, "loss", 3)]
     assert second.points == [(1, "loss", 1), (3, "loss", 3)]
-    assert calls == [1], "in its turn"
+    assert calls == [1], "the call must run in order"
     assert written[-1] == 3
     assert first.threads == second.threads == {"hocket-metrics-First, Disk, Second"}
     with pytest.raises(LoggerError, match="`Disk` raised `OSError`: disk full at 1") as raised:
@@ -241,7 +241,7 @@ def test_a_full_queue_keeps_the_last_point_of_each_receiver(history):
         assert {(step, name, step) for name, step in expected.items()} <= set(sink.points)
 
 
-def test_a_value_that_cannot_be_read_leaves_the_others(caplog):
+def test_an_unreadable_value_does_not_affect_the_others(caplog):
     sink = Sink()
     queue = LogQueue(Receiver(sink, "Sink"))
     queue.put(capture({"lost": Arrives(ConnectionError("rank 1 is gone")), "loss": 1.5}), 3)
@@ -251,7 +251,7 @@ def test_a_value_that_cannot_be_read_leaves_the_others(caplog):
         queue.close()
 
 
-def test_calls_are_made_in_their_turn():
+def test_calls_run_in_order_with_the_points():
     seen = []
     queue = LogQueue(Receiver(lambda numbers, step: seen.append(step), "Sink"))
     queue.put({"a": 1}, 1)
@@ -271,14 +271,14 @@ def test_a_slow_destination_does_not_slow_the_loop():
     assert spent < 200 * 0.05 / 2
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs `os.fork`")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_afresh():
+def test_a_forked_child_starts_with_an_empty_queue():
     sink = Sink(is_open=False)
     queue = LogQueue(Receiver(sink, "Sink"))
     queue.put({"loss": 1}, 1)
-    time.sleep(0.3)  # let the thread take it: the child inherits a queue in the middle of its work
-    queue._changed.acquire()  # and at the worst moment
+    time.sleep(0.3)  # let the thread take the point, so that the child inherits a busy queue
+    queue._changed.acquire()  # fork while the queue's lock is held, the worst moment
     child = os.fork()
     if child == 0:
         code = 1
@@ -296,7 +296,7 @@ def test_a_forked_child_starts_afresh():
     assert sink.points == [(1, "loss", 1)]
 
 
-def test_what_can_be_captured():
+def test_supported_values_are_captured_and_others_raise():
     values = {
         "float": 0.5,
         "int": 3,
@@ -323,7 +323,7 @@ def test_what_can_be_captured():
         capture({"bad": object()})
 
 
-def test_a_handle_is_waited_for_once_by_all_who_read_it():
+def test_several_readers_of_a_handle_wait_for_it_once():
     handle = Arrives(torch.tensor(2.0), after_s=0.05)
     captured = capture({"value": handle})["value"]
     got = []
@@ -338,7 +338,7 @@ def test_a_handle_is_waited_for_once_by_all_who_read_it():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_device_value_is_not_waited_for():
+def test_capturing_a_device_value_does_not_wait():
     value = torch.ones((), device="cuda")
     torch.cuda._sleep(int(2e9))
     start = time.monotonic()

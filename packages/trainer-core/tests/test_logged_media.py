@@ -1,4 +1,4 @@
-"""Images, tables and files on their way to loggers."""
+"""Logging of images, tables and files: conversion, limits of the queue, and destinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.trainer.timestamp import Timestamp
 STATE = SimpleNamespace(counts=Timestamp(batch=3).counts)
 
 
-def test_images_arrive_as_bytes_as_they_were_when_logged():
+def test_images_are_captured_as_bytes_when_logged():
     memory = InMemoryLogger()
     logger = Logger(STATE, [memory])
     batch = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 3, 4, 5).clone()
@@ -37,7 +37,7 @@ def test_images_arrive_as_bytes_as_they_were_when_logged():
     assert (step, last.images[0].unique().tolist()) == (9, [7])
 
 
-def test_images_of_other_shapes_are_refused():
+def test_images_of_other_shapes_raise():
     logger = Logger(STATE, [InMemoryLogger()])
     with pytest.raises(LoggerError, match=r"shape \(1, 2, 3, 4, 5\)"):
         logger.log_images(torch.zeros(1, 2, 3, 4, 5))
@@ -50,7 +50,7 @@ def test_images_of_other_shapes_are_refused():
         logger.close(20)
 
 
-def test_a_slow_destination_holds_few_images(caplog):
+def test_a_slow_destination_keeps_few_images_in_the_queue(caplog):
     class Slow(LoggerDestination):
         media_capacity = 2
 
@@ -73,7 +73,7 @@ def test_a_slow_destination_holds_few_images(caplog):
     assert "`Slow` was too slow: 3 images or tables were dropped" in caplog.text
 
 
-def test_files_go_to_those_that_keep_them(tmp_path):
+def test_files_go_to_destinations_that_accept_files(tmp_path):
     class Shelf(LoggerDestination):
         def __init__(self):
             self.files = {}
@@ -96,7 +96,7 @@ def test_files_go_to_those_that_keep_them(tmp_path):
         memory.download_file("a.txt", "here")
 
 
-def test_metrics_for_some_destinations_only():
+def test_metrics_may_be_logged_to_some_destinations_only():
     one, other = InMemoryLogger(), InMemoryLogger()
     logger = Logger(STATE, [one, other])
     logger.log_metrics({"x": 1}, to=[other])

@@ -35,7 +35,7 @@ from support.training import Net, loader, make
 
 @dataclass
 class _State:
-    """What loggers and monitors read of a state."""
+    """The attributes of a state that loggers and monitors read."""
 
     max_duration: Time | None = None
     dataloader_len: int | None = 5
@@ -83,7 +83,7 @@ def train(listeners, *, batches=12, tokens=70, step_s=0.5, max_duration=None, me
     return state
 
 
-def test_in_memory():
+def test_in_memory_logger_keeps_points():
     memory = InMemoryLogger()
     state = _State()
     logger = Logger(state, [memory])
@@ -101,7 +101,7 @@ def test_in_memory():
     logger.close()
 
 
-def test_ranks_other_than_0_log_only_what_asks_for_it(monkeypatch, tmp_path):
+def test_ranks_other_than_0_log_only_to_destinations_of_every_rank(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "3")
     memory, console = InMemoryLogger(), ConsoleLogger(stream=io.StringIO())
     each, one = FileLogger(str(tmp_path / "{rank}.txt")), FileLogger(str(tmp_path / "one.txt"))
@@ -112,7 +112,7 @@ def test_ranks_other_than_0_log_only_what_asks_for_it(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["3.txt"]
 
 
-def test_quick_destinations_share_a_thread_and_their_subclasses_do_not():
+def test_fast_destinations_share_a_thread_and_their_subclasses_do_not():
     class Slow(InMemoryLogger):
         gate = threading.Event()
 
@@ -135,7 +135,7 @@ def test_quick_destinations_share_a_thread_and_their_subclasses_do_not():
     assert slow.data == memory.data
 
 
-def test_a_slow_and_a_broken_destination_do_not_touch_the_others():
+def test_slow_and_broken_destinations_do_not_affect_the_others():
     class Broken(LoggerDestination):
         def log_metrics(self, metrics, step):
             raise ConnectionError("no route")
@@ -159,7 +159,7 @@ def test_a_slow_and_a_broken_destination_do_not_touch_the_others():
         max_size=8,
     )
 )
-def test_file_lines_read_back(tmp_path_factory, points):
+def test_lines_of_a_file_logger_read_back(tmp_path_factory, points):
     file = FileLogger(str(tmp_path_factory.mktemp("logs") / "{run_name}" / "log-{rank}.jsonl"))
     state = _State()
     logger = Logger(state, [file])
@@ -181,11 +181,11 @@ def test_file_lines_read_back(tmp_path_factory, points):
     )
 )
 @example({"step": 0.5, "loss": float("inf"), "é": 1e-5})
-def test_a_file_has_the_points_as_json_writes_them(points):
+def test_lines_of_a_file_logger_equal_those_of_json_dumps(points):
     assert _encode_points(3, points) == json.dumps({"step": 3, **points})
 
 
-def test_a_file_is_continued_even_after_half_a_line(tmp_path):
+def test_a_file_logger_continues_a_file_with_an_incomplete_line(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     train([FileLogger(str(path))], batches=2)
@@ -196,7 +196,7 @@ def test_a_file_is_continued_even_after_half_a_line(tmp_path):
     assert path.read_text() == '{"step": 1, "loss/train/total": 1.0}\n'
 
 
-def test_console_lines_at_intervals():
+def test_console_logger_prints_at_intervals():
     stream = io.StringIO()
     train([ConsoleLogger("5ba", stream)], batches=12)
     assert stream.getvalue().splitlines() == [
@@ -216,7 +216,7 @@ def test_console_streams_are_looked_up_when_used(monkeypatch):
     assert stream.getvalue() == "[epoch 0, batch 5] loss/train/total: 0.2\n"
 
 
-def test_progress_as_lines():
+def test_progress_bar_prints_lines_without_a_terminal():
     stream = io.StringIO()
     train([ProgressBarLogger(stream, line_interval_s=0.0)], batches=10)
     lines = stream.getvalue().splitlines()
@@ -232,14 +232,14 @@ def test_progress_as_lines():
     ]
 
 
-def test_progress_without_a_known_length():
+def test_progress_bar_works_without_a_known_length():
     stream = io.StringIO()
     state = _State(dataloader_len=None)
     train([ProgressBarLogger(stream, line_interval_s=0.0)], batches=3, max_duration="2ep", state=state)
     assert stream.getvalue().splitlines()[-1] == "[train] epoch 0 batch 3 of 2ep  loss 0.3333  16 samples/s"
 
 
-def test_a_resumed_progress_counts_the_time_left_from_where_it_started():
+def test_a_resumed_progress_bar_estimates_the_time_from_its_start():
     stream = io.StringIO()
     state = _State(timestamp=Timestamp(batch=90, total_wct=1000.0))
     train([ProgressBarLogger(stream, line_interval_s=0.0)], batches=5, max_duration="101ba", state=state)
@@ -252,7 +252,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_terminal(monkeypatch):
+def test_progress_bar_redraws_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -261,7 +261,7 @@ def test_progress_on_a_terminal(monkeypatch):
     shown = stream.getvalue()
     assert "100%" in shown
     assert "loss 0.1" in shown
-    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is given back"
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor must be shown again"
 
 
 def test_tensorboard_writes_event_files(tmp_path):
@@ -275,7 +275,7 @@ def test_tensorboard_writes_event_files(tmp_path):
     assert points == [(batch, pytest.approx(1 / batch)) for batch in range(1, 5)]
 
 
-def test_a_missing_extra_says_how_to_get_it(monkeypatch):
+def test_a_missing_extra_raises_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError) as raised:
         TensorboardLogger()
@@ -285,7 +285,7 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.parametrize("window_size", [1, 3, 100])
-def test_speed(monkeypatch, window_size):
+def test_speed_monitor_logs_throughput(monkeypatch, window_size):
     monkeypatch.setenv("WORLD_SIZE", "4")
     memory = InMemoryLogger()
     train([SpeedMonitor(window_size, time_unit="seconds"), memory], step_s=0.25)
@@ -307,7 +307,7 @@ def test_speed(monkeypatch, window_size):
     assert memory.get_timeseries("throughput/batches_per_sec")["step"][0] == 2
 
 
-def test_speed_forgets_what_is_outside_its_window():
+def test_speed_monitor_uses_only_its_window():
     memory = InMemoryLogger()
     speed, state = SpeedMonitor(window_size=2), _State()
     train([speed, memory], batches=3, step_s=1.0, state=state, tokens=0)
@@ -319,7 +319,7 @@ def test_speed_forgets_what_is_outside_its_window():
     assert memory.most_recent_values["throughput/batches_per_sec"] == pytest.approx(1.0)
 
 
-def test_learning_rates():
+def test_lr_monitor_logs_learning_rates():
     parameters = [torch.zeros(1) for _ in range(3)]
     tensor_rate = torch.tensor(0.25)
     state = _State(
@@ -337,7 +337,7 @@ def test_learning_rates():
     }
 
 
-def test_learning_rates_of_groups_and_optimizers_that_come_later():
+def test_lr_monitor_logs_groups_and_optimizers_added_later():
     first, other = (torch.optim.SGD([torch.zeros(1)], lr=rate) for rate in (0.5, 0.125))
     logged = []
     monitor, logger = LRMonitor(), SimpleNamespace(log_metrics=logged.append)
@@ -355,7 +355,7 @@ def test_learning_rates_of_groups_and_optimizers_that_come_later():
 
 
 def test_monitors_read_no_tensor(monkeypatch):
-    """What waits for a device goes through one of these."""
+    """Patch the functions through which any read of a device goes."""
 
     def refuse(*_):
         raise AssertionError("a tensor was read on the training's thread")
@@ -378,7 +378,7 @@ def test_monitors_read_no_tensor(monkeypatch):
     assert logger.metrics["lr-SGD/group0"] is optimizer.param_groups[0]["lr"]
 
 
-def test_progress_shows_metrics_and_the_results_of_evaluations():
+def test_progress_bar_shows_metrics_and_evaluation_results():
     class Measured(Net):
         def get_metrics(self, is_train=False):
             return {"Accuracy": MulticlassAccuracy(3)}
@@ -403,7 +403,7 @@ def test_progress_shows_metrics_and_the_results_of_evaluations():
     assert all("Accuracy 0." in line or "Accuracy 1" in line for line in lines if line.startswith("[eval]"))
 
 
-def test_a_file_takes_tables_traces_and_what_is_printed(tmp_path, capsys):
+def test_file_logger_writes_tables_traces_and_captured_output(tmp_path, capsys):
     path = tmp_path / "log.txt"
     file = FileLogger(str(path), capture_stdout=True)
     state = _State()
@@ -425,7 +425,7 @@ def test_a_file_takes_tables_traces_and_what_is_printed(tmp_path, capsys):
     assert capsys.readouterr().out == "hello there\nnot this\n"
 
 
-def test_tensorboard_takes_images_and_tables(tmp_path):
+def test_tensorboard_logger_writes_images_and_tables(tmp_path):
     pytest.importorskip("tensorboard", reason="needs `uv sync --group loggers`")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,4 +1,4 @@
-"""A microbatch size that fits is found before the first step, and the run is the same as with that size."""
+"""`device_train_microbatch_size="auto"`: the search for a size, and runs that equal those of a fixed size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIXED, PER_SAMPLE = 1000, 100
 
 
 class RowsMeter:
-    """A memory that a pass of `rows` samples fills with `FIXED + PER_SAMPLE * rows` bytes."""
+    """A memory meter on which a pass of `rows` samples takes `FIXED + PER_SAMPLE * rows` bytes."""
 
     def __init__(self, limit: int, per_sample: int = PER_SAMPLE) -> None:
         self.limit = limit
@@ -38,7 +38,7 @@ class RowsMeter:
 
 
 class Measured(Net):
-    """Tells its meter the rows of each pass, and runs out of memory where a pass has more than `most`."""
+    """A model that tells its meter the rows of each pass, and runs out of memory above `most` rows."""
 
     def __init__(self, meter: RowsMeter | None = None, *, most: int | None = None, **options) -> None:
         super().__init__(**options)
@@ -86,11 +86,11 @@ def trained(model, *, size, steps="5ba", callbacks=None, optimizer=torch.optim.A
         (((1, 1100), (8, 1800)), 1300, 16, 3),
     ],
 )
-def test_the_line_through_two_measurements(points, limit, most, expected):
+def test_the_samples_that_fit_follow_from_a_line_through_two_measurements(points, limit, most, expected):
     assert samples_that_fit(points, limit, most) == expected
 
 
-def test_microbatches_are_as_even_as_they_can_be():
+def test_microbatches_are_as_even_as_possible():
     assert [even_share(size, 8) for size in (8, 7, 5, 4, 3, 2, 1)] == [8, 4, 4, 4, 3, 2, 1]
 
 
@@ -108,7 +108,7 @@ def test_the_largest_share_that_fits_is_chosen(limit, headroom, size):
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS])
-def test_the_search_leaves_no_trace(optimizer):
+def test_the_search_does_not_change_the_run(optimizer):
     meter = RowsMeter(1500)
     searched, fixed = Measured(meter, dropout=0.3), Measured(dropout=0.3)
     seen, expected = Recorder(), Recorder()
@@ -123,7 +123,7 @@ def test_the_search_leaves_no_trace(optimizer):
     assert str(mine.state_dict()) == str(theirs.state_dict())
 
 
-def test_the_optimizers_state_is_there_while_it_is_measured():
+def test_the_optimizers_state_exists_during_the_measurement():
     seen = []
 
     class Steps(torch.optim.AdamW):
@@ -133,13 +133,13 @@ def test_the_optimizers_state_is_there_while_it_is_measured():
 
     meter = RowsMeter(1500)
     trained(Measured(meter), size=auto(meter), optimizer=Steps, steps="2ba")
-    # The twin's step with zeros, then two steps of the run; the first two find no state, the third does.
+    # The step of the measurement, then two steps of the run; only the third one finds state.
     assert seen[:2] == [0, 0]
     assert seen[2] > 0
     assert len(seen) == 3
 
 
-def test_out_of_memory_later_repeats_the_step_with_half_the_size():
+def test_out_of_memory_in_a_later_step_repeats_it_with_half_the_size():
     meter = RowsMeter(9999)
     tight = Measured(meter, dropout=0.3)
 
@@ -165,19 +165,19 @@ def test_out_of_memory_later_repeats_the_step_with_half_the_size():
         assert torch.equal(value, parameters(found)[name]), name
 
 
-def test_memory_that_runs_out_within_the_search_halves_too():
+def test_out_of_memory_during_the_search_halves_the_size():
     meter = RowsMeter(9999)
     model = Measured(meter, most=3)
     assert trained(model, size=auto(meter)).state.device_train_microbatch_size in (2, 3)
 
 
-def test_one_sample_that_does_not_fit_is_explained():
+def test_a_single_sample_that_does_not_fit_raises_with_the_reason():
     meter = RowsMeter(9999)
     with pytest.raises(MemoryExhaustedError, match=r"one sample at a time.*\n.*memory of this rank"):
         trained(Measured(meter, most=0), size=auto(meter))
 
 
-def test_a_cpu_has_no_counter_and_strange_sizes_are_refused():
+def test_auto_on_a_cpu_and_invalid_sizes_raise():
     with pytest.raises(TrainerConfigError, match=r"measures the memory of a CUDA device.*state a number"):
         make(device_train_microbatch_size="auto")
     with pytest.raises(TrainerConfigError, match=r"'largest'.*`'auto'`"):
@@ -199,7 +199,7 @@ def test_the_size_is_in_the_checkpoint_and_grows_only_when_asked(tmp_path):
         checkpoint_store=store,
         autoresume=True,
     ) as trainer:
-        trainer.fit("2ba")  # finished: the first call of the run that is resumed
+        trainer.fit("2ba")  # this first call of the resumed run has finished already
         trainer.fit("2ba")
         assert trainer.state.device_train_microbatch_size == 4
         assert model.sizes == [4] * 4  # nothing was measured

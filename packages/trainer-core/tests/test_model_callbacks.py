@@ -1,4 +1,4 @@
-"""Callbacks that load, export and generate."""
+"""Callbacks that load checkpoints, export models and generate text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.trainer.loggers import InMemoryLogger
 from support.training import Net, data, loader, make, parameters
 
 
-def test_a_model_is_exported_and_runs_without_its_source(tmp_path):
+def test_an_exported_model_runs_without_its_source(tmp_path):
     export = ExportForInferenceCallback(save_path=tmp_path / "{run_name}.pt2")
     with make(model=Net(dropout=0.5), callbacks=export, max_duration="1ep", run_name="one") as trainer:
         trainer.fit()
@@ -24,7 +24,7 @@ def test_a_model_is_exported_and_runs_without_its_source(tmp_path):
         torch.testing.assert_close(program(batch), model(batch))
 
 
-def test_exports_that_cannot_be_are_refused(tmp_path):
+def test_invalid_exports_raise(tmp_path):
     for save_format, message in (
         ("torchscript", "superseded"),
         ("pickle", "expected `torch_export` or `onnx`"),
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_loaded_at_an_event(tmp_path):
     loaded, _, optimizer, _ = load()
     assert all(torch.equal(loaded[name], trained[name]) for name in trained)
     assert len(optimizer.state) == 4
-    # One of another program gives the model alone.
+    # A checkpoint of another program has only the model.
     path = str(tmp_path / "weights.pt")
     torch.save({"model_state_dict": trained}, path)
     loaded, _, optimizer, _ = load()
@@ -127,7 +127,7 @@ def test_a_language_model_generates_at_intervals():
     assert trainer.state.model.training
 
 
-def test_a_model_that_cannot_generate_is_refused():
+def test_a_model_that_cannot_generate_raises():
     with (
         pytest.raises(TrainerConfigError, match="`Net` lacks them"),
         make(callbacks=Generate(["x"]), max_duration="1ba", train_dataloader=loader()) as trainer,

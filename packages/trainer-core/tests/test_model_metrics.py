@@ -1,4 +1,4 @@
-"""The metrics and losses beside torch's and torchmetrics' own, against computations by hand."""
+"""Hocket's metrics and losses against torchmetrics and computations by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ON_IMAGES = [lambda: MIoU(CLASSES), lambda: Dice(CLASSES), lambda: CrossEntropy(
     ("make", "data"), [*((kind, text) for kind in ON_TEXT), *((kind, segmentation) for kind in ON_IMAGES)]
 )
 @given(cuts=st.sets(st.integers(1, 5)))
-def test_any_split_of_the_data_measures_the_same(make, data, cuts):
+def test_metrics_do_not_depend_on_the_split_of_the_data(make, data, cuts):
     logits, targets = data()
     whole, split = make(), make()
     whole.update(logits, targets)
@@ -61,7 +61,7 @@ def test_any_split_of_the_data_measures_the_same(make, data, cuts):
     torch.testing.assert_close(split.compute(), whole.compute())
 
 
-def test_language_metrics_leave_ignored_tokens_out():
+def test_language_metrics_skip_ignored_tokens():
     logits, targets = text()
     entropy, perplexity, accuracy = LanguageCrossEntropy(), LanguagePerplexity(), MaskedAccuracy()
     for metric in (entropy, perplexity, accuracy):
@@ -74,7 +74,7 @@ def test_language_metrics_leave_ignored_tokens_out():
     torch.testing.assert_close(accuracy.compute(), correct)
 
 
-def test_cross_entropy_takes_dense_targets_and_either_class_dim():
+def test_cross_entropy_accepts_dense_targets_and_either_class_dim():
     logits, targets = segmentation()
     targets = targets.clamp(min=0)
     dense, by_index, last = CrossEntropy(), CrossEntropy(), CrossEntropy()
@@ -114,7 +114,7 @@ def test_ignored_pixels_and_absent_classes_do_not_count():
     assert float(dice.compute()) == pytest.approx(100 * (2 / 3 + 0) / 2)
 
 
-def test_loss_metric_weighs_batches_by_their_samples():
+def test_loss_metric_weights_batches_by_their_samples():
     metric = LossMetric(nn.functional.mse_loss)
     outputs, targets = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3)
     metric.update(outputs[:2], targets[:2])
@@ -122,14 +122,14 @@ def test_loss_metric_weighs_batches_by_their_samples():
     torch.testing.assert_close(metric.compute(), nn.functional.mse_loss(outputs, targets))
 
 
-def test_f1_takes_logits_of_two_classes():
+def test_f1_accepts_logits_of_two_classes():
     logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     metric = BinaryF1Score()
     metric.update({"logits": logits}, torch.tensor([0, 1, 0, 1]))
     assert float(metric.compute()) == pytest.approx(0.5)
 
 
-def test_metrics_say_what_they_need():
+def test_invalid_inputs_raise_with_the_expected_ones():
     with pytest.raises(TypeError, match=r"the keys \['loss'\]; expected a tensor of logits"):
         CrossEntropy().update({"loss": 1}, torch.zeros(1))
     with pytest.raises(ValueError, match=r"shape \(3,\) for logits of shape \(2, 4\)"):
@@ -149,7 +149,7 @@ def test_binary_cross_entropy_sums_over_classes_and_averages_over_samples():
 
 
 @pytest.mark.parametrize("options", [{}, {"squared_pred": True}, {"batch": True}, {"jaccard": True}])
-def test_the_dice_loss_of_a_perfect_prediction_is_nothing_and_of_a_wrong_one_is_1(options):
+def test_the_dice_loss_is_0_for_a_perfect_prediction_and_1_for_a_wrong_one(options):
     targets = torch.tensor([[[0, 1], [1, 0]], [[0, 0], [1, 1]]])
     perfect = nn.functional.one_hot(targets, 2).movedim(-1, 1).float()
     loss = DiceLoss(**options)
@@ -157,7 +157,7 @@ def test_the_dice_loss_of_a_perfect_prediction_is_nothing_and_of_a_wrong_one_is_
     assert float(loss(1 - perfect, targets)) == pytest.approx(1, abs=1e-4)
 
 
-def test_the_dice_loss_by_hand():
+def test_the_dice_loss_equals_the_computation_by_hand():
     targets = torch.tensor([[0, 0, 1, 1]])
     outputs = torch.tensor([[[0.8, 0.6, 0.4, 0.2], [0.2, 0.4, 0.6, 0.8]]])
     shares = [2 * 1.4 / (2.0 + 2), 2 * 1.4 / (2.0 + 2)]
@@ -178,7 +178,7 @@ def test_perplexity_is_the_exponential_of_the_cross_entropy_to_the_last_bit():
     assert torch.equal(other.compute(), one.compute().exp())
 
 
-def test_overlaps_are_shares_of_counts_in_doubles():
+def test_overlap_metrics_are_computed_in_double_precision():
     outputs = torch.eye(3)[torch.tensor([[0, 1, 2, 2], [0, 1, 1, 2]])].movedim(-1, 1)[:, :, None]
     targets = torch.tensor([[0, 1, 2, 2], [0, 1, 2, 1]])[:, None]
     metric = MIoU(3)

@@ -1,4 +1,4 @@
-"""The model interface and the classifier."""
+"""The model interface, `ComposerClassifier`, and models by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.trainer.models.named_metrics import named_metrics
 
 
 @given(st.integers(1, 6), st.integers(2, 5), st.lists(st.integers(1, 3), max_size=2), st.floats(0, 0.5))
-def test_dense_targets_of_one_class_are_index_targets(samples, classes, places, smoothing):
+def test_one_hot_targets_equal_index_targets(samples, classes, places, smoothing):
     generator = torch.Generator().manual_seed(samples)
     logits = torch.randn(samples, classes, *places, generator=generator)
     indices = torch.randint(classes, (samples, *places), generator=generator)
@@ -32,7 +32,7 @@ def test_dense_targets_of_one_class_are_index_targets(samples, classes, places, 
 @pytest.mark.parametrize(
     "targets", [torch.zeros(4), torch.zeros(4, 3, dtype=torch.long), torch.zeros(3).long()]
 )
-def test_targets_of_another_shape_are_refused(targets):
+def test_targets_of_another_shape_raise(targets):
     with pytest.raises(ValueError, match="`targets` are"):
         soft_cross_entropy(torch.zeros(4, 3), targets)
 
@@ -59,7 +59,7 @@ def test_the_classifier_learns_and_measures():
     torch.testing.assert_close(metrics["CrossEntropy"].compute(), model.loss(outputs, batch))
 
 
-def test_a_model_must_say_its_forward_and_loss():
+def test_a_model_must_define_forward_and_loss():
     class Half(ComposerModel):
         def forward(self, batch):
             return batch
@@ -76,7 +76,7 @@ def digits(num=40):
 
 
 @pytest.mark.parametrize("name", ["timm/resnet10t", "torchvision/shufflenet_v2_x0_5"])
-def test_models_of_timm_and_torchvision_are_made_by_name(name):
+def test_models_of_timm_and_torchvision_are_created_by_name(name):
     pytest.importorskip(name.partition("/")[0])
     torch.manual_seed(0)
     model = ComposerClassifier(name, num_classes=10)
@@ -88,7 +88,7 @@ def test_models_of_timm_and_torchvision_are_made_by_name(name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_an_instance_says_its_number_of_classes():
+def test_the_number_of_classes_is_read_from_a_model_instance():
     timm = pytest.importorskip("timm")
     model = ComposerClassifier(timm.create_model("resnet10t", num_classes=7))
     assert model.num_classes == 7
@@ -96,7 +96,7 @@ def test_an_instance_says_its_number_of_classes():
     assert set(ComposerClassifier(nn.Linear(1, 1)).get_metrics()) == {"CrossEntropy"}
 
 
-def test_names_that_no_package_has_are_answered_with_near_ones():
+def test_unknown_model_names_raise_with_similar_ones():
     pytest.importorskip("torchvision")
     with pytest.raises(
         TrainerConfigError, match=r"no model `resnet19`; close to it: `torchvision/resnet18`|34"
@@ -106,7 +106,7 @@ def test_names_that_no_package_has_are_answered_with_near_ones():
         ComposerClassifier("resnet18", num_classes=10)
 
 
-def test_metrics_are_named_by_class_or_as_given():
+def test_metrics_are_named_by_their_class_or_by_the_given_keys():
     accuracy = MulticlassAccuracy(3)
     model = ComposerClassifier(
         nn.Linear(2, 3),
@@ -123,7 +123,7 @@ def test_metrics_are_named_by_class_or_as_given():
         named_metrics(["MulticlassAccuracy"])
 
 
-def test_dense_targets_are_measured_by_their_largest_class():
+def test_accuracy_uses_the_largest_class_of_dense_targets():
     model = ComposerClassifier(nn.Identity(), num_classes=3)
     logits = torch.eye(3)
     targets = torch.tensor([[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.9, 0.0, 0.1]])

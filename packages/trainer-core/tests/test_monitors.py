@@ -1,4 +1,4 @@
-"""Callbacks that measure and report, with real trainings."""
+"""Callbacks that measure and report, in whole trainings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.training import FileStore, Net, Watch, loader, make, parameters
 
 
 def fit(*callbacks, max_duration="10ba", **arguments):
-    """Train and return the trainer and all that was logged."""
+    """Train, and return the trainer and the logged points."""
     memory = InMemoryLogger()
     with make(callbacks=list(callbacks), loggers=memory, max_duration=max_duration, **arguments) as trainer:
         trainer.fit()
@@ -42,7 +42,7 @@ def fit(*callbacks, max_duration="10ba", **arguments):
 
 
 class Scaled(Net):
-    """A classifier whose loss is multiplied by a number at one batch."""
+    """A classifier that multiplies the loss of one batch by a number."""
 
     def __init__(self, factor, at):
         super().__init__()
@@ -53,18 +53,18 @@ class Scaled(Net):
         return super().loss(outputs, batch) * (self.factor if self.count == self.at else 1.0)
 
 
-def test_nan_ends_the_training_with_the_batch_named():
+def test_nan_monitor_ends_the_training_and_names_the_batch():
     with pytest.raises(DivergedError, match="the loss of batch 3 is not finite; go on from"):
         fit(NaNMonitor(), model=Scaled(math.nan, 3), nonfinite_loss="ignore")
     with pytest.raises(DivergedError, match="batch 10"):
         fit(NaNMonitor(), model=Scaled(math.inf, 10), nonfinite_loss="ignore")
-    # Without the monitor the trainer itself refuses, before the update.
+    # Without the monitor the trainer itself raises, before the update.
     with pytest.raises(DivergedError, match="the loss of batch 3 on rank 0 is nan"):
         fit(model=Scaled(math.nan, 3))
     fit(NaNMonitor())
 
 
-def test_monitors_of_every_batch_read_no_number_from_the_device(monkeypatch):
+def test_monitors_that_run_every_batch_read_no_device(monkeypatch):
     def refuse(*_):
         raise AssertionError("a tensor was read on the training thread")
 
@@ -79,7 +79,7 @@ def test_monitors_of_every_batch_read_no_number_from_the_device(monkeypatch):
             monkeypatch.undo()
 
     class Devices:
-        """Takes what is logged without reading it."""
+        """A destination that accepts points without reading their values."""
 
         destinations = (object(),)
 
@@ -104,13 +104,13 @@ def test_monitors_of_every_batch_read_no_number_from_the_device(monkeypatch):
     ("factor", "pattern"),
     [(1e4, r"[\d.e+]+, and was [\d.]+ ± [\d.]+ in the 11 batches before"), (math.nan, "nan")],
 )
-def test_a_spike_raises(factor, pattern):
+def test_a_loss_spike_raises(factor, pattern):
     watcher = SpikeWatcher("raise", min_batches=5)
     with pytest.raises(DivergedError, match=f"a spike at batch 12: the loss is {pattern}"):
         fit(watcher, model=Scaled(factor, 12), max_duration="4ep", nonfinite_loss="ignore")
 
 
-def test_a_skipped_spike_leaves_the_run_as_it_was(caplog):
+def test_a_skipped_spike_does_not_change_the_run(caplog):
     kept = {}
 
     def keep(state):
@@ -142,13 +142,13 @@ def test_too_many_skipped_batches_in_a_row_raise():
         SpikeWatcher("forget")
 
 
-def test_a_spike_of_which_is_only_warned_trains_on(caplog):
+def test_training_continues_after_a_spike_with_action_warn(caplog):
     trainer, _ = fit(SpikeWatcher("warn", min_batches=5), model=Scaled(1e4, 12), max_duration="4ep")
     assert trainer.state.timestamp.counts.batch == 20
     assert "a spike at batch 12: the loss is" in caplog.text
 
 
-def test_an_ignored_spike_is_logged_alone(caplog):
+def test_an_ignored_spike_is_only_logged(caplog):
     watcher = SpikeWatcher("ignore", min_batches=5)
     trainer, memory = fit(watcher, model=Scaled(1e4, 12), max_duration="4ep")
     assert trainer.state.timestamp.counts.batch == 20
@@ -156,7 +156,7 @@ def test_an_ignored_spike_is_logged_alone(caplog):
     assert "a spike" not in caplog.text
 
 
-def test_norms_are_those_of_the_tensors():
+def test_logged_norms_equal_the_norms_of_the_tensors():
     seen = {}
 
     class Look(Callback):
@@ -190,7 +190,7 @@ def test_norms_are_those_of_the_tensors():
             assert logged[key] == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
     whole = torch.cat([grad.flatten() for grad in seen["grad"].values()]).norm()
     assert logged["l2_norm/grad/global"] == pytest.approx(float(whole), rel=1e-5)
-    assert len(memory.data["l2_norm/grad/global"]) == 2  # of either monitor
+    assert len(memory.data["l2_norm/grad/global"]) == 2  # one of each monitor
 
 
 def test_activations_are_measured_at_intervals():
@@ -205,7 +205,7 @@ def test_activations_are_measured_at_intervals():
     assert not any(module._forward_hooks for module in trainer.state.model.modules())
 
 
-def test_speed_counts_operations_and_evaluation():
+def test_speed_monitor_counts_flops_and_excludes_evaluation():
     class Counted(Net):
         def flops_per_batch(self, batch):
             return 1000.0 * len(batch[0])
@@ -225,7 +225,7 @@ def test_speed_counts_operations_and_evaluation():
         eval_interval="1ep",
     )
     last = memory.most_recent_values
-    # Rates are by the clock of the training, which leaves out the evaluation that lies between two batches.
+    # Rates use the training's clock, which excludes the evaluation between two batches.
     assert last["throughput/batches_per_sec"] == pytest.approx((len(clocks) - 1) / (clocks[-1] - clocks[0]))
     assert last["throughput/flops_per_sec"] == pytest.approx(4000 * last["throughput/batches_per_sec"])
     assert last["throughput/device/mfu"] == pytest.approx(last["throughput/flops_per_sec"] / 1e6)
@@ -250,7 +250,7 @@ def test_speed_counts_operations_and_evaluation():
         ("Some Card 9", "half", None),
     ],
 )
-def test_peaks_are_found_by_name(name, column, expected):
+def test_peak_flops_are_found_by_device_name(name, column, expected):
     assert peak_flops_of(name, column) == expected
 
 
@@ -274,7 +274,7 @@ def test_memory_is_logged_on_a_cpu():
     assert memory.data["memory/host_rss_mem_avg"][1] == (10, own[9])
 
 
-def test_system_metrics(monkeypatch):
+def test_system_metrics_are_logged(monkeypatch):
     pytest.importorskip("psutil")
     _, memory = fit(SystemMetricsMonitor(log_all_data=True, interval="5ba"))
     last = memory.most_recent_values
@@ -284,7 +284,7 @@ def test_system_metrics(monkeypatch):
     assert last["system/disk_read_mb_max"] >= 0
 
 
-def test_goodput_accounts_for_all_of_the_time_over_a_restart(tmp_path):
+def test_goodput_accounts_for_all_time_across_a_restart(tmp_path):
     class Slow(FileStore):
         def save(self, *args, **options):
             time.sleep(0.2)
@@ -312,7 +312,7 @@ def test_goodput_accounts_for_all_of_the_time_over_a_restart(tmp_path):
     assert 0 < logged["goodput/ratio"] < 1
 
 
-def test_an_out_of_memory_error_says_what_used_the_memory(tmp_path):
+def test_an_out_of_memory_error_reports_the_uses_of_memory(tmp_path):
     class Hungry(Net):
         def forward(self, batch):
             if self.training and self.count == 3:
@@ -336,7 +336,7 @@ def test_an_out_of_memory_error_says_what_used_the_memory(tmp_path):
     assert "optimizer state" in report
 
 
-def test_other_errors_are_left_alone(tmp_path):
+def test_other_errors_get_no_memory_report(tmp_path):
     trainer = make(callbacks=OOMObserver(folder=str(tmp_path)), max_duration="1ep", model=Scaled("x", 2))
     with pytest.raises(TypeError) as raised:
         trainer.fit()
@@ -344,14 +344,14 @@ def test_other_errors_are_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_without_cuda_says_so(caplog, tmp_path):
+def test_a_memory_snapshot_without_cuda_warns(caplog, tmp_path):
     fit(MemorySnapshot(folder=str(tmp_path)))
     assert "on `cpu` it does nothing" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.gpu
-def test_a_snapshot_is_written_on_cuda(tmp_path):
+def test_a_memory_snapshot_is_written_on_cuda(tmp_path):
     memory = InMemoryLogger()
     model = Net()
     from hocket.trainer import Trainer

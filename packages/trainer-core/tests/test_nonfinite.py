@@ -17,7 +17,7 @@ from support.training import FileStore, Net, loader, make, parameters
 
 
 class Explodes(Net):
-    """Its loss of one batch is not finite."""
+    """A model whose loss of one batch is not finite."""
 
     def __init__(self, at=2, value=float("nan"), **options):
         super().__init__(**options)
@@ -47,7 +47,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_update(value, tmp_path):
     assert [entry.step for entry in FileStore(tmp_path).list()] == [1]
 
 
-def test_a_skipped_step_leaves_everything_but_the_time(caplog):
+def test_a_skipped_step_changes_only_the_time(caplog):
     batches = list(loader())
     arguments = {"nonfinite_loss": "skip", "train_dataloader": batches}
     with make(model=Explodes(), max_duration="5ba", **arguments) as trainer:
@@ -62,7 +62,7 @@ def test_a_skipped_step_leaves_everything_but_the_time(caplog):
             assert torch.equal(value, skipped[name])
 
 
-def test_a_loss_may_be_ignored_and_other_policies_are_refused():
+def test_a_nonfinite_loss_may_be_ignored_and_unknown_policies_raise():
     with make(model=Explodes(), max_duration="3ba", nonfinite_loss="ignore") as trainer:
         trainer.fit()
         assert all(value.isnan().any() for value in parameters(trainer).values())
@@ -71,7 +71,7 @@ def test_a_loss_may_be_ignored_and_other_policies_are_refused():
 
 
 class OnDevice(torch.Tensor):
-    """A number that is on another device, as far as the host can tell; notes each operation that reads it."""
+    """A number that appears to be on another device, and that records each operation that reads it."""
 
     reads: ClassVar[list[str]] = []
 
@@ -85,13 +85,13 @@ class OnDevice(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.copy_.default and args[2:] == (True,):
-            return args[0].fill_(args[1].number)  # a copy that does not wait
+            return args[0].fill_(args[1].number)  # an asynchronous copy
         cls.reads.append(function.name())
         return torch.tensor(args[0].number) if function is torch.ops.aten._to_copy.default else args[0].number
 
 
 @pytest.mark.parametrize("read", [float, torch.Tensor.item, torch.Tensor.cpu, bool])
-def test_reads_of_the_device_are_noted(read, monkeypatch):
+def test_reads_of_the_device_are_recorded(read, monkeypatch):
     monkeypatch.setattr(OnDevice, "reads", [])
     read(OnDevice(1.0))
     assert len(OnDevice.reads) == 1
@@ -99,7 +99,7 @@ def test_reads_of_the_device_are_noted(read, monkeypatch):
         OnDevice(1.0).tolist()
 
 
-def test_looking_at_the_loss_reads_no_device(monkeypatch):
+def test_checking_the_loss_reads_no_device(monkeypatch):
     monkeypatch.setattr(OnDevice, "reads", [])
     with make() as trainer:
         state = SimpleNamespace(device=torch.device("cuda"), parallelism=trainer.state.parallelism)
@@ -134,7 +134,7 @@ def explode_on_one_rank():
     return results
 
 
-def test_all_ranks_skip_and_raise_together():
+def test_all_ranks_skip_or_raise_together():
     (skipped, raised), (other, own) = run_ranks(explode_on_one_rank, 2, init="gloo", timeout_s=120)
     assert skipped == other
     assert own[0] == "NonFiniteLossError"

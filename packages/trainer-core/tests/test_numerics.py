@@ -1,4 +1,4 @@
-"""Precisions on a CPU, gradient clipping, and the check of replicas."""
+"""Precisions on a CPU, gradient clipping, and the check that replicas are equal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.training import FileStore, Net, Watch, loader, make, parameters
 
 
 class SeesTypes(Net):
-    """Notes the types in which its layers compute."""
+    """A model that records the dtypes in which its layers compute."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ def test_precisions_train_on_a_cpu(precision, kind):
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-def test_fit_may_go_on_in_another_precision():
+def test_fit_may_continue_in_another_precision():
     model = SeesTypes()
     with make(model=model) as trainer:
         trainer.fit("1ba")
@@ -70,7 +70,7 @@ def test_fit_may_go_on_in_another_precision():
 
 
 @pytest.mark.parametrize("kind", [DecoupledAdamW, DecoupledSGDW])
-def test_a_step_that_overflows_in_fp16_is_left_out(kind):
+def test_a_step_that_overflows_in_fp16_is_skipped(kind):
     seen = []
 
     def watch(state):
@@ -93,7 +93,7 @@ def test_a_step_that_overflows_in_fp16_is_left_out(kind):
     assert same == [True, False]
 
 
-def test_fp16_resumes_with_its_scale(tmp_path):
+def test_fp16_resumes_with_its_loss_scale(tmp_path):
     def trainer(**arguments):
         return make(precision="amp_fp16", **arguments)
 
@@ -107,7 +107,7 @@ def test_fp16_resumes_with_its_scale(tmp_path):
 
 
 class SeesGradients(Watch):
-    """Notes the gradients at `AFTER_TRAIN_BATCH`, after the callbacks before it."""
+    """Records the gradients at `AFTER_TRAIN_BATCH`, after those callbacks that come before it."""
 
     def __init__(self):
         super().__init__(lambda state: None)
@@ -130,7 +130,7 @@ def clipped(given_, precision="fp32"):
 
 
 @pytest.mark.parametrize("precision", TYPES)
-def test_clipping_by_norm(precision):
+def test_gradients_are_clipped_by_norm(precision):
     before, after, logged = clipped(0.05, precision)
     assert max(before.norms) > 0.05
     expected = [min(norm, 0.05) for norm in before.norms]
@@ -139,7 +139,7 @@ def test_clipping_by_norm(precision):
     assert [step for step, _ in logged["l2_norm/grad/global"]] == list(range(1, 7))
 
 
-def test_clipping_by_value():
+def test_gradients_are_clipped_by_value():
     before, after, _ = clipped({"clipping_type": "value", "clipping_threshold": 0.01})
     assert after.largest == pytest.approx([min(one, 0.01) for one in before.largest])
 
@@ -163,7 +163,7 @@ def test_clipping_does_not_depend_on_microbatches():
         ({"clipping_type": "adaptive"}, "hocket.algos.GradientClipping"),
     ],
 )
-def test_clipping_that_cannot_be(given_, text):
+def test_invalid_clipping_raises(given_, text):
     with pytest.raises(TrainerConfigError, match=text):
         GradientClippingConfig.of(given_)
     with pytest.raises(TrainerConfigError, match=text):
@@ -190,7 +190,7 @@ def test_a_digest_sees_every_bit(size, place, bit, dtype):
         assert digest(tensor) != digest(tensor.flip(0))
 
 
-def test_the_ranks_in_the_minority_are_named():
+def test_ranks_that_differ_from_the_majority_are_named():
     same = {("a", None): 1, ("b", None): 2}
     assert describe_differences([same, same, same]) == ""
     text = describe_differences([same, {**same, ("b", None): 3}, same, {("a", (1,)): 9}])
@@ -198,7 +198,7 @@ def test_the_ranks_in_the_minority_are_named():
 
 
 def drift(action):
-    """Train on two ranks; rank 1's parameter changes after batch 3. Returns the message and the batches."""
+    """Train on two ranks, and change rank 1's parameter after batch 3; return the message and the batches."""
     rank = int(os.environ["RANK"])
     seen = []
 
@@ -224,21 +224,21 @@ def drift(action):
 
 
 def warns_and_shards():
-    """Also the shards that this rank holds of a sharded model, which no other rank has."""
+    """Run with the policy that warns; return also the shards of this rank, which have no replica."""
     model = Net()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     state = SimpleNamespace(module=model, optimizers=[])
     return drift("warn"), next(key for key, _ in ReplicaCheck()._tensors(state))
 
 
-def test_replicas_that_drift_apart_are_found():
+def test_replicas_that_differ_are_found():
     for message, seen in run_ranks(drift, 2, "raise", timeout_s=120):
         assert "replicas differ in `layers.0.weight`" in message.replace("module.", "")
         assert "(batch 4)" in message
         assert seen == [1, 2, 3, 4]
 
 
-def test_a_warning_and_shards():
+def test_differing_replicas_may_warn_only_and_shards_are_not_compared():
     outcomes = run_ranks(warns_and_shards, 2, timeout_s=120, init="gloo")
     assert "replicas differ" in outcomes[0][0][0]
     assert [seen for (_, seen), _ in outcomes] == [[1, 2, 3, 4, 5]] * 2

@@ -1,4 +1,4 @@
-"""Optimizers against the papers' formulas, torch's own kernels and torch's own states."""
+"""Optimizers against the papers' formulas, torch's kernels and torch's states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw(seed, dtype=torch.float64):
 
 
 def run(optimizer, params, rates, *, seed=1):
-    """Step with gradients of a seed and these rates."""
+    """Make steps with the gradients of a seed and the given learning rates."""
     for step, rate in enumerate(rates):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -85,7 +85,7 @@ rate_lists = st.lists(st.floats(0.0, 0.1), min_size=1, max_size=6)
 @pytest.mark.parametrize("amsgrad", [False, True])
 @settings(max_examples=8, deadline=None)
 @given(rates=rate_lists, decay=st.floats(0.0, 9e-4), beta=st.floats(0.0, 0.99))
-def test_adamw_is_the_papers(kernel, amsgrad, rates, decay, beta):
+def test_adamw_equals_the_papers_formula(kernel, amsgrad, rates, decay, beta):
     options = {"betas": (beta, 0.95), "eps": 1e-8, "amsgrad": amsgrad}
     params = [nn.Parameter(w) for w in draw(0)]
     optimizer = DecoupledAdamW(params, lr=0.1, weight_decay=decay, **options, **KERNELS[kernel])
@@ -101,7 +101,7 @@ def test_adamw_is_the_papers(kernel, amsgrad, rates, decay, beta):
     momentum=st.tuples(st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.3])),
     nesterov=st.booleans(),
 )
-def test_sgdw_is_the_papers(kernel, rates, decay, momentum, nesterov):
+def test_sgdw_equals_the_papers_formula(kernel, rates, decay, momentum, nesterov):
     momentum, dampening = momentum
     nesterov = nesterov and momentum > 0 and dampening == 0
     options = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
@@ -112,7 +112,7 @@ def test_sgdw_is_the_papers(kernel, rates, decay, momentum, nesterov):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_at_a_constant_rate_both_are_torchs(kernel):
+def test_at_a_constant_rate_both_equal_torchs_optimizers(kernel):
     def parameters():
         return [nn.Parameter(w) for w in draw(0, torch.float32)]
 
@@ -129,7 +129,7 @@ def test_at_a_constant_rate_both_are_torchs(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", ["adamw", "sgdw"])
-def test_states_are_torchs_and_go_on_bit_for_bit(kind, kernel):
+def test_states_are_interchangeable_with_torchs_bit_for_bit(kind, kernel):
     def ours(params):
         if kind == "adamw":
             return DecoupledAdamW(params, lr=0.1, amsgrad=True, **KERNELS[kernel])
@@ -142,7 +142,7 @@ def test_states_are_torchs_and_go_on_bit_for_bit(kind, kernel):
     whole = run(optimizer, params, [0.02, 0.0, 0.1], seed=2)
 
     torchs = AdamW(weights, amsgrad=True) if kind == "adamw" else SGD(weights, momentum=0.9)
-    torchs.load_state_dict(stored)  # torch's own takes the state, and gives it back
+    torchs.load_state_dict(stored)  # torch's optimizer loads the state, and returns it
     params = [nn.Parameter(w.clone()) for w in weights]
     resumed = ours(params)
     resumed.load_state_dict(torchs.state_dict())
@@ -155,7 +155,7 @@ def test_states_are_torchs_and_go_on_bit_for_bit(kind, kernel):
 
 
 def test_hooks_are_called_once_a_step():
-    AdamW([torch.zeros(1)])  # patches the base class's `step`, too
+    AdamW([torch.zeros(1)])  # torch's optimizer patches the base class's `step`, too
     calls = []
     params = [nn.Parameter(w) for w in draw(0)]
     optimizer = DecoupledAdamW(params)
@@ -166,7 +166,7 @@ def test_hooks_are_called_once_a_step():
 
 
 @pytest.mark.parametrize("make_optimizer", [DecoupledAdamW, lambda p: DecoupledSGDW(p, 0.1)])
-def test_closures(make_optimizer):
+def test_a_closure_is_called_and_its_loss_returned(make_optimizer):
     param = nn.Parameter(torch.ones(2))
     optimizer = make_optimizer([param])
 
@@ -182,7 +182,7 @@ def test_closures(make_optimizer):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", [DecoupledAdamW, DecoupledSGDW])
-def test_a_step_that_overflowed_changes_nothing(kind, kernel):
+def test_a_step_with_found_inf_changes_nothing(kind, kernel):
     params = [nn.Parameter(w) for w in draw(0, torch.float32)]
     optimizer = kind(params, lr=0.1, weight_decay=9e-4, **KERNELS[kernel])
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -213,7 +213,7 @@ def test_groups_added_later_and_rates_of_zero():
     assert not torch.equal(first.detach(), torch.ones(2))
 
 
-def test_what_is_refused_or_warned_of():
+def test_invalid_arguments_raise_and_unusual_ones_warn():
     with pytest.warns(UserWarning, match="1.00% of each weight"):
         DecoupledAdamW([torch.zeros(1)], weight_decay=1e-2)
     with pytest.warns(UserWarning, match="`DecoupledSGDW`"):
@@ -225,7 +225,7 @@ def test_what_is_refused_or_warned_of():
             optimizer.step()
 
 
-def test_the_norms_of_an_update():
+def test_update_norms_are_those_of_the_parameters_change():
     params = [nn.Parameter(w) for w in draw(0)]
     optimizer = DecoupledAdamW(params, lr=0.1, weight_decay=5e-4)
     assert optimizer.report_per_parameter_metrics(params[0], "w", {}) == {}
@@ -236,7 +236,7 @@ def test_the_norms_of_an_update():
         assert set(metrics) == {f"l2_norm/{kind}/w" for kind in ("moment", "param", "update", "grad")}
         assert metrics["l2_norm/param/w"] == pytest.approx(float(param.detach().norm()))
         assert metrics["l2_norm/grad/w"] == pytest.approx(float(param.grad.norm()))
-    # With a decay of nearly 0 the update is the difference that the step made.
+    # With almost no weight decay, the update equals the change of the parameters.
     optimizer = DecoupledAdamW(params, lr=0.1, weight_decay=0.0)
     run(optimizer, params, [0.1])
     before = [param.detach().clone() for param in params]
@@ -247,7 +247,7 @@ def test_the_norms_of_an_update():
 
 
 class Language(nn.Module):
-    """A small language model with a head of its own or a shared one."""
+    """A small language model whose head is separate or tied to the embedding."""
 
     def __init__(self, *, tied=False):
         super().__init__()
@@ -259,7 +259,7 @@ class Language(nn.Module):
             self.lm_head.weight = self.wte.weight
 
 
-def test_groups_by_pattern():
+def test_parameter_groups_are_chosen_by_pattern():
     model = Language()
     names = {parameter: name for name, parameter in model.named_parameters()}
     rules = {norms_and_biases: {"weight_decay": 0.0}, "blocks.1.*": {"lr": 0.5}, embeddings: {"lr": 0.25}}
@@ -302,7 +302,7 @@ def test_every_parameter_is_in_one_group(patterns, tied):
     assert set(together) == set(model.parameters())
 
 
-def test_patterns_that_select_nothing():
+def test_patterns_that_match_nothing_raise():
     with pytest.raises(TrainerConfigError, match=r"`bloks.0.1.weight` .*such as `blocks.0.1.weight`"):
         param_groups(Language(), {"bloks.0.1.weight": {}})
     with pytest.raises(TrainerConfigError, match="`embeddings` selects no"):
@@ -310,7 +310,7 @@ def test_patterns_that_select_nothing():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_muon_takes_the_hidden_matrices(tied):
+def test_muon_gets_the_hidden_matrices_only(tied):
     model = Language(tied=tied)
     muon, adamw = muon_with_adamw(model, lr=0.02, weight_decay=0.05)
     assert muon.param_groups[0]["params"] == [model.blocks[0][1].weight, model.blocks[1][1].weight]
@@ -350,7 +350,7 @@ def test_muon_and_adamw_train_and_resume(tmp_path):
 
 
 def sharded_steps(kind):
-    """Steps of a sharded model and of a whole one, which must agree."""
+    """Step a sharded and a whole model, and check that they are equal."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -396,5 +396,5 @@ def every_kind_sharded():
     return [sharded_steps(kind) for kind in ("adamw", "sgdw", "muon")]
 
 
-def test_sharded_parameters():
+def test_every_optimizer_steps_sharded_parameters_as_whole_ones():
     assert run_ranks(every_kind_sharded, 2, init="gloo") == [["DTensor"] * 3] * 2

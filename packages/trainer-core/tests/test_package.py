@@ -1,4 +1,4 @@
-"""What importing the package does, and does not."""
+"""Importing the package: no heavy modules, no side effects, sorted exports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ assert {name.split(".")[1] for name in sys.modules if name.startswith("hocket.")
 """
 
 
-def test_importing_is_lean_and_has_no_side_effects():
+def test_importing_imports_no_heavy_modules_and_has_no_side_effects():
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", _IMPORT], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
 
 
-def test_what_is_exported_is_sorted_and_there():
+def test_exports_are_sorted_and_exist():
     assert hocket.trainer.__all__ == sorted(hocket.trainer.__all__)
     for name in hocket.trainer.__all__:
         assert getattr(hocket.trainer, name).__module__.startswith("hocket.trainer.")

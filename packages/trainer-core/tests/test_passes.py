@@ -1,4 +1,4 @@
-"""The order in which algorithms run, whatever the order of the user's list, and pairs that are refused."""
+"""The order in which algorithms run, for any order of the user's list, and conflicting algorithms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _heard(algorithms: list[Noting], notes: list[tuple[str, Event]], **arguments
     return heard
 
 
-def test_algorithms_nest_where_an_event_ends_what_another_began():
+def test_algorithms_run_in_reverse_at_events_that_close_earlier_ones():
     notes: list[tuple[str, Event]] = []
     heard = _heard([Noting(name, notes) for name in "abcd"], notes)
     for event, names in heard.items():
@@ -48,7 +48,7 @@ def test_algorithms_nest_where_an_event_ends_what_another_began():
     assert heard[Event.AFTER_LOSS] == heard[Event.AFTER_TRAIN_BATCH] == "dcba"
 
 
-def test_algorithms_are_sorted_by_their_order_whatever_the_list():
+def test_algorithms_are_sorted_by_their_order_attribute():
     for names in permutations("abc"):
         notes: list[tuple[str, Event]] = []
         orders = {"a": -5, "b": 0, "c": 7}
@@ -57,7 +57,7 @@ def test_algorithms_are_sorted_by_their_order_whatever_the_list():
         assert heard[Event.AFTER_LOSS] == "cba"
 
 
-def test_a_pass_of_the_user_decides_after_sorting_and_before_nesting():
+def test_a_users_pass_runs_after_sorting_and_before_nesting():
     def last_first(algorithms: Any, event: Event) -> Any:
         return [algorithms[-1], *algorithms[:-1]]
 
@@ -66,7 +66,7 @@ def test_a_pass_of_the_user_decides_after_sorting_and_before_nesting():
     assert (heard[Event.BEFORE_LOSS], heard[Event.AFTER_LOSS]) == ("cab", "bac")
 
 
-def test_a_pass_may_leave_algorithms_out_and_take_a_place():
+def test_a_pass_may_remove_algorithms_and_have_a_position():
     def without_a(algorithms: Any, event: Event) -> Any:
         return [one for one in algorithms if one.name != "a"]
 
@@ -76,20 +76,20 @@ def test_a_pass_may_leave_algorithms_out_and_take_a_place():
     assert [one.__name__ for one in make_passes([(without_a, 0)])] == ["without_a", "sort_by_order", "nest"]
 
 
-def test_what_is_no_pass_is_named():
+def test_an_invalid_pass_raises_with_its_type():
     with pytest.raises(TrainerConfigError, match=r"`algorithm_passes` has 'fifo'; expected a function"):
         make_passes(["fifo"])
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_pair_that_cannot_be_is_refused_when_the_trainer_is_built(turned: bool):
+def test_conflicting_algorithms_raise_when_the_trainer_is_built(turned: bool):
     pair = [Noting("a", []), Noting("rival", [])]
     message = r"`Noting` and `Noting` cannot be used together: both count; remove one of them"
     with pytest.raises(TrainerConfigError, match=message):
         make(train_dataloader=loader(4, 4), algorithms=pair[::-1] if turned else pair)
 
 
-def test_an_algorithm_that_comes_later_is_checked_too():
+def test_an_algorithm_added_later_is_checked_for_conflicts():
     with (
         make(train_dataloader=loader(4, 4), algorithms=Noting("a", [])) as trainer,
         pytest.raises(TrainerConfigError, match="cannot be used together"),
@@ -97,7 +97,7 @@ def test_an_algorithm_that_comes_later_is_checked_too():
         trainer.state.algorithms.append(Noting("rival", []))
 
 
-def test_an_algorithm_met_by_shape_has_order_zero():
+def test_an_algorithm_without_the_base_class_has_order_zero():
     class Plain:
         pass
 

@@ -38,13 +38,13 @@ def test_a_signalled_run_saves_exits_and_resumes_with_the_same_bits(tmp_path):
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     last = max(parts)
-    assert 3 <= last <= 5  # batches that were ahead are trained on
+    assert 3 <= last <= 5  # prefetched batches are trained on
     assert [entry.step for entry in FileStore(tmp_path).list()][-1] == last
     train(tmp_path, parts, autoresume=True)
     assert parts == whole
 
 
-def test_a_handler_of_the_users_own_stays():
+def test_a_users_own_handler_is_kept():
     received = []
     signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     try:
@@ -55,7 +55,7 @@ def test_a_handler_of_the_users_own_stays():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_a_handler_that_only_ends_the_process_is_set_aside():
+def test_a_handler_that_only_ends_the_process_is_replaced():
     class EndsLater:
         ends_process = True
 

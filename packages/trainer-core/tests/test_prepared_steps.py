@@ -1,4 +1,4 @@
-"""The prepared steps of a fit and the loop, which is their reference, make the same run."""
+"""The prepared steps of a fit give the same run as the loop, which is the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.training import FileStore, Net, data, loader, make, parameters
 
 
 class Record(Callback):
-    """Notes the events at which a step may still be prepared, with counts and loss."""
+    """Records the events that still allow prepared steps, with counts and loss."""
 
     reads_outputs = False
 
@@ -167,7 +167,7 @@ def run(arguments, folder):
 
 
 def count_plain_steps(patch):
-    """Return a list that gets an item for each plain step."""
+    """Return a list to which each plain step appends its batch."""
     made = []
     take_ahead = TrainLoader.take_ahead
 
@@ -187,12 +187,12 @@ def check_same(found, expected):
     assert seen == expected_seen
     assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
     assert torch.equal(rng, expected_rng)
-    # As texts, in which a NaN equals another.
+    # Compared as text, in which a NaN equals another.
     assert (repr(logged), saved) == (repr(expected_logged), expected_saved)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tmp_path):
+def test_prepared_steps_give_the_same_run_as_the_loop(case, monkeypatch, tmp_path):
     made = count_plain_steps(monkeypatch)
     found = run(CASES[case], tmp_path / "prepared")
     assert bool(made) == (case not in NOT_PLAIN)
@@ -204,7 +204,7 @@ def test_the_loop_and_the_prepared_steps_make_the_same_run(case, monkeypatch, tm
 
 
 def batches_of(rank):
-    """Batches of 3 samples on rank 0 and of 2 on rank 1, and one batch more on rank 0."""
+    """Return batches of 3 samples on rank 0 and of 2 on rank 1; rank 0 has one batch more."""
     x, y = data(32).tensors
     rows = [slice(start, start + 3 - rank) for start in range(0, 32 - 6 * rank, 6)]
     return [[x[one], y[one]] for one in rows]
@@ -236,20 +236,20 @@ def compare_on_a_rank(folder):
                 made.clear()
                 check_same(found, run(arguments, Path(folder)))
                 assert not made
-                # The agreement by an all-reduce, as on several hosts, gives the same bits as by sockets.
+                # Exchanging by an all-reduce, as on several hosts, gives the same bits as by sockets.
                 inner.setattr(step_sync, "connect_ranks", lambda *ranks, **options: None)
                 check_same(found, run(arguments, Path(folder)))
         return num_plain
 
 
-def test_on_two_ranks_the_loop_the_prepared_steps_and_both_ways_to_agree_make_the_same_run(tmp_path):
+def test_on_two_ranks_prepared_steps_and_both_exchanges_give_the_same_run(tmp_path):
     for num_plain in run_ranks(compare_on_a_rank, 2, str(tmp_path), timeout_s=240):
-        # Of two epochs of 5 steps the first is the loop's, as the epoch begins there.
+        # In each of two epochs of 5 steps the loop makes the first step, which starts the epoch.
         assert num_plain.pop("stopped on one") in (3, 4)
         assert set(num_plain.values()) == {8}
 
 
-def test_a_bad_loss_raises_before_the_update_of_a_plain_step():
+def test_a_nonfinite_loss_raises_before_the_update_of_a_plain_step():
     with make(model=Explodes(), seed=5, max_duration="2ba") as short:
         short.fit()
         expected = parameters(short)

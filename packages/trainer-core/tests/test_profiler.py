@@ -1,4 +1,4 @@
-"""Profiles of real trainings: what is written, on one rank and on two, and what it costs when it is off."""
+"""Profiles of trainings: the written files, on one rank and on two, and no cost without a profiler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Slow(Algorithm):
 
 
 class SlowBatches:
-    """Batches that take a while to fetch."""
+    """Batches that are slow to fetch."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -45,7 +45,7 @@ class SlowBatches:
             yield batch
 
 
-def test_what_a_window_writes(tmp_path, caplog):
+def test_a_profiled_window_writes_traces_and_a_report(tmp_path, caplog):
     profiler = Profiler(
         cyclic_schedule(skip_first=1, warmup=1, active=3),
         [
@@ -86,7 +86,7 @@ def test_what_a_window_writes(tmp_path, caplog):
     assert names.count("mine") == 3
     assert {"cpu", "memory", "disk", "network"} <= set(names)
     assert "aten::addmm" in names
-    # Everything is on one clock: torch's forward pass lies in ours.
+    # All events use one clock: torch's forward pass lies within Hocket's.
     first = next(event for event in events if event["name"] == "forward")
     product = next(e for e in events if e["name"] == "aten::addmm" and e["ts"] >= first["ts"])
     assert product["ts"] + product["dur"] <= first["ts"] + first["dur"]
@@ -101,8 +101,8 @@ def test_what_a_window_writes(tmp_path, caplog):
     assert str(report) in caplog.text
 
 
-def test_the_call_of_the_tutorials(tmp_path, caplog, monkeypatch):
-    """With a memory page, everything it needs is turned on, and said once."""
+def test_the_profiler_call_of_the_tutorials_works(tmp_path, caplog, monkeypatch):
+    """A memory page turns on everything that it needs, and logs it once."""
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.INFO, "hocket.trainer.profiler"):
         profiler = Profiler(
@@ -120,7 +120,7 @@ def test_the_call_of_the_tutorials(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["ours", "torchs"])
-def test_cycles_and_a_training_that_ends_in_one(tmp_path, kind):
+def test_cycles_are_profiled_also_if_the_training_ends_within_one(tmp_path, kind):
     options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 0}
     schedule = cyclic_schedule(**options) if kind == "ours" else torch.profiler.schedule(**options)
     handler = JSONTraceHandler(tmp_path, merged_trace_filename=None)
@@ -145,11 +145,11 @@ def test_a_resumed_run_is_profiled_from_its_own_first_batch(tmp_path):
         trainer.fit()
     assert profiler.first_batch == 2
     assert len(profiler.reports) == 1
-    # torch's profiler is off: our own records are enough for the steps and their parts.
+    # torch's profiler is off: Hocket's own records have the steps and their parts.
     assert "1 steps" in str(profiler.report())
 
 
-def test_a_training_that_fails_leaves_its_trace(tmp_path):
+def test_a_failed_training_writes_its_trace(tmp_path):
     def fail(state):
         if state.timestamp.counts.batch == 4:
             raise RuntimeError("broken")
@@ -165,7 +165,7 @@ def test_a_training_that_fails_leaves_its_trace(tmp_path):
     assert len(profiler.report().figures[0].steps) == 3
 
 
-def test_results_are_the_same_and_nothing_listens_without_one(tmp_path):
+def test_a_profiler_changes_no_result_and_without_one_no_event_is_recorded(tmp_path):
     def train(**arguments):
         with make(max_duration="7ba", train_dataloader=list(loader()), **arguments) as trainer:
             listeners = {event: len(getattr(trainer.engine.on, event.value)) for event in Event}
@@ -179,14 +179,14 @@ def test_results_are_the_same_and_nothing_listens_without_one(tmp_path):
 
 
 def profile_on_ranks(folder):
-    """Two ranks, of which the second is slow."""
+    """Profile two ranks, of which the second is slow."""
     model = Net()
     rank = int(os.environ["RANK"])
     profiler = Profiler(
         cyclic_schedule(warmup=1, active=2),
         JSONTraceHandler(f"{folder}/traces"),
         torch_prof_folder=f"{folder}/torch",
-        # torch's recorder of a CPU's memory once aborted a rank beside gloo's threads.
+        # torch's recording of CPU memory has aborted a rank that also ran gloo's threads.
         torch_prof_profile_memory=False,
     )
     with Trainer(

@@ -1,4 +1,4 @@
-"""Reading a profile: intervals, figures, memory and the sentences, from records with known content."""
+"""Reading a profile: intervals, figures, memory and findings, from records with known content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def covered(pairs):
 
 
 @given(intervals, intervals)
-def test_intervals_are_sets(first, second):
+def test_operations_on_intervals_equal_those_on_sets(first, second):
     a, b = union(first), union(second)
     assert covered(a) == covered(first)
     assert length(a) == len(covered(first))
@@ -46,7 +46,7 @@ counts = st.integers(0, 3)
 
 
 @given(skip_first=counts, wait=counts, warmup=counts, active=st.integers(1, 3), repeat=counts, first=counts)
-def test_the_cycles_are_torchs(skip_first, wait, warmup, active, repeat, first):
+def test_cyclic_schedules_equal_torchs(skip_first, wait, warmup, active, repeat, first):
     ours = cyclic_schedule(skip_first, wait, warmup, active, repeat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of cycles without warmup
@@ -60,7 +60,7 @@ def test_the_cycles_are_torchs(skip_first, wait, warmup, active, repeat, first):
         assert ours(state(batch, profiler)) is torchs(state(batch, profiler))
 
 
-def test_schedules_that_cannot_be():
+def test_invalid_schedules_raise():
     with pytest.raises(TrainerConfigError, match="`active` is 0"):
         cyclic_schedule(active=0)
     with pytest.raises(TrainerConfigError, match="`wait` is -1"):
@@ -69,7 +69,7 @@ def test_schedules_that_cannot_be():
         Profiler(schedule=3)
 
 
-def test_markers():
+def test_markers_record_spans_and_instants():
     recorder = Recorder()
     marker = Marker(recorder, "work", categories=["a", "b"], record_instant_on_finish=True)
     with marker:
@@ -100,7 +100,7 @@ MS = 1_000_000  # nanoseconds
 
 
 def steps(num, step_ms=10, **phases_ms):
-    """Records of steps whose phases follow each other."""
+    """Return the records of steps with consecutive phases."""
     events, now = [], 0
     for _ in range(num):
         events.append(TraceEvent("step", "step", now, step_ms * MS))
@@ -115,7 +115,7 @@ def steps(num, step_ms=10, **phases_ms):
 
 
 def torch_trace(spans, memory=(), num_steps=1, step_ms=10):
-    """A trace of torch's profiler: spans `(category, name, start_ms, duration_ms)`."""
+    """Return a trace as of torch's profiler, with spans `(category, name, start_ms, duration_ms)`."""
     events = [
         {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": n * step_ms * 1e3,
          "dur": step_ms * 1e3, "pid": 1, "tid": 1}
@@ -133,7 +133,7 @@ def torch_trace(spans, memory=(), num_steps=1, step_ms=10):
     return {"traceEvents": events, "baseTimeNanoseconds": 0}
 
 
-def test_data_waits_and_slow_callbacks_are_said():
+def test_waits_for_data_and_slow_callbacks_are_reported():
     report = read_profile([compute_figures(steps(4, data=3, forward=4, **{"MySlow.batch_end": 2}))])
     assert report.find("data").share == pytest.approx(0.3)
     assert "30%" in report.find("data").text
@@ -144,12 +144,12 @@ def test_data_waits_and_slow_callbacks_are_said():
     assert [finding.topic for finding in healthy.findings] == ["steps"]
 
 
-def test_one_slow_step_is_said():
+def test_a_slow_step_is_reported():
     events = [TraceEvent("step", "step", 0, n * MS) for n in (10, 10, 50, 10)]
     assert "slowest took 50.0 ms" in read_profile([compute_figures(events)]).find("steps").text
 
 
-def test_gaps_between_kernels_and_exposed_collectives():
+def test_gaps_between_kernels_and_exposed_collectives_are_reported():
     spans = [
         ("kernel", "gemm", 0, 3),
         ("kernel", "ncclDevKernel_AllReduce", 2, 4),
@@ -169,7 +169,7 @@ def test_gaps_between_kernels_and_exposed_collectives():
     assert "2 times a step" in report.find("syncs").text
 
 
-def test_gaps_between_operators_without_a_device():
+def test_gaps_between_operators_are_reported_without_a_device():
     report = read_profile([compute_figures(steps(1), torch_trace([("cpu_op", "aten::mm", 1, 4)]))])
     assert report.find("gaps").share == pytest.approx(0.6)
     assert "no operator ran during 60%" in report.find("gaps").text
@@ -177,7 +177,7 @@ def test_gaps_between_operators_without_a_device():
     assert busy.find("gaps") is None
 
 
-def test_the_memory_at_the_peak_is_told_by_phase_and_operator(tmp_path):
+def test_peak_memory_is_reported_by_phase_and_operator(tmp_path):
     spans = [
         ("cpu_op", "aten::linear", 0, 2),
         ("cpu_op", "aten::addmm", 0.5, 1),
@@ -211,7 +211,7 @@ def test_the_memory_at_the_peak_is_told_by_phase_and_operator(tmp_path):
         ((100, 100, 900, 100), "9.0 times the median"),
     ],
 )
-def test_leaks_and_spikes_of_memory(peaks, text):
+def test_memory_leaks_and_spikes_are_reported(peaks, text):
     events, memory, held = [], [], 0
     for n, peak in enumerate(peaks):
         base = 10 * n
@@ -223,7 +223,7 @@ def test_leaks_and_spikes_of_memory(peaks, text):
     assert text in report.find("memory").text
 
 
-def test_a_slow_rank_has_a_name():
+def test_a_slow_rank_is_named():
     ranks = [
         Figures(rank=rank, steps=(0.1,), window=0.1, busy=busy)
         for rank, busy in enumerate((0.05, 0.09, 0.06))
@@ -232,11 +232,11 @@ def test_a_slow_rank_has_a_name():
     assert read_profile(ranks[:1]).find("ranks") is None
 
 
-def test_an_empty_profile_says_so():
+def test_an_empty_profile_is_reported():
     assert "no step was recorded" in str(Profiler().report())
 
 
-def test_traces_are_kept_and_replaced_as_asked(tmp_path):
+def test_traces_are_kept_and_overwritten_as_configured(tmp_path):
     def trace(batch):
         names = {"run_name": "r", "rank": 0, "epoch": 0, "batch": batch}
         return Trace(steps(1), 0, 0, 0, names)
@@ -254,7 +254,7 @@ def test_traces_are_kept_and_replaced_as_asked(tmp_path):
         JSONTraceHandler(tmp_path, "trace.json")
 
 
-def test_arguments_of_torchs_profiler():
+def test_arguments_for_torchs_profiler_are_checked():
     with pytest.raises(TrainerConfigError, match="did you mean `torch_prof_with_stack`"):
         Profiler(torch_prof_with_stacks=True)
     with pytest.raises(TrainerConfigError, match=r"ends in `\.html`"):

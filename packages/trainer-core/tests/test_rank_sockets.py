@@ -15,7 +15,7 @@ from hocket.trainer.rank_sockets import RankSockets, connect_ranks
 
 
 class Threads:
-    """The rendezvous of ranks that are threads."""
+    """A rendezvous of ranks that are threads of one process."""
 
     def __init__(self, num_ranks):
         self.num_ranks = num_ranks
@@ -74,7 +74,7 @@ def test_every_rank_gets_the_numbers_of_all_in_order(num_ranks, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_many_ranks_and_those_of_several_hosts_have_no_sockets(monkeypatch, tmp_path):
+def test_many_ranks_and_ranks_on_several_hosts_use_no_sockets(monkeypatch, tmp_path):
     assert on_ranks(9, lambda rank: connect_ranks(rank, num_numbers=1, timeout_s=30)) == [None] * 9
     numbers = iter(range(100))
     monkeypatch.setattr(rank_sockets, "_host_number", lambda: float(next(numbers)))
@@ -82,7 +82,7 @@ def test_many_ranks_and_those_of_several_hosts_have_no_sockets(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("step", ["_listen", "_connect"])
-def test_where_one_rank_cannot_connect_all_do_without(step, monkeypatch, tmp_path):
+def test_no_rank_uses_sockets_if_one_cannot_connect(step, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(rank_sockets, "_SETUP_S", 0.2)
     function = getattr(rank_sockets, step)
@@ -99,7 +99,7 @@ def test_where_one_rank_cannot_connect_all_do_without(step, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_ends_is_named_and_what_it_sent_still_arrives(pair):
+def test_a_rank_that_ended_is_named_and_its_sent_numbers_still_arrive(pair):
     one, other = pair
     number, _ = one.send(1, 2), other.send(3, 4)
     other.close()
@@ -108,7 +108,7 @@ def test_a_rank_that_ends_is_named_and_what_it_sent_still_arrives(pair):
         one.receive(one.send(1, 2))
 
 
-def test_a_rank_that_ends_before_it_sends_is_named(pair):
+def test_a_rank_that_ended_before_it_sent_is_named(pair):
     one, other = pair
     number = one.send(1, 2)
     other.close()
@@ -116,7 +116,7 @@ def test_a_rank_that_ends_before_it_sends_is_named(pair):
         one.receive(number)
 
 
-def test_a_rank_that_is_late_is_named(pair):
+def test_a_late_rank_is_named(pair):
     one, _ = pair
     with pytest.raises(RankFailedError, match=r"rank 1 sent nothing for 0.2 s"):
         one.receive(one.send(1, 2))

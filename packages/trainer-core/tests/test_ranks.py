@@ -1,4 +1,4 @@
-"""Several ranks train as one: the same update as one process, the same time, the same end."""
+"""Several ranks train as one process: the same updates, the same time, the same end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM = 22
 
 
 class SharedLoader:
-    """Divides batches of 8 over the ranks as the streaming loader does, the short last one included."""
+    """Divides batches of 8 over the ranks as the streaming loader does, including a shorter last one."""
 
     def __init__(self, rank, size, *, num=NUM, batch_size=8):
         self.data_parallel = (rank, size)
@@ -61,7 +61,7 @@ class SharedLoader:
 
 
 class OwnLoader:
-    """Yields this rank's share of each batch of 8, and keeps a position that means something to it alone."""
+    """Yields this rank's share of each batch of 8, and keeps a position that only this rank can use."""
 
     def __init__(self, rank, size):
         self.batch_size = 8 // size
@@ -92,7 +92,7 @@ def whole(state):
     ]
 
 
-# Interpreters take seconds to start: the ranks do everything in one go, and the tests look at what came out.
+# Interpreters take seconds to start, so one group of ranks runs all jobs, and the tests check the results.
 UNEVEN = [(config, size, num) for config in (None, {}) for size, num in ((None, 22), (3, 22), (1, 17))]
 
 
@@ -141,7 +141,7 @@ def train_unevenly(place, config, size, num):
 
 @pytest.mark.parametrize("case", range(len(UNEVEN)), ids=map(str, UNEVEN))
 def test_ranks_make_the_update_of_one_process_with_uneven_tails(told, case):
-    # Batches of 8, 8 and 6 (or 1: the first rank has no share of it) samples.
+    # Batches of 8, 8 and 6 samples, or of 8, 8 and 1, of which the first rank has no share.
     num = UNEVEN[case][2]
     logger = InMemoryLogger()
     with make(
@@ -172,7 +172,7 @@ def stop_on_one_rank(place):
         return first, trainer.state.timestamp.counts[:3]
 
 
-def test_a_stop_of_one_rank_ends_all_after_the_same_batch(told):
+def test_stopping_on_one_rank_ends_all_after_the_same_batch(told):
     one, other = (rank["stop"] for rank in told[1])
     assert one == other
     assert one[0][2] in (3, 4)
@@ -196,7 +196,7 @@ def end_early_on_one_rank(place):
         return said, (ends, trainer.state.dataloader_len, trainer.state.timestamp.counts[:5])
 
 
-def test_an_epoch_ends_on_all_ranks_when_one_has_no_more_data(told):
+def test_an_epoch_ends_on_all_ranks_when_one_runs_out_of_data(told):
     (said, one), (_, other) = (rank["early"] for rank in told[1])
     assert one == other == ([3, 6], 3, (0, 2, 6, 48, 0))
     (warning,) = said
@@ -222,7 +222,7 @@ def test_a_rank_without_data_is_named_on_all_before_the_first_step(told):
 
 
 class Sums(Net):
-    """Gives a sum and a weight that only the device knows."""
+    """A model whose loss is a sum and a weight, both tensors on the device."""
 
     def loss(self, outputs, batch):
         weights = (batch[1] + 1).float()
@@ -244,7 +244,7 @@ def train_sums(place):
         return whole(trainer.state), [loss for _, loss in logger.data["loss/train/total"]]
 
 
-def test_a_sum_is_divided_by_the_weight_of_all_ranks(told):
+def test_a_loss_sum_is_divided_by_the_weight_of_all_ranks(told):
     model = Sums()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -279,7 +279,7 @@ def resume(place, folder, duration, *, autoresume):
         return start, whole(trainer.state), torch.get_rng_state()
 
 
-def test_sharded_runs_go_on_with_the_same_bits_and_on_other_numbers_of_ranks(told, capfd):
+def test_sharded_runs_resume_with_the_same_bits_and_on_other_numbers_of_ranks(told, capfd):
     folder, ranks = told
     for rank in ranks:
         (_, values, generator), _, (start, again, generator_again) = rank["resume"]
@@ -305,7 +305,7 @@ def open_and_go_on(folder):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_ranks_goes_on_on_four_and_then_on_one(told, tmp_path):
+def test_a_checkpoint_of_two_ranks_resumes_on_four_and_then_on_one(told, tmp_path):
     folder, ranks = told
     shutil.copytree(f"{folder}/whole", tmp_path / "whole")
     for (start, values, _), (start_again, _, _) in (
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_four_and_then_on_one(told, tmp_pat
 
 
 def train_on_own(place, folder, duration, **arguments):
-    """What this rank trained on, by the first feature, and what it was told."""
+    """Return the samples that this rank trained on, by their first feature, and its warnings."""
     seen = []
     with make(
         train_dataloader=OwnLoader(*place),
@@ -335,7 +335,7 @@ def train_on_own(place, folder, duration, **arguments):
     return seen, told
 
 
-def test_a_loader_that_knows_no_ranks_goes_on_behind_the_batches_of_other_ranks(told):
+def test_a_loader_unaware_of_ranks_resumes_after_the_batches_of_all_ranks(told):
     folder, ranks = told
     batches = [data(24)[range(start, start + 8)][0][:, 0].tolist() for start in (0, 8, 16)]
     for rank, (first, same, other) in enumerate(rank["own"] for rank in ranks):

@@ -1,4 +1,4 @@
-"""The README's script runs as it stands there."""
+"""The README's script runs unchanged."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def test_the_script_in_the_readme_trains():
     (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len([line for line in script.splitlines() if line.strip()]) <= 10
     names = {}
-    exec(compile(script, "README.md", "exec"), names)  # our own text
+    exec(compile(script, "README.md", "exec"), names)  # executes only the repository's own README
     assert names["trainer"].state.timestamp.sample == "1280sp"

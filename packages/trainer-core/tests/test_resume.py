@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the same bits as a run that never stopped."""
+"""A run resumed from a checkpoint has the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.training import FileStore, Net, Watch, data, loader, make, paramete
 
 
 class Augmented(Dataset):
-    """Draws from the process's generators for each sample."""
+    """A data set that draws from the process's random generators for each sample."""
 
     def __init__(self):
         self.samples = data()
@@ -29,7 +29,7 @@ class Augmented(Dataset):
 
 
 class StatefulLoader:
-    """Counts like a streaming loader: the end of an epoch is a position of its own."""
+    """A loader that counts as a streaming loader does, with a position at the end of an epoch."""
 
     def __init__(self):
         self.epoch = self.batch = 0
@@ -102,7 +102,7 @@ def assert_same(one, other):
     assert one[2:] == other[2:]
 
 
-# 5 batches an epoch: in the middle, at the last batch of an epoch, after the epoch, and in the second one.
+# 5 batches an epoch: within an epoch, at its last batch, after it, and within the second one.
 @pytest.mark.parametrize("at", ["3ba", "5ba", "1ep", "8ba"])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_resumed_run_has_the_same_bits(tmp_path, kind, at):
@@ -148,7 +148,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, kind, at):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_resuming_again_and_again_does_not_drift(tmp_path, optimizer):
+def test_resuming_repeatedly_has_the_same_bits(tmp_path, optimizer):
     whole, losses = {}, {}
     with start(losses=whole, optimizer=optimizer, max_duration="12ba") as trainer:
         trainer.fit()
@@ -162,7 +162,7 @@ def test_resuming_again_and_again_does_not_drift(tmp_path, optimizer):
             max_duration="12ba",
             autoresume=True,
         ) as trainer:
-            # Two batches each time; the schedule sees the whole duration.
+            # Each run trains two batches; the schedule uses the whole duration.
             stop_at = trainer.state.timestamp.counts.batch + 2
             if stop_at < 12:
                 trainer.state.callbacks.append(
@@ -185,7 +185,7 @@ def test_an_asynchronous_save_is_committed_when_fit_returns(tmp_path):
     assert names == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
 
 
-def test_a_finished_run_says_so(tmp_path, capfd):
+def test_resuming_a_finished_run_logs_that_it_has_finished(tmp_path, capfd):
     with start(str(tmp_path), losses={}, max_duration="5ba") as trainer:
         trainer.fit()
         with pytest.raises(DurationReachedError, match="`5ba`, and `max_duration` is `5ba`"):
@@ -202,7 +202,7 @@ def test_a_finished_run_says_so(tmp_path, capfd):
 
 def test_a_duration_is_not_added_again_when_a_fit_is_resumed(tmp_path):
     def script(stop_at=None):
-        """Train 4 batches, then 3 more, as a script that is started again does."""
+        """Train 4 batches, then 3 more, as a restarted script does."""
 
         def stop(state):
             if state.timestamp.counts.batch == stop_at:
@@ -223,7 +223,7 @@ def test_a_duration_is_not_added_again_when_a_fit_is_resumed(tmp_path):
     assert script() == (7, 7)
 
 
-def test_autoresume_starts_afresh_or_from_load_path_where_nothing_is_saved(tmp_path):
+def test_autoresume_without_checkpoints_starts_new_or_from_load_path(tmp_path):
     with start(str(tmp_path / "first"), losses={}, max_duration="2ba", autoresume=True) as trainer:
         assert trainer.state.timestamp.batch == "0ba"
         trainer.fit()
@@ -239,7 +239,7 @@ def test_autoresume_starts_afresh_or_from_load_path_where_nothing_is_saved(tmp_p
         assert trainer.state.timestamp.batch == "4ba"
 
 
-def test_a_store_that_is_passed_in_is_used_and_no_package_asked_for(tmp_path, monkeypatch):
+def test_a_given_checkpoint_store_is_used_and_hocket_ckpt_not_imported(tmp_path, monkeypatch):
     import hocket.trainer.providers as providers
 
     monkeypatch.setattr(providers, "entry_points", lambda **selection: ())
@@ -283,7 +283,7 @@ class Counter(Callback):
         self.weights = state["weights"]
 
 
-def test_callbacks_keep_their_numbers_and_tensors(tmp_path):
+def test_callbacks_states_are_resumed(tmp_path):
     with start(str(tmp_path), losses={}, max_duration="3ba", callbacks=[Counter(), Counter()]) as trainer:
         trainer.fit()
     counters = [Counter(), Counter()]
@@ -308,7 +308,7 @@ class Later(Told):
     pass
 
 
-def test_a_callback_may_be_new_or_have_other_entries_than_before(tmp_path):
+def test_a_resume_accepts_new_callbacks_and_new_entries_in_their_states(tmp_path):
     with start(str(tmp_path), losses={}, max_duration="1ba", callbacks=[Told(a=1)]) as trainer:
         trainer.fit()
     told, later = Told(a=0, b=2), Later(c=3)
@@ -318,14 +318,14 @@ def test_a_callback_may_be_new_or_have_other_entries_than_before(tmp_path):
 
 
 class Counting(StatefulLoader):
-    """As a later release of it might be."""
+    """A callback of the same name with more state, as in a later release."""
 
     def state_dict(self):
         return {**super().state_dict(), "drawn": self.epoch * 5 + self.batch}
 
 
 @pytest.mark.parametrize("before", LOADERS)
-def test_the_state_of_a_loader_may_have_other_entries_than_before(tmp_path, before, monkeypatch):
+def test_a_resume_accepts_new_entries_in_a_loaders_state(tmp_path, before, monkeypatch):
     with start(str(tmp_path), kind=before, losses={}, max_duration="2ba") as trainer:
         trainer.fit()
     loader, losses = Counting(), {}
@@ -337,7 +337,7 @@ def test_the_state_of_a_loader_may_have_other_entries_than_before(tmp_path, befo
     assert (loader.epoch, loader.batch) == (0, 3)
 
 
-def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
+def test_the_checkpoint_of_another_optimizer_raises(tmp_path):
     with start(str(tmp_path), losses={}, max_duration="1ba") as trainer:
         trainer.fit()
     model = Net()
@@ -346,7 +346,7 @@ def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
         make(model=model, optimizers=two, load_path=str(tmp_path / "ep0-ba1"))
 
 
-def test_names_are_told_from_time_and_composers_are_understood(tmp_path, capfd):
+def test_checkpoint_names_are_formatted_from_the_time_and_composers_are_accepted(tmp_path, capfd):
     folder = tmp_path / "{run_name}"
     with start(
         str(folder),
@@ -364,7 +364,7 @@ def test_names_are_told_from_time_and_composers_are_understood(tmp_path, capfd):
         start(losses={}, autoresume=True)
 
 
-def test_a_load_fires_its_events(tmp_path):
+def test_loading_fires_its_events(tmp_path):
     heard = []
 
     class Hear(Callback):

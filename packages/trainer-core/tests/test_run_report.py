@@ -1,4 +1,4 @@
-"""The page that a run leaves behind."""
+"""The HTML report that a run writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOID = {"meta"}
 
 
 class Balance(html.parser.HTMLParser):
-    """Checks that tags close in order, and collects the text and what the page refers to."""
+    """Checks that tags close in order, and collects the text and the references of the page."""
 
     def __init__(self, page):
         super().__init__()
@@ -54,7 +54,7 @@ def train(folder, *, duration="10ba", name="calm <otter>", **arguments):
     return report
 
 
-def test_the_page_shows_curves_events_and_settings_and_needs_nothing_else(tmp_path):
+def test_the_report_is_one_file_with_curves_events_and_settings(tmp_path):
     report = train(tmp_path, eval_dataloader=loader(8), eval_interval="1ep")
     page = report.path.read_text()
     seen = Balance(page)
@@ -77,7 +77,7 @@ def test_the_page_shows_curves_events_and_settings_and_needs_nothing_else(tmp_pa
     assert all(0 <= float(part) <= 480 for point in points for part in point.split(","))
 
 
-def test_the_page_of_a_failed_run_has_the_error_and_the_warnings(tmp_path):
+def test_the_report_of_a_failed_run_has_the_error_and_the_warnings(tmp_path):
     class Broken(Net):
         def forward(self, batch):
             raise ZeroDivisionError("no & more")
@@ -106,7 +106,7 @@ def test_a_resumed_run_has_one_report(tmp_path):
 
 
 @given(st.integers(4, 40), st.integers(0, 400))
-def test_series_stay_few_and_keep_the_last_point(limit, num):
+def test_a_series_keeps_few_points_and_the_last_one(limit, num):
     series = Series(limit)
     for step in range(num):
         series.add(step, float(step))
@@ -118,7 +118,7 @@ def test_series_stay_few_and_keep_the_last_point(limit, num):
         assert points[0][0] <= 2 * num / limit + 1
 
 
-def test_a_series_forgets_what_is_done_again():
+def test_a_series_replaces_points_of_repeated_steps():
     series = Series(10, [(1, 1.0), (2, 2.0), (3, 3.0)])
     series.add(2, 9.0)
     assert series.points() == [(1, 1.0), (2, 9.0)]
@@ -132,7 +132,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.just(0.0)
         st.text(max_size=12), st.lists(st.tuples(st.integers(0, 10**9), numbers), min_size=1, max_size=5)
     )
 )
-def test_any_values_make_a_page(series):
+def test_any_values_make_a_valid_report(series):
     page = render(Report(run_name="<x>", outcome="&", series=series))
     Balance(page)
     for points in re.findall(r'points="([^"]*)"', page):

@@ -1,4 +1,4 @@
-"""Plain loaders are divided over the ranks; loaders that divide themselves are left alone."""
+"""Plain loaders are divided over the ranks; loaders that divide their data themselves are not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def collate(samples):
 
 
 class Odd(DataLoader):
-    """A subclass with an argument of its own."""
+    """A subclass of `DataLoader` with an additional argument."""
 
     def __init__(self, dataset, name, **options):
         super().__init__(dataset, **options)
@@ -61,12 +61,12 @@ def test_a_plain_loader_is_copied_with_a_distributed_sampler():
     assert "by a `DistributedSampler` of the trainer" in result.source
 
 
-def test_samples_in_order_stay_in_order():
+def test_an_unshuffled_loader_stays_in_order():
     copied = sharded(DataLoader(list(range(8)), batch_size=2)).spec.dataloader
     assert [batch.tolist() for batch in copied] == [[1, 3], [5, 7]]
 
 
-def test_a_batch_sampler_of_torch_and_no_batches_at_all_are_divided_too():
+def test_loaders_with_torchs_batch_sampler_or_without_batches_are_divided():
     dataset = list(range(8))
     batches = DataLoader(dataset, batch_sampler=BatchSampler(SequentialSampler(dataset), 3, drop_last=False))
     assert [batch.tolist() for batch in sharded(batches).spec.dataloader] == [[1, 3, 5], [7]]
@@ -74,7 +74,7 @@ def test_a_batch_sampler_of_torch_and_no_batches_at_all_are_divided_too():
     assert list(sharded(single).spec.dataloader) == [1, 3, 5, 7]
 
 
-def test_workers_read_the_copys_samples():
+def test_workers_of_the_copied_loader_read_its_samples():
     loader = DataLoader(list(range(8)), batch_size=2, num_workers=1, persistent_workers=True)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     copied = sharded(loader).spec.dataloader
@@ -89,7 +89,7 @@ class Stream(IterableDataset):
 
 
 class EverySecond(Sampler):
-    """A sampler of a user's own, which divides by itself."""
+    """A user's sampler, which divides the data itself."""
 
     def __iter__(self):
         return iter(range(1, 8, 2))
@@ -98,7 +98,7 @@ class EverySecond(Sampler):
         return 4
 
 
-def test_loaders_that_need_no_division_are_left_alone():
+def test_loaders_that_need_no_division_are_not_changed():
     loader = DataLoader(list(range(8)), batch_size=2)
     assert sharded(loader, place=(0, 1)).spec.dataloader is loader
     kept = sharded(loader, auto_shard=False)
@@ -126,7 +126,7 @@ def test_loaders_that_need_no_division_are_left_alone():
         ({"batch_sampler": [[0, 1], [2, 3]]}, "list"),
     ],
 )
-def test_a_sampler_that_cannot_be_divided_is_refused_with_the_line_to_write(options, name):
+def test_a_sampler_that_cannot_be_divided_raises_with_the_code_to_write(options, name):
     with pytest.raises(DataError, match=rf"`{name}`.*all 2 ranks.*sampler=torch.utils.data.DistributedS"):
         sharded(DataLoader(list(range(8)), **options))
 
@@ -185,7 +185,7 @@ def evaluated():
     return seen, sum(len(outputs) for outputs in predicted)
 
 
-def test_ranks_train_on_all_samples_once_an_epoch_in_another_order_each(ranks):
+def test_ranks_train_on_all_samples_once_an_epoch_in_a_new_order_each_epoch(ranks):
     everything = sorted(data(16)[:][0][:, 0].tolist())
     epochs = []
     for start in (0, 4):
@@ -197,13 +197,13 @@ def test_ranks_train_on_all_samples_once_an_epoch_in_another_order_each(ranks):
         assert sum("got a `DistributedSampler`" in notice for notice in rank["whole"][2]) == 1
 
 
-def test_a_resumed_run_reads_on_in_the_order_of_its_checkpoint(ranks):
+def test_a_resumed_run_continues_in_its_checkpoints_order(ranks):
     for rank in ranks:
         assert rank["cut"][0] + rank["rest"][0] == rank["whole"][0]
         assert all(map(torch.equal, rank["whole"][1], rank["rest"][1]))
 
 
-def test_evaluation_and_prediction_divide_their_loaders(ranks):
+def test_loaders_of_evaluation_and_prediction_are_divided(ranks):
     column = data(6)[:][0][:, 0].tolist()
     for rank in ranks:
         seen, num_predicted = rank["evaluated"]

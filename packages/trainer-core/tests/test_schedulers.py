@@ -1,4 +1,4 @@
-"""Schedules against the formulas they are named after, and the learning rates they set."""
+"""Schedules against their formulas, and the learning rates that they set."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ alphas = st.floats(0.0, 2.0)
 
 
 @given(now=st.integers(0, 300), t_max=st.integers(1, 200), alpha_f=alphas)
-def test_cosine_is_torchs_cosine(now, t_max, alpha_f):
+def test_cosine_equals_torchs_cosine(now, t_max, alpha_f):
     parameter = torch.zeros(1)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, t_max, eta_min=alpha_f)
@@ -65,13 +65,13 @@ def test_cosine_is_torchs_cosine(now, t_max, alpha_f):
 
 
 @given(now=st.integers(0, 300), t_max=st.integers(1, 200), alpha_i=alphas, alpha_f=alphas)
-def test_linear(now, t_max, alpha_i, alpha_f):
+def test_linear_equals_the_formula(now, t_max, alpha_i, alpha_f):
     share = min(now, t_max) / t_max
     expected = alpha_i * (1 - share) + alpha_f * share
     assert LinearScheduler(alpha_i, alpha_f, t_max=f"{t_max}ba")(at(now)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_constant_until_its_end():
+def test_constant_scheduler_applies_until_its_end():
     assert [ConstantScheduler(0.5, "10ba")(at(batch)) for batch in (0, 9, 10, 50)] == [0.5, 0.5, 1.0, 1.0]
 
 
@@ -82,7 +82,7 @@ def test_constant_until_its_end():
     alpha_i=alphas,
     alpha_f=alphas,
 )
-def test_warmup_then_the_schedule_over_what_is_left(warmup, rest, now, alpha_i, alpha_f):
+def test_after_a_warmup_the_schedule_runs_over_the_remaining_time(warmup, rest, now, alpha_i, alpha_f):
     t_max = warmup + rest
     share = min(1.0, max(0.0, (now - warmup) / rest))
     cosine = CosineAnnealingWithWarmupScheduler(f"{warmup}ba", f"{t_max}ba", alpha_f=alpha_f)
@@ -102,7 +102,7 @@ def test_warmup_then_the_schedule_over_what_is_left(warmup, rest, now, alpha_i, 
 @given(
     warmup=st.integers(1, 50), rest=st.integers(1, 100), alpha_f=st.floats(0.0, 1.0), now=st.integers(0, 200)
 )
-def test_warmup_has_no_jump_and_stays_in_bounds(warmup, rest, alpha_f, now):
+def test_warmup_is_continuous_and_stays_in_bounds(warmup, rest, alpha_f, now):
     schedule = CosineAnnealingWithWarmupScheduler(f"{warmup}ba", f"{warmup + rest}ba", alpha_f=alpha_f)
     here, there = schedule(at(now)), schedule(at(now + 1))
     assert 0.0 <= here <= 1.0
@@ -111,7 +111,7 @@ def test_warmup_has_no_jump_and_stays_in_bounds(warmup, rest, alpha_f, now):
     assert schedule(at(warmup)) == 1.0
 
 
-def test_times_in_other_units():
+def test_schedules_accept_times_in_any_unit():
     whole = CosineAnnealingScheduler()
     assert whole(at(50)) == pytest.approx(0.5)
     assert whole(at(50, "800sp")) == pytest.approx(0.5)
@@ -132,7 +132,7 @@ def test_the_scale_schedule_ratio_stretches_all_but_warmup_and_shares():
     assert plain(at(50), 0.5) == scaled(at(50), 0.5) == pytest.approx(0.0)
 
 
-def test_times_that_cannot_be_followed():
+def test_invalid_times_raise():
     with pytest.raises(TimeUnitError, match="clock"):
         LinearScheduler(t_max="1h")(at(1))
     with pytest.raises(TimeUnitError, match="`max_duration` is not set"):
@@ -148,7 +148,7 @@ def test_times_that_cannot_be_followed():
     assert schedule(at(0)) == 1.0
 
 
-def test_rates_are_the_initial_ones_times_every_multiplier():
+def test_rates_are_the_initial_rates_times_all_multipliers():
     parameters = [torch.zeros(1), torch.zeros(1)]
     optimizer = torch.optim.AdamW(
         [{"params": parameters[:1], "lr": 0.5}, {"params": parameters[1:]}], lr=0.25
@@ -178,7 +178,7 @@ def test_rates_that_are_tensors_are_filled_in_place():
     assert rate.item() == 0.25
 
 
-def test_schedules_that_advance_with_epochs():
+def test_schedules_may_advance_by_epochs():
     state = at(17, dataloader_len=5)
     state.timestamp = Timestamp(epoch=3, batch=17, batch_in_epoch=2, sample=170, sample_in_epoch=20)
     state.optimizers, state.schedulers = [torch.optim.SGD([torch.zeros(1)], lr=1.0)], [LinearScheduler()]
@@ -220,7 +220,7 @@ def sgd():
 
 @settings(max_examples=30)
 @given(step=st.integers(1, 20), gamma=st.floats(0.1, 1.0), milestones=st.sets(st.integers(1, 40), max_size=4))
-def test_steps_are_torchs_steps(step, gamma, milestones):
+def test_step_schedules_equal_torchs(step, gamma, milestones):
     step_lr = torch.optim.lr_scheduler.StepLR(sgd(), step, gamma)
     multi_lr = torch.optim.lr_scheduler.MultiStepLR(sgd(), sorted(milestones), gamma)
     exponential_lr = torch.optim.lr_scheduler.ExponentialLR(sgd(), gamma)
@@ -235,7 +235,7 @@ def test_steps_are_torchs_steps(step, gamma, milestones):
 
 @settings(max_examples=30)
 @given(t_0=st.integers(1, 20), t_mult=st.integers(1, 3), alpha_f=st.floats(0.0, 1.0))
-def test_warm_restarts_are_torchs(t_0, t_mult, alpha_f):
+def test_warm_restarts_equal_torchs(t_0, t_mult, alpha_f):
     theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd(), t_0, t_mult, eta_min=alpha_f)
     ours = CosineAnnealingWarmRestartsScheduler(f"{t_0}ba", t_mult, alpha_f=alpha_f)
     assert [ours(at(now)) for now in range(60)] == pytest.approx(torchs_rates(theirs, 60), abs=1e-9)
@@ -243,14 +243,14 @@ def test_warm_restarts_are_torchs(t_0, t_mult, alpha_f):
 
 @settings(max_examples=30)
 @given(t_max=st.integers(1, 60), power=st.floats(0.5, 3.0))
-def test_polynomial_is_torchs(t_max, power):
+def test_polynomial_equals_torchs(t_max, power):
     theirs = torch.optim.lr_scheduler.PolynomialLR(sgd(), t_max, power)
     ours = PolynomialScheduler(power, f"{t_max}ba")
     assert [ours(at(now)) for now in range(60)] == pytest.approx(torchs_rates(theirs, 60), abs=1e-6)
 
 
 @given(warmup=st.integers(1, 20), rest=st.integers(1, 40), power=st.floats(0.5, 3.0), now=st.integers(0, 80))
-def test_polynomial_and_steps_after_a_warmup(warmup, rest, power, now):
+def test_polynomial_and_step_schedules_after_a_warmup_equal_the_formulas(warmup, rest, power, now):
     t_max = warmup + rest
     decay = PolynomialWithWarmupScheduler(f"{warmup}ba", power, t_max=f"{t_max}ba", alpha_f=0.1)
     steps = MultiStepWithWarmupScheduler(f"{warmup}ba", [f"{t_max}ba", "1ba"], gamma=0.5)
@@ -283,7 +283,7 @@ EVERY_SCHEDULE = {
 @pytest.mark.parametrize("name", EVERY_SCHEDULE)
 @settings(max_examples=25)
 @given(epochs=st.integers(1, 5), epoch_len=st.integers(1, 9), now=st.integers(0, 60))
-def test_one_length_in_any_unit_gives_one_schedule(name, epochs, epoch_len, now):
+def test_a_length_gives_the_same_schedule_in_any_unit(name, epochs, epoch_len, now):
     make, batches = EVERY_SCHEDULE[name], epochs * epoch_len
     state = at(now, f"{batches}ba", dataloader_len=epoch_len)
     expected = make(f"{batches}ba")(state)
@@ -291,7 +291,7 @@ def test_one_length_in_any_unit_gives_one_schedule(name, epochs, epoch_len, now)
     assert make("1dur")(state) == expected
     state.max_duration = ensure_time(f"{epochs}ep")
     assert make("1dur")(state) == expected
-    # A batch is 8 samples and 64 tokens; the schedules' own `200ba` and so on stay in batches.
+    # A batch is 8 samples and 64 tokens; the schedules' other times, such as `200ba`, stay in batches.
     state.timestamp = Timestamp(batch=now, sample=8 * now, token=64 * now)
     if "with" not in name and "stable" not in name:
         assert make(f"{8 * batches}sp")(state) == pytest.approx(expected)
@@ -301,11 +301,11 @@ def test_one_length_in_any_unit_gives_one_schedule(name, epochs, epoch_len, now)
 @pytest.mark.parametrize("name", EVERY_SCHEDULE)
 @settings(max_examples=25)
 @given(now=st.integers(0, 90), ratio=st.sampled_from([0.25, 0.5, 2.0, 4.0]))
-def test_a_stretched_schedule_is_the_schedule_at_the_stretched_time(name, now, ratio):
-    """Acceptance 6: ratio 0.5 evaluates every schedule at t / 0.5; a warmup stays as it is."""
+def test_a_scaled_schedule_equals_the_schedule_at_the_scaled_time(name, now, ratio):
+    """A ratio of 0.5 evaluates every schedule at t / 0.5; a warmup is not scaled."""
     schedule = EVERY_SCHEDULE[name]("24ba")
     if "warmup" in name:
-        past = max(now, 24)  # the warmup is over, stretched or not
+        past = max(now, 24)  # after the warmup, scaled or not
         if ratio * 150 > past:
             return
         assert schedule(at(2000), ratio) == schedule(at(2000))
@@ -318,7 +318,7 @@ def test_a_stretched_schedule_is_the_schedule_at_the_stretched_time(name, now, r
 @given(
     warmup=st.integers(0, 20), stable=st.integers(0, 40), decay=st.integers(1, 30), now=st.integers(0, 120)
 )
-def test_warmup_stable_decay(warmup, stable, decay, now):
+def test_warmup_stable_decay_equals_the_formula(warmup, stable, decay, now):
     end = warmup + stable + decay
     shapes = {"linear": lambda s: 1 - s, "cosine": lambda s: (1 + math.cos(math.pi * s)) / 2}
     for shape, value in {**shapes, "sqrt": lambda s: 1 - math.sqrt(s)}.items():
@@ -347,7 +347,7 @@ def test_decay_now_ends_training_and_is_stored():
     resumed.load_state_dict(schedule.state_dict())
     assert [resumed(at(now, "60ba")) for now in (40, 45, 50, 60)] == [1.0, 0.75, 0.5, 0.0]
     assert WarmupStableDecayScheduler("10ba").state_dict() == {}
-    # Within the warmup the decay multiplies what the warmup has reached.
+    # A decay that starts within the warmup multiplies the rate that the warmup has reached.
     early = WarmupStableDecayScheduler("10ba")
     early.decay_now(at(5), "10ba")
     assert [early(at(now)) for now in (5, 10, 15)] == [0.5, 0.5, 0.0]
@@ -374,7 +374,7 @@ def test_batch_sizes_grow_in_equal_steps(initial, growth, unit, sample):
     assert size(sample) == first + unit * (growth * min(sample, 2000) // 2000)
 
 
-def test_schedules_that_cannot_be():
+def test_invalid_schedules_raise():
     with pytest.raises(TimeValueError, match="`step_size`"):
         StepScheduler("0ba")
     with pytest.raises(TimeValueError, match="comes to less than one"):

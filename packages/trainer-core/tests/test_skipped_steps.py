@@ -1,4 +1,4 @@
-"""Named steps are passed without training on their data."""
+"""`steps_to_skip`: the given steps read their data without training on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trained(steps_to_skip=None, *, spoil=None, **options):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "amp_fp16"])
-def test_a_skipped_step_changes_nothing_and_the_time_goes_on(precision):
+def test_a_skipped_step_changes_only_the_time(precision):
     trainer, at, losses = trained([2, "4-4"], spoil=1, precision=precision)
     assert trainer.state.timestamp.batch == 5
     assert trainer.state.timestamp.sample == 20
@@ -46,12 +46,12 @@ def test_a_skipped_step_changes_nothing_and_the_time_goes_on(precision):
     assert state == 3
 
 
-def test_bad_data_ends_a_run_that_does_not_skip_it():
+def test_bad_data_ends_a_run_unless_its_step_is_skipped():
     with pytest.raises(FloatingPointError, match="batch 2"):
         trained(spoil=1)
 
 
-def test_steps_are_named_as_in_the_log():
+def test_step_ranges_are_parsed_and_invalid_ones_raise():
     assert step_ranges(None) == ()
     assert step_ranges(7) == (range(7, 8),)
     assert step_ranges(["3-5", range(8, 9)]) == (range(3, 6), range(8, 9))

@@ -1,4 +1,4 @@
-"""The train step: standard, with a closure, wrapped, and a user's own."""
+"""The train step: standard, with a closure, wrapped, and defined by the user."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_lbfgs_trains_as_in_a_plain_loop():
         assert [loss for _, loss in logger.data["loss/train/total"]] == first
 
 
-def test_each_evaluation_of_a_closure_is_clipped_alike():
+def test_gradients_are_clipped_in_each_evaluation_of_a_closure():
     norms = []
 
     class Clip(Algorithm):
@@ -64,7 +64,7 @@ def test_each_evaluation_of_a_closure_is_clipped_alike():
     assert forwards == len(norms) > 1
 
 
-def test_a_closure_step_refuses_fp16_and_several_optimizers():
+def test_a_closure_step_with_fp16_or_several_optimizers_raises():
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(TrainerConfigError, match=r"`LBFGS`.*`precision` is `amp_fp16`"):
@@ -72,7 +72,7 @@ def test_a_closure_step_refuses_fp16_and_several_optimizers():
 
 
 class Wrapped:
-    """Computes the gradients twice, at the parameters and a little beside them, as SAM does."""
+    """Computes the gradients twice, at the parameters and at a nearby point, as SAM does."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -114,7 +114,7 @@ def reference_of_wrapped(num_batches):
 
 
 @pytest.mark.parametrize("by", ["argument", "algorithm"])
-def test_a_step_may_be_wrapped_and_gradients_computed_again(by):
+def test_a_step_may_be_wrapped_and_compute_gradients_twice(by):
     class Wrap(Algorithm):
         def match(self, event, state):
             return event is Event.INIT
@@ -129,7 +129,7 @@ def test_a_step_may_be_wrapped_and_gradients_computed_again(by):
         assert_same(reference_of_wrapped(3), parameters(trainer))
 
 
-def test_a_function_computes_the_gradients():
+def test_a_function_as_train_step_computes_the_gradients():
     def double_loss(state, batch):
         loss = 2 * state.model.loss(state.module(batch), batch)
         loss.backward()
@@ -230,7 +230,7 @@ def test_a_gan_trains_two_optimizers_each_with_its_own_schedule(tmp_path):
         assert_same(whole, parameters(trainer))
 
 
-def test_what_is_no_step_is_refused():
+def test_an_invalid_train_step_raises():
     with pytest.raises(TrainerConfigError, match="`train_step` is a `int`"):
         make(train_step=3)
     with pytest.raises(TrainerConfigError, match="`optimizers` has a `str`"):
@@ -238,7 +238,7 @@ def test_what_is_no_step_is_refused():
 
 
 class Plain(nn.Module):
-    """Knows neither batches nor losses."""
+    """A plain module, which handles neither batches nor losses."""
 
     def __init__(self):
         super().__init__()
@@ -250,7 +250,7 @@ class Plain(nn.Module):
 
 
 class WithLoss(Plain):
-    """Returns an object with a loss, as Hugging Face's models do."""
+    """A module that returns an object with a loss, as Hugging Face's models do."""
 
     def forward(self, x, labels=None):
         logits = self.layers(x)

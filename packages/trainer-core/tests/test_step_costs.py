@@ -1,4 +1,4 @@
-"""What a step may cost: its collectives are counted, and many steps leave nothing behind."""
+"""The costs of a step: the number of its collectives, and no leaks over many steps."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Here(Elsewhere):
 
 
 def batches(rank):
-    """As many batches for each of two ranks, in a list."""
+    """Return a list of batches, equally many for each of two ranks."""
     x, y = data().tensors
     return list(zip(x.split(2)[rank::2], y.split(2)[rank::2], strict=True))
 
 
 def collectives():
-    """How many collectives each process group has begun."""
+    """Return how many collectives each process group has started."""
     groups = dist.distributed_c10d._world.pg_map
     return sum(group._get_sequence_number_for_group() for group in groups)
 
@@ -80,26 +80,26 @@ def count_on_a_rank():
         "an algorithm at the batch": {"algorithms": Here()},
     }
     counts = {name: collectives_of_a_step(**arguments)[0] for name, arguments in cases.items()}
-    # As on several hosts.
+    # Without sockets, as on several hosts.
     step_sync.connect_ranks = lambda *ranks, **options: None
     for name in ("plain", "an algorithm at the batch"):
         counts[f"{name}, without sockets"] = collectives_of_a_step(**cases[name])[0]
     return policies, counts
 
 
-def test_the_collectives_of_a_step():
-    """One for the gradients (the model fits one bucket); the agreement is one where there are no sockets."""
+def test_a_step_takes_the_expected_number_of_collectives():
+    """Expect one for the gradients, which fit one bucket, and one for the exchange without sockets."""
     for policies, counts in run_ranks(count_on_a_rank, 2, timeout_s=240):
         assert counts == {
             "plain": 1,
             "clipped": 1,  # gradients are whole on each rank
-            "logged": 2,  # the mean loss; nobody waits for it
+            "logged": 2,  # the mean loss, which the step does not wait for
             "logged at times": 1,
             "callbacks that may touch the batch": 1,
             "an algorithm elsewhere": 1,
             "an algorithm at the batch": 1,
             "plain, without sockets": 2,
-            "an algorithm at the batch, without sockets": 3,  # the batch's facts again
+            "an algorithm at the batch, without sockets": 3,  # the batch's counts are exchanged again
         }
         steps = {policy: step for policy, (step, _) in policies.items()}
         assert steps == {"every": 2, "last": 1, "replicas_last": 1, None: 1}
@@ -109,13 +109,13 @@ def test_the_collectives_of_a_step():
                 torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_policy_of_gradient_synchronisation_is_checked():
+def test_an_unknown_gradient_sync_policy_raises():
     with pytest.raises(TrainerConfigError, match="`gradient_sync` is 'first'; expected one of `every`"):
         make(gradient_sync="first")
 
 
 class Rates(LRMonitor):
-    """A callback of the user's, by way of one of ours."""
+    """A user's callback that inherits from one of Hocket's."""
 
     def batch_end(self, state, logger):
         assert state.outputs is not None
@@ -153,8 +153,8 @@ class AroundStandard:
         ({"train_step": AroundStandard}, True),
     ],
 )
-def test_outputs_are_freed_before_the_backward_pass_where_nobody_may_read_them(arguments, are_kept, capsys):
-    """Large outputs, such as logits, would otherwise be held through the backward pass and the update."""
+def test_outputs_are_freed_before_backward_unless_a_callback_may_read_them(arguments, are_kept, capsys):
+    """Otherwise large outputs, such as logits, would stay in memory until after the update."""
     held = []
     with make(max_duration="2ba", **arguments) as trainer:
         state = trainer.state
@@ -177,8 +177,8 @@ def test_outputs_are_freed_before_the_backward_pass_where_nobody_may_read_them(a
 
 
 @pytest.mark.slow
-def test_many_steps_leave_nothing(tmp_path):
-    """Of 10,000 steps the last 8,000 are measured, with parts at work that work in each step."""
+def test_many_steps_leak_no_objects_threads_or_files(tmp_path):
+    """Measure the last 8,000 of 10,000 steps, with components that run in each step."""
     sizes = []
 
     def measure(state):
@@ -200,11 +200,11 @@ def test_many_steps_leave_nothing(tmp_path):
         trainer.fit()
     (blocks, threads, files), (blocks_after, *others) = sizes
     assert others == [threads, files]
-    # Not one object in ten steps.
+    # Fewer than one object in ten steps.
     assert blocks_after - blocks < 500
 
 
-def test_what_is_there_is_frozen_during_the_first_fit_of_a_process(monkeypatch):
+def test_existing_objects_are_frozen_in_the_first_fit_of_a_process(monkeypatch):
     monkeypatch.setattr(garbage, "_has_frozen", False)
     frozen = []
     watch = Watch(lambda state: frozen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
@@ -231,7 +231,7 @@ def test_a_failed_fit_leaves_nothing_frozen(monkeypatch):
 
 
 @pytest.mark.parametrize("gc_interval", [None, 3])
-def test_what_the_caller_froze_stays_frozen(gc_interval, monkeypatch):
+def test_objects_that_the_caller_froze_stay_frozen(gc_interval, monkeypatch):
     monkeypatch.setattr(garbage, "_has_frozen", False)
     with make(gc_interval=gc_interval, max_duration="2ba") as trainer:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Callbacks that stop a training, with real trainings."""
+"""Callbacks that stop a training: early stopping, thresholds and time limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.training import FileStore, Net, Watch, loader, make
 
 
 class Scripted(Net):
-    """A classifier whose metric `Score` takes the values of a script, one for each evaluation."""
+    """A classifier whose metric `Score` has given values, one for each evaluation."""
 
     def __init__(self, *scores):
         super().__init__()
@@ -70,7 +70,7 @@ def test_early_stopping_waits_for_its_patience(options, scores, epochs):
     assert train(EarlyStopper("metrics/eval/Score", **options), scores) == epochs
 
 
-def test_the_comparison_follows_from_the_name():
+def test_early_stopper_derives_the_comparison_from_the_metrics_name():
     assert EarlyStopper("ValLoss", "eval")._is_better(1, 2)
     assert EarlyStopper("LanguagePerplexity", "eval")._is_better(1, 2)
     assert EarlyStopper("MulticlassAccuracy", "eval")._is_better(2, 1)
@@ -78,7 +78,7 @@ def test_the_comparison_follows_from_the_name():
         EarlyStopper("Score", "eval", comp="best")
 
 
-def test_early_stopping_goes_on_after_a_resume(tmp_path):
+def test_early_stopping_resumes_its_count(tmp_path):
     scores = [5, 3, 2, 2, 2, 2]
     store = {"checkpoint_store": FileStore(tmp_path), "save_interval": "1ep"}
     assert train(EarlyStopper("Score", "eval"), scores, max_duration="2ep", **store) == 2
@@ -87,14 +87,14 @@ def test_early_stopping_goes_on_after_a_resume(tmp_path):
     assert (resumed.best, resumed.best_at) == (5, 1)
 
 
-def test_a_threshold_stops():
+def test_a_threshold_stops_the_training():
     assert train(ThresholdStopper("metrics/eval/Score", threshold=2.5), [1, 2, 3, 4, 5, 6]) == 3
     assert train(ThresholdStopper("Score", "eval", 2.5, comp="lt"), [4, 3, 2, 1, 1, 1]) == 3
     with pytest.raises(TrainerConfigError, match="`threshold` is missing"):
         ThresholdStopper("Score", "eval")
 
 
-def test_unknown_metrics_and_labels_name_those_there_are():
+def test_unknown_metrics_and_labels_raise_with_the_existing_ones():
     with pytest.raises(
         TrainerConfigError, match="no metric `Accuracies` to monitor; there are: `Accuracy`, `Score`"
     ):
@@ -109,7 +109,7 @@ def test_unknown_metrics_and_labels_name_those_there_are():
         EarlyStopper("Score", "eval", patience="3tok")
 
 
-def test_the_time_limit_counts_over_restarts_if_asked(tmp_path):
+def test_the_time_limit_includes_earlier_runs_if_configured(tmp_path):
     def run(limit, **options):
         stopper = MaxTimeStopper(limit, **options)
         slow = Watch(lambda state: time.sleep(0.15))
@@ -120,7 +120,7 @@ def test_the_time_limit_counts_over_restarts_if_asked(tmp_path):
 
     first = run("1sec")
     assert 1 <= first <= 8
-    assert run("1sec") == first + 1  # the time is up: one batch, and its checkpoint
+    assert run("1sec") == first + 1  # the time is over: the run makes one batch and its checkpoint
     assert run("1sec", over_restarts=False) >= first + 2
     with pytest.raises(TimeValueError, match="expected a wall-clock time"):
         MaxTimeStopper("3ep")

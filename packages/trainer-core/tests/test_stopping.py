@@ -1,4 +1,4 @@
-"""What holds when a run ends early, could not be made, skips a step, or runs out of data unevenly."""
+"""Runs that end early, cannot start, skip a step, or run out of data at different times on their ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.training import Watch, loader, make, parameters
 
 
 class StopDuring(Callback):
-    """Stops the training while it makes a step."""
+    """A callback that stops the training during a step."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -27,7 +27,7 @@ class StopDuring(Callback):
             state.stop_training()
 
 
-def test_a_batch_in_which_training_is_stopped_keeps_its_learning_rate():
+def test_stopping_during_a_batch_keeps_its_learning_rate():
     memory = InMemoryLogger()
     callbacks = [StopDuring(3), LRMonitor()]
     with make(
@@ -40,7 +40,7 @@ def test_a_batch_in_which_training_is_stopped_keeps_its_learning_rate():
     assert rates == pytest.approx([0.1, 0.09, 0.08, 0.07])
 
 
-def test_a_stopped_run_goes_on_with_the_next_fit():
+def test_a_stopped_run_continues_with_the_next_fit():
     with make(max_duration="6ba", callbacks=[Watch(lambda state: state.stop_training())]) as trainer:
         for expected in (1, 2):
             trainer.fit()
@@ -48,7 +48,7 @@ def test_a_stopped_run_goes_on_with_the_next_fit():
 
 
 class NoSuchCheckpoint:
-    """A store without the checkpoint that is asked for."""
+    """A store without the requested checkpoint."""
 
     def save(self, state, **options):
         raise AssertionError("nothing was to be saved")
@@ -63,14 +63,14 @@ class NoSuchCheckpoint:
         raise AssertionError("nothing was to be deleted")
 
 
-def test_a_trainer_that_could_not_be_made_lets_go_of_its_callbacks():
+def test_a_trainer_that_fails_to_start_releases_its_callbacks():
     mine = StopDuring(0)
     with pytest.raises(FileNotFoundError, match="`gone`"):
         make(max_duration="1ep", callbacks=mine, load_path="gone", checkpoint_store=NoSuchCheckpoint())
     make(max_duration="1ep", callbacks=mine).close()
 
 
-def test_fp16_goes_on_after_a_step_without_weight():
+def test_fp16_continues_after_a_step_without_loss_weight():
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     precision = Precision("amp_fp16", torch.device("cpu"))
@@ -81,7 +81,7 @@ def test_fp16_goes_on_after_a_step_without_weight():
     assert torch.allclose(parameter, torch.full((3,), 0.9))
 
 
-def test_another_kind_of_optimizer_is_refused(tmp_path):
+def test_resuming_with_another_class_of_optimizer_raises(tmp_path):
     with make(max_duration="2ba", save_folder=str(tmp_path)) as trainer:
         trainer.fit()
     model = make().state.model
@@ -91,7 +91,7 @@ def test_another_kind_of_optimizer_is_refused(tmp_path):
 
 
 class Counting:
-    """A `Stateful` loader of so many batches an epoch, which goes on where its state says."""
+    """A `Stateful` loader of `num_batches` batches an epoch, which resumes at the position of its state."""
 
     def __init__(self, num_batches: int) -> None:
         self.batches = list(loader(4 * num_batches))
@@ -128,7 +128,7 @@ def test_the_shortest_loader_ends_an_epoch_for_all_ranks():
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_save_folder_that_cannot_be_reached_is_told_before_training(monkeypatch):
+def test_an_unreachable_save_folder_raises_before_training(monkeypatch):
     from hocket.native.errors import StoreError
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SKIP_SIGNATURE"):

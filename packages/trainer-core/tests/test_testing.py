@@ -1,4 +1,4 @@
-"""The suites of the seams: what is right passes, and each thing that goes wrong is caught and named."""
+"""The conformance suites of `hocket.trainer.testing`: correct classes pass, each kind of error is named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hocket.trainer.testing import (
 
 
 class Deck:
-    """Deals cards for ever; its state is right."""
+    """An endless card dealer with a correct state."""
 
     def __init__(self):
         self.dealt = []
@@ -72,7 +72,7 @@ class AddingDeck(Deck):
         super().load_state_dict({**state, "dealt": self.dealt + state["dealt"]})
 
 
-def test_stateful():
+def test_check_stateful_names_each_error():
     check_stateful(Deck, Deck.deal, observe=lambda deck: [deck.deal() for _ in range(5)])
     for wrong, message in [
         (LiveDeck, "returned live parts"),
@@ -101,7 +101,7 @@ class Narrow(Callback):
     def batch_end(self, state): ...
 
 
-def test_callbacks():
+def test_check_callback_names_each_error():
     for make in (LRMonitor, SpeedMonitor, ConsoleLogger):
         check_callback(make)
     for wrong, message in [
@@ -113,7 +113,7 @@ def test_callbacks():
             check_callback(wrong)
 
 
-def test_loggers(tmp_path, capsys):
+def test_check_logger_names_each_error(tmp_path, capsys):
     path = tmp_path / "log.txt"
 
     def lines():
@@ -171,7 +171,7 @@ class Copies(SingleProcess):
         return copy.deepcopy(model)
 
 
-def test_parallelism():
+def test_check_parallelism_names_each_error():
     def make(cls):
         return lambda: cls(torch.device("cpu"))
 
@@ -187,7 +187,7 @@ def test_parallelism():
 
 
 class FolderStore:
-    """A store of pickles in a folder, to hold the suite against; synchronous whatever is asked."""
+    """A correct store of pickles in a folder, which saves synchronously in every mode."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -271,7 +271,7 @@ class Backwards(FolderStore):
 
 
 class Late(FolderStore):
-    """Reads the tensors of an asynchronous save when it is waited for, and not before."""
+    """Reads the tensors of an asynchronous save only when the caller waits for it."""
 
     def save(self, state, *, mode="sync", **options):
         if mode == "sync":
@@ -281,7 +281,7 @@ class Late(FolderStore):
         return handle
 
 
-def test_checkpoint_store(tmp_path_factory):
+def test_check_checkpoint_store_names_each_error(tmp_path_factory):
     def make(cls):
         folder = tmp_path_factory.mktemp("store")
         return lambda: cls(folder)
@@ -297,7 +297,7 @@ def test_checkpoint_store(tmp_path_factory):
             check_checkpoint_store(make(wrong))
 
 
-def test_what_is_no_destination_is_caught():
+def test_check_logger_rejects_misnamed_methods():
     class Misnamed(LoggerDestination):
         def batch_ends(self, state, logger): ...
 
@@ -308,7 +308,7 @@ def test_what_is_no_destination_is_caught():
 
 
 class Adds:
-    """A step whose second computation of the gradients adds to the first."""
+    """A step whose second computation of the gradients adds to the first one."""
 
     def __init__(self, standard):
         self.standard = standard
@@ -337,7 +337,7 @@ class Leaves:
             optimizer.step()
 
 
-def test_steps_that_break_their_promise_are_found():
+def test_check_train_step_names_each_error():
     check_train_step(lambda standard: standard)
     with pytest.raises(AssertionError, match="it must replace the first"):
         check_train_step(Adds)
@@ -346,7 +346,7 @@ def test_steps_that_break_their_promise_are_found():
 
 
 class Planned:
-    """Divides batches of 4 rows of 10 over its ranks; the last has 2 rows."""
+    """A loader that divides batches of 4 of 10 rows over its ranks; the last batch has 2 rows."""
 
     def __init__(self, rank, size, *, forgets=False):
         self.data_parallel, self.forgets, self.share = (rank, size), forgets, (0, 0)
@@ -362,7 +362,7 @@ class Planned:
         return self.share
 
 
-def test_plans_whose_shares_do_not_add_up_are_found():
+def test_plans_whose_shares_do_not_add_up_raise():
     check_data_plan(Planned)
     check_data_plan(Planned, num_ranks=3)
     with pytest.raises(AssertionError, match="add up to 6, which is not the global batch"):
@@ -372,7 +372,7 @@ def test_plans_whose_shares_do_not_add_up_are_found():
 
 
 class FadingNoise(Algorithm):
-    """Noise on the inputs that shrinks with every batch."""
+    """Adds noise to the inputs that shrinks with every batch."""
 
     events = frozenset({Event.AFTER_DATALOADER})
 
@@ -424,7 +424,7 @@ class NamesEvents(FadingNoise):
     events = frozenset({"after_dataloader"})
 
 
-def test_algorithms():
+def test_check_algorithm_names_each_error():
     check_algorithm(FadingNoise())
     for wrong, message in [
         (Forgets, "continues after batch 2 differs"),

@@ -26,7 +26,7 @@ times = st.one_of(
 
 
 @given(times)
-def test_a_time_survives_its_own_text_and_pickle(time):
+def test_a_time_round_trips_through_text_and_pickle(time):
     assert Time.from_timestring(str(time)) == time
     assert type(Time.from_timestring(str(time)).value) is type(time.value)
     assert pickle.loads(pickle.dumps(time)) == time
@@ -49,7 +49,7 @@ def test_a_time_survives_its_own_text_and_pickle(time):
         (" 2 EP ", 2, "ep"),
     ],
 )
-def test_time_strings(text, value, unit):
+def test_time_strings_are_parsed(text, value, unit):
     assert Time.from_timestring(text) == Time(value, unit)
 
 
@@ -57,20 +57,20 @@ def test_time_strings(text, value, unit):
     "text",
     ["", "ep", "10", "10xx", "1.5ep", "1e-1ba", "h", "1m1h", "nandur", "infdur", "1e9999ba", "10 e p", "٣ep"],
 )
-def test_text_that_is_no_time_is_refused_and_named(text):
+def test_invalid_time_strings_raise_with_their_text(text):
     with pytest.raises(TimeValueError) as raised:
         Time.from_timestring(text)
     assert f"`{text}`" in str(raised.value)
 
 
 @given(hours=st.integers(0, 999), minutes=st.integers(0, 999), seconds=st.integers(0, 999))
-def test_clock_spans(hours, minutes, seconds):
+def test_wall_clock_spans_are_parsed(hours, minutes, seconds):
     span = Time.from_timestring(f"{hours}h{minutes}m{seconds}s")
     assert span == Time(hours * 3600 + minutes * 60 + seconds, "sec")
 
 
 @given(counts, counts, whole_units)
-def test_arithmetic_and_order_are_those_of_the_numbers(left, right, unit):
+def test_arithmetic_and_order_equal_those_of_the_numbers(left, right, unit):
     a, b = Time(left, unit), Time(right, unit)
     assert (a + b).value == left + right
     assert (a - b).value == left - right
@@ -88,7 +88,7 @@ def test_arithmetic_and_order_are_those_of_the_numbers(left, right, unit):
 
 
 @given(times, times)
-def test_units_do_not_mix(a, b):
+def test_mixing_units_raises(a, b):
     if a.unit is b.unit:
         return
     assert a != b
@@ -116,21 +116,21 @@ def test_hash_agrees_with_equality(value, unit):
 
 
 @pytest.mark.parametrize("bad", [1.5, 2.0, "3", None, True, float("nan")])
-def test_whole_units_take_whole_numbers_only(bad):
+def test_integer_units_accept_integers_only(bad):
     with pytest.raises(TimeValueError) as raised:
         Time(bad, "ep")
     assert isinstance(raised.value, TypeError)
     assert isinstance(raised.value, ValueError)
 
 
-def test_a_bare_number_needs_a_unit():
+def test_a_number_without_a_unit_raises():
     assert ensure_time(3, TimeUnit.EPOCH) == Time(3, "ep")
     assert ensure_time("3ba", TimeUnit.EPOCH) == Time(3, "ba")
     with pytest.raises(TimeValueError, match="no unit"):
         ensure_time(3)
 
 
-def test_a_time_never_changes():
+def test_a_time_is_immutable():
     with pytest.raises(AttributeError):
         Time(1, "ep").value = 2
     with pytest.raises(AttributeError, match="copy"):
@@ -148,7 +148,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_a_timestamp_counts_what_happened(history):
+def test_a_timestamp_counts_batches_samples_tokens_and_epochs(history):
     now = Timestamp()
     total = {"batch": 0, "sample": 0, "token": 0, "epoch": 0}
     in_epoch = {"batch": 0, "sample": 0, "token": 0}
@@ -175,7 +175,7 @@ def test_a_timestamp_counts_what_happened(history):
     assert pickle.loads(pickle.dumps(now)) == now
 
 
-def test_a_timestamp_compares_in_the_unit_of_the_other():
+def test_a_timestamp_compares_in_the_unit_of_the_other_operand():
     now = Timestamp(epoch=2, batch=Time(20, "ba"), sample=640, total_wct=timedelta(seconds=61.5))
     assert now >= "2ep"
     assert now < Time(3, "ep")
@@ -207,7 +207,7 @@ class _State:
 
 
 def fired_batches(is_time, max_duration, *, epoch_len, start=None):
-    """Run the events of a training; return (batch, event) of each time `is_time` answered true."""
+    """Run the events of a training; return the (batch, event) pairs for which `is_time` returned true."""
     state = _State(ensure_time(max_duration), epoch_len)
     state.timestamp = start or Timestamp()
     fired = []
@@ -243,11 +243,11 @@ def fired_batches(is_time, max_duration, *, epoch_len, start=None):
         ("5dur", []),
     ],
 )
-def test_intervals(interval, batches):
+def test_every_fires_at_the_interval(interval, batches):
     assert [batch for batch, _ in fired_batches(every(interval), "12ba", epoch_len=5)] == batches
 
 
-def test_the_end_of_training_is_met_once_and_at_the_asked_events():
+def test_every_fires_once_at_the_end_of_training_at_the_configured_events():
     is_time = every("4ba", include_end_of_training=True, checkpoint_events=True)
     assert fired_batches(is_time, "2ep", epoch_len=5) == [
         (4, "batch_checkpoint"),
@@ -267,7 +267,7 @@ def test_the_end_of_training_is_met_once_and_at_the_asked_events():
     length=st.integers(1, 30),
     at=st.integers(0, 30),
 )
-def test_a_resumed_run_meets_the_same_intervals(interval, length, at):
+def test_every_fires_at_the_same_batches_in_a_resumed_run(interval, length, at):
     whole = fired_batches(every(interval), Time(length, "ba"), epoch_len=4)
     epoch, inside = divmod(at, 4)
     start = Timestamp(
@@ -278,13 +278,13 @@ def test_a_resumed_run_meets_the_same_intervals(interval, length, at):
 
 
 @given(st.integers(1, 200), st.integers(1, 60))
-def test_a_share_of_the_training_is_met_as_often_as_it_fits(length, parts):
+def test_a_fraction_of_the_duration_fires_as_often_as_it_fits(length, parts):
     fired = fired_batches(every(Time(1 / parts, "dur")), Time(length, "ba"), epoch_len=10)
     assert len(fired) == min(length, parts)
     assert fired[-1][0] == length
 
 
-def test_intervals_that_make_no_sense_are_refused():
+def test_invalid_intervals_raise():
     for bad in (0, "0ba", "-1ep", "0dur"):
         with pytest.raises(TimeValueError):
             every(bad)
@@ -296,7 +296,7 @@ def test_intervals_that_make_no_sense_are_refused():
         every("0.5dur")(state, _Event.BATCH_END)
 
 
-def test_times_as_composers_scripts_make_them() -> None:
+def test_composers_constructors_of_times_work() -> None:
     assert Time.from_timestring("4_000tok") == Time.from_token(4000)
     assert Time.from_timestring("3_0e2sp") == Time.from_sample(3000)
     assert Time.from_epoch(2) / 2 == Time(1, "ep")

@@ -42,7 +42,7 @@ EVERY_TORCH_SCHEDULER = {
 
 
 def train(make_schedulers, fits=("10ba",), **arguments):
-    """Train, and return the rate of each step with the trainer."""
+    """Train with the trainer, and return the learning rate of each step."""
     model, rates = Net(), []
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = make(
@@ -59,7 +59,7 @@ def train(make_schedulers, fits=("10ba",), **arguments):
 
 
 def plain_loop(make_scheduler, steps, steps_an_epoch=1):
-    """The rates of the same steps in a loop by hand."""
+    """Return the learning rates of the same steps in a plain loop."""
     optimizer = SGD(Net().parameters(), lr=0.1, momentum=0.9)
     scheduler, rates = make_scheduler(optimizer), []
     for step in range(1, steps + 1):
@@ -71,7 +71,7 @@ def plain_loop(make_scheduler, steps, steps_an_epoch=1):
 
 
 @pytest.mark.parametrize("name", EVERY_TORCH_SCHEDULER)
-def test_rates_are_those_of_a_loop_by_hand_and_survive_a_checkpoint(name, tmp_path):
+def test_rates_equal_those_of_a_plain_loop_also_after_a_resume(name, tmp_path):
     make_scheduler = EVERY_TORCH_SCHEDULER[name]
     expected = plain_loop(make_scheduler, 11)
     arguments = {"step_schedulers_every_batch": True}
@@ -84,8 +84,8 @@ def test_rates_are_those_of_a_loop_by_hand_and_survive_a_checkpoint(name, tmp_pa
     assert saved + resumed == pytest.approx(expected)
 
 
-def test_torchs_schedulers_step_each_epoch_and_ours_each_batch():
-    """Acceptance 7. Rates multiply; five batches make an epoch."""
+def test_torchs_schedulers_step_every_epoch_and_hockets_every_batch():
+    """Rates are multiplied; an epoch has five batches."""
     by_hand = plain_loop(lambda o: lr_scheduler.ExponentialLR(o, 0.5), 15, steps_an_epoch=5)
     assert train(lambda o: lr_scheduler.ExponentialLR(o, 0.5), ("3ep",)) == pytest.approx(by_hand)
     both = train(lambda o: [lr_scheduler.ExponentialLR(o, 0.5), LinearScheduler(t_max="30ba")], ("3ep",))
@@ -93,7 +93,7 @@ def test_torchs_schedulers_step_each_epoch_and_ours_each_batch():
 
 
 class RateOfEach(Callback):
-    """Notes the rate at events of a step."""
+    """Records the learning rate at the events of a step."""
 
     def __init__(self):
         self.rates = {}
@@ -108,7 +108,7 @@ class RateOfEach(Callback):
     [lambda o: LinearScheduler(t_max="4ba"), lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=4)],
     ids=["ours", "torch's"],
 )
-def test_every_event_of_a_step_sees_the_rate_of_that_step(make_scheduler):
+def test_all_events_of_a_step_have_the_steps_rate(make_scheduler):
     noted = RateOfEach()
     optimizer = SGD((model := Net()).parameters(), lr=0.1)
     arguments = {"schedulers": make_scheduler(optimizer), "step_schedulers_every_batch": True}
@@ -119,7 +119,7 @@ def test_every_event_of_a_step_sees_the_rate_of_that_step(make_scheduler):
         assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
-def test_schedulers_of_a_tutorial_together():
+def test_several_schedulers_of_a_tutorial_work_together():
     rates = train(
         lambda o: [lr_scheduler.LinearLR(o, 0.5, total_iters=2), MultiStepScheduler(["0.3dur", "0.6dur"])],
         max_duration="10ba",
@@ -130,7 +130,7 @@ def test_schedulers_of_a_tutorial_together():
     assert rates == pytest.approx([rate * 0.1 ** ((n >= 3) + (n >= 6)) for n, rate in enumerate(ramp)])
 
 
-def test_chained_schedulers_as_a_list():
+def test_a_list_of_schedulers_is_chained():
     def chain(optimizer):
         return [lr_scheduler.ConstantLR(optimizer, 0.5, 3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
@@ -141,7 +141,7 @@ def test_chained_schedulers_as_a_list():
     assert halved == pytest.approx([rate / 2 for rate in expected])
 
 
-def test_a_rate_that_a_callback_sets_stays():
+def test_a_rate_set_by_a_callback_is_kept():
     def set_rate(trainer, optimizer):
         trainer.fit("2ba")
         optimizer.param_groups[0]["lr"] = 0.8
@@ -152,8 +152,8 @@ def test_a_rate_that_a_callback_sets_stays():
     assert rates == pytest.approx([0.1, 0.05, 0.4, 0.2, 0.1])
 
 
-def test_the_ratio_halves_the_training_and_every_schedule():
-    """Acceptance 6."""
+def test_scale_schedule_ratio_scales_the_duration_and_every_schedule():
+    """With a ratio of 0.5, the training and every schedule take half the time."""
     whole = train(
         lambda o: CosineAnnealingScheduler("20ba"),
         max_duration="20ba",
@@ -177,7 +177,7 @@ def test_the_ratio_halves_the_training_and_every_schedule():
     assert warm[12] == pytest.approx(0.05)
 
 
-def test_a_fit_of_its_own_ratio_and_schedules():
+def test_fit_accepts_its_own_ratio_and_schedulers():
     def fits(trainer, optimizer):
         trainer.fit("10ba", scale_schedule_ratio=0.5)
         assert trainer.state.timestamp.batch == "5ba"
@@ -191,7 +191,7 @@ def test_a_fit_of_its_own_ratio_and_schedules():
             trainer.fit("4ba", scale_schedule_ratio=2.0)
 
     rates = train(lambda o: LinearScheduler(t_max="10ba"), (fits,))
-    # The new scheduler starts from the rate that it finds, as torch's do, at the first batch of its fit.
+    # The new scheduler starts from the current rate, as torch's do, at the first batch of its fit.
     assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02, 0.02, 0.02])
 
 
@@ -208,7 +208,7 @@ def test_a_fit_of_its_own_ratio_and_schedules():
         "CosineAnnealingWarmRestarts",
     ],
 )
-def test_torchs_schedulers_are_stretched(name, ratio):
+def test_torchs_schedulers_are_scaled(name, ratio):
     stretched = train(
         EVERY_TORCH_SCHEDULER[name],
         max_duration="12ba",
@@ -232,7 +232,7 @@ def test_torchs_schedulers_are_stretched(name, ratio):
     assert stretched == pytest.approx(plain_loop(expected, int(12 * ratio)))
 
 
-def test_what_cannot_be_stretched_or_run_is_refused():
+def test_schedulers_that_cannot_be_scaled_or_run_raise():
     with pytest.raises(TrainerConfigError, match="no `schedulers` to stretch"):
         make(max_duration="2ba", scale_schedule_ratio=0.5)
     with pytest.raises(TrainerConfigError, match="`scale_schedule_ratio` is -1"):
@@ -248,7 +248,7 @@ def test_what_cannot_be_stretched_or_run_is_refused():
 
 
 @pytest.mark.parametrize("name", EVERY_TORCH_SCHEDULER)
-def test_stored_states_are_plain_and_complete(name):
+def test_saved_states_of_schedulers_are_plain_and_complete(name):
     def plain(value):
         if isinstance(value, dict):
             return all(type(key) is str and plain(item) for key, item in value.items())
@@ -259,7 +259,7 @@ def test_stored_states_are_plain_and_complete(name):
         )
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no optimizer steps here
+        warnings.simplefilter("ignore")  # torch warns that the optimizer does not step
         first = EVERY_TORCH_SCHEDULER[name](SGD([torch.zeros(1)], lr=0.1, momentum=0.9))
         for _ in range(4):
             first.step()

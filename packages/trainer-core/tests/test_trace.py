@@ -1,4 +1,4 @@
-"""A trace says what ran at each event, what it changed, and how long it took."""
+"""`trainer.trace()`: what ran at each event, what it changed, and its time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Halve(Algorithm):
 
 
 class Slow(Callback):
-    """Zeroes a parameter in place, and takes its time."""
+    """Zeroes a parameter in place, slowly."""
 
     def batch_end(self, state, logger):
         time.sleep(0.1)
@@ -33,7 +33,7 @@ class Idle(Callback):
         pass
 
 
-def test_a_trace_tells_calls_changes_and_times():
+def test_a_trace_lists_calls_changes_and_times():
     with make(algorithms=Halve(), callbacks=[Slow(), Idle()], max_duration="4ba") as trainer:
         trainer.fit("1ba")
         trace = trainer.trace()
@@ -59,7 +59,7 @@ def test_a_trace_tells_calls_changes_and_times():
         assert slow.num_calls == 3
 
 
-def test_changes_of_parameters_and_settings_are_seen():
+def test_changes_of_parameters_and_settings_are_traced():
     class Scale(Callback):
         def after_train_batch(self, state, logger):
             for parameter in state.model.parameters():
@@ -77,7 +77,7 @@ def test_changes_of_parameters_and_settings_are_seen():
         assert changes[Event.BATCH_START] == {"device_train_microbatch_size", "learning rate"}
 
 
-def test_a_live_trace_prints_what_changes():
+def test_a_live_trace_prints_changes():
     stream = io.StringIO()
     with make(algorithms=Halve(), callbacks=Idle(), max_duration="2ba") as trainer:
         trainer.trace(live=stream)

@@ -1,4 +1,4 @@
-"""Loggers of tracking services, against the real libraries: offline, in SQLite, and against a real server."""
+"""Loggers of tracking services with the real libraries: offline, in SQLite, and with a real server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Media(Callback):
 
 
 def train_twice(folder, make_logger):
-    """Train for 4 batches, then go on to 6 from the checkpoint of batch 3; return the run's ids."""
+    """Train for 4 batches, then resume from batch 3 and train to 6; return the ids of the runs."""
     ids = []
     for duration, source in (("4ba", None), ("6ba", "ep0-ba3")):
         destination = make_logger()
@@ -56,7 +56,7 @@ def train_twice(folder, make_logger):
             trainer.fit()
             assert trainer.logger.flush(60)
         ids.append(destination.run_id)
-        store.delete(4)  # as if the first run had been killed before its last save
+        store.delete(4)  # simulates a kill of the first run before its last save
     return ids
 
 
@@ -74,7 +74,7 @@ def use_wandb(folder):
 
 
 def read_wandb(path):
-    """Return what a run file says, once W&B's own process has written all of it."""
+    """Return the content of a run file, once W&B's own process has written all of it."""
     deadline = time.monotonic() + 60
     while "exit" not in [record.WhichOneof("record_type") for record in wandb_records(path)]:
         assert time.monotonic() < deadline, f"`{path}` has no record of the run's end"
@@ -96,7 +96,7 @@ def read_wandb(path):
 
 
 def wandb_records(path):
-    """Return the whole records of a run file, whose container is LevelDB's log format behind 7 bytes."""
+    """Return the complete records of a run file, which is in LevelDB's log format after 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, whole, records = path.read_bytes(), 7, b"", []
@@ -106,7 +106,7 @@ def wandb_records(path):
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
         if at + 7 + length > len(data):
-            break  # not all of it is written yet
+            break  # the record is not complete yet
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):
@@ -116,7 +116,7 @@ def wandb_records(path):
 
 
 @pytest.mark.slow
-def test_wandb_takes_everything_offline_and_one_run_survives_a_resume(tmp_path):
+def test_wandb_logs_offline_and_continues_one_run_after_a_resume(tmp_path):
     pytest.importorskip("wandb", reason="needs `uv sync --group loggers`")
     # The library's process and threads end with this one.
     ((ids, runs),) = run_ranks(use_wandb, 1, str(tmp_path), timeout_s=150)
@@ -235,7 +235,7 @@ def test_mlflow_takes_everything_and_one_run_survives_a_resume(tmp_path, kind):
 
 
 class Unreachable(WandBLogger):
-    """Cannot be opened, as when the service is down."""
+    """A logger that cannot be opened, as when the service is down."""
 
     def __init__(self):
         super().__init__()
@@ -248,7 +248,7 @@ class Unreachable(WandBLogger):
         raise ConnectionError("no route to the service")
 
 
-def test_a_dead_tracker_does_not_touch_the_training(caplog):
+def test_an_unreachable_tracker_does_not_affect_the_training(caplog):
     pytest.importorskip("wandb", reason="needs `uv sync --group loggers`")
     dead = Unreachable()
     trainer = make(loggers=dead, max_duration="5ba")
@@ -261,14 +261,14 @@ def test_a_dead_tracker_does_not_touch_the_training(caplog):
     assert dead._early == []
 
 
-def test_absent_loggers_say_what_to_use():
+def test_absent_loggers_raise_with_the_alternative():
     with pytest.raises(AbsentLoggerError, match="no `CometMLLogger`; use `WandBLogger`, `MLFlowLogger`"):
         CometMLLogger(project_name="x")
     with pytest.raises(AbsentLoggerError, match=r"save_folder='s3://bucket/folder'"):
         RemoteUploaderDownloader(bucket_uri="s3://bucket")
 
 
-def test_missing_trackers_name_their_extra(monkeypatch):
+def test_missing_tracking_libraries_raise_with_their_extra(monkeypatch):
     for name, logger in (("wandb", WandBLogger), ("mlflow", MLFlowLogger)):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"pip install 'hocket-trainer-core\[{name}\]'"):

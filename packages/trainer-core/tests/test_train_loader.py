@@ -1,4 +1,4 @@
-"""The batches of training: prefetch, its depth, stops, ends of epochs, and saves at unforeseen times."""
+"""The training loader: prefetch and its depth, stops, ends of epochs, saves, and loaders on several ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_loader_without_a_length_trains():
 
 
 class Counted:
-    """Counts the batches that were fetched."""
+    """A loader that counts the fetched batches."""
 
     def __init__(self, num=20):
         self.fetched, self.num = 0, num
@@ -48,7 +48,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_as_many_batches_are_ahead_as_asked_for(depth):
+def test_prefetch_depth_sets_how_many_batches_are_fetched_ahead(depth):
     seen = []
     counted = Counted()
     watch = Watch(lambda state: seen.append(counted.fetched - state.timestamp.counts.batch))
@@ -61,7 +61,7 @@ def test_as_many_batches_are_ahead_as_asked_for(depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_the_depth_changes_no_result(depth):
+def test_the_prefetch_depth_changes_no_result(depth):
     def train(depth):
         with make(
             train_dataloader=loader(shuffle=True), prefetch_depth=depth, max_duration="13ba"
@@ -74,7 +74,7 @@ def test_the_depth_changes_no_result(depth):
     assert all(torch.equal(values[name], expected[name]) for name in expected)
 
 
-def test_a_prefetcher_serves_without_training():
+def test_a_prefetcher_works_without_a_trainer():
     prefetcher = BatchPrefetcher(DataSpec(loader()), device=torch.device("cpu"), depth=2, max_batches=3)
     prefetcher.start()
     prefetcher.fetch()
@@ -94,7 +94,7 @@ def test_an_epoch_may_be_cut_short():
 
 
 class Drawing(torch.utils.data.Dataset):
-    """Draws from the process's generators for each sample, as augmentations do."""
+    """A data set that draws from the process's generators for each sample, as augmentations do."""
 
     def __len__(self):
         return 20
@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_resumes_with_the_same_bits(tmp_path):
     train_drawing(None, whole)
     stop = Watch(lambda state: state.timestamp.counts.batch == 3 and state.stop_training())
     train_drawing(tmp_path, parts, callbacks=[stop])
-    # The batch that was ahead is trained on: its draws cannot be taken back.
+    # The prefetched batch is trained on, because its random draws cannot be undone.
     assert max(parts) == 4
     train_drawing(tmp_path, parts, autoresume=True)
     assert parts == whole
@@ -183,7 +183,7 @@ def test_a_deep_prefetch_resumes_with_the_same_bits(tmp_path, interval):
 
 
 class Stating(Counted):
-    """A `Stateful` loader that counts how often it is asked."""
+    """A `Stateful` loader that counts the calls of `state_dict`."""
 
     asked = 0
 
@@ -196,12 +196,12 @@ class Stating(Counted):
 
 
 @pytest.mark.parametrize(("saves", "asked"), [(False, 0), (True, 2)])
-def test_the_loaders_state_is_taken_when_a_checkpoint_is_saved(tmp_path, saves, asked):
+def test_the_loaders_state_is_read_only_when_a_checkpoint_is_saved(tmp_path, saves, asked):
     stating = Stating()
     store = {"checkpoint_store": FileStore(tmp_path), "save_interval": "5ba"} if saves else {}
     with make(train_dataloader=stating, max_duration="10ba", **store) as trainer:
         trainer.fit()
-    assert stating.asked <= asked + saves  # a load asks once for the names of its parts
+    assert stating.asked <= asked + saves  # loading reads the state once, for the names of its parts
 
 
 class Epochs(torch.utils.data.Dataset):
@@ -218,7 +218,7 @@ class Epochs(torch.utils.data.Dataset):
         self.epochs.append(epoch)
 
 
-def test_the_data_set_is_told_its_epoch():
+def test_set_epoch_of_the_data_set_is_called():
     samples = Epochs()
     with make(train_dataloader=DataLoader(samples, batch_size=4), max_duration="3ep") as trainer:
         trainer.fit()
@@ -258,7 +258,7 @@ def train_words(spec, **arguments):
         return parameters(trainer), trainer.state.timestamp.counts.token
 
 
-def test_weights_that_only_the_device_knows_count_as_host_weights_do():
+def test_loss_weights_on_a_device_count_as_those_on_the_host():
     on_device = DataSpec([words()], get_loss_weights=lambda batch: (batch["labels"] != -100).sum(1).float())
     (expected, _), (weighted, _) = (
         train_words([words()], device_train_microbatch_size=size)
@@ -284,7 +284,7 @@ class TruncateCallback(Callback):
 
 
 @pytest.mark.parametrize("changes", [{"algorithms": Truncate()}, {"callbacks": TruncateCallback()}])
-def test_tokens_and_weights_are_those_of_the_changed_batch(changes):
+def test_tokens_and_weights_are_counted_on_the_changed_batch(changes):
     short = {name: value[:, :3] for name, value in words().items()}
     expected, tokens = train_words([short], device_train_microbatch_size=1)
     changed, counted = train_words([words()], device_train_microbatch_size=1, **changes)
@@ -294,13 +294,13 @@ def test_tokens_and_weights_are_those_of_the_changed_batch(changes):
 
 
 class Twice(Callback):
-    """Replaces the batch by one with more rows."""
+    """A callback that replaces the batch by one with twice the rows."""
 
     def batch_start(self, state, logger):
         state.batch = [torch.cat([part, part]) for part in state.batch]
 
 
-def test_a_batch_that_a_callback_replaced_is_split_whole():
+def test_a_batch_that_a_callback_replaced_is_split_into_microbatches():
     rows = []
 
     class Rows(Callback):
@@ -376,7 +376,7 @@ def train_on_two(folder):
 
 
 class Half(Algorithm):
-    """Leaves rank 1 one of its two rows."""
+    """An algorithm that removes one of rank 1's two rows."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -393,11 +393,11 @@ def two(tmp_path_factory):
     return run_ranks(train_on_two, 2, str(tmp_path_factory.mktemp("two")), init="gloo", timeout_s=180)
 
 
-def test_an_endless_loader_beside_a_short_one_ends_its_epochs(two):
+def test_an_endless_loader_ends_its_epochs_with_another_ranks_short_one(two):
     assert [rank["endless"] for rank in two] == [(0, 3, 6)] * 2
 
 
-def test_every_rank_raises_at_the_step_of_a_loader_that_failed(two):
+def test_every_rank_raises_at_the_step_at_which_a_loader_fails(two):
     (kind, message, at), (own, own_message, own_at) = (rank["failure"] for rank in two)
     assert (own, own_message) == ("OSError", "shard 3 is gone")
     assert kind == "RankFailedError"
@@ -405,11 +405,11 @@ def test_every_rank_raises_at_the_step_of_a_loader_that_failed(two):
     assert at == own_at == 3
 
 
-def test_each_rank_has_its_own_callbacks_state_again(two):
+def test_each_rank_loads_its_own_callbacks_state(two):
     assert [rank["loaded"] for rank in two] == [2, 102]
 
 
-def test_ranks_whose_batches_were_changed_weigh_them_as_they_are(two):
+def test_changed_batches_of_ranks_are_weighted_by_their_new_size(two):
     (samples, values), (_, others) = (rank["changed"] for rank in two)
     assert samples == [3, 6]
     assert values == others
@@ -425,6 +425,6 @@ def test_ranks_whose_batches_were_changed_weigh_them_as_they_are(two):
         torch.testing.assert_close(torch.tensor(one), value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loader_that_yields_nothing_is_refused_by_name():
+def test_a_loader_that_yields_nothing_raises_with_its_name():
     with pytest.raises(DataError, match="no batch in a whole epoch"):
         make(train_dataloader=[], max_duration="1ep").fit()

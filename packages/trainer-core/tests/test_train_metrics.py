@@ -27,7 +27,7 @@ class Measured(Net):
 
 
 class Outputs(Callback):
-    """Keeps what the model gave in each forward pass of training."""
+    """A callback that keeps the outputs of each forward pass of training."""
 
     def __init__(self):
         self.kept = []
@@ -60,7 +60,7 @@ def train(loader, duration, **arguments):
     return logger.data, outputs.kept, values, weights
 
 
-def test_values_are_over_the_epoch_so_far():
+def test_logged_values_are_over_the_epoch_so_far():
     logged, kept, values, _ = train(DataLoader(data(20), batch_size=4), "7ba", device_train_microbatch_size=3)
     for name in ("Accuracy", "CE"):
         points = logged[f"metrics/train/{name}"]
@@ -74,7 +74,7 @@ def test_values_are_over_the_epoch_so_far():
         assert values[name] == pytest.approx(expected, rel=1e-5)
 
 
-def test_measuring_changes_no_bit_of_the_training():
+def test_train_metrics_change_no_bit_of_the_training():
     *_, measured = train(DataLoader(data(20), batch_size=4), "2ep")
     plain = make(train_dataloader=DataLoader(data(20), batch_size=4), max_duration="2ep")
     with plain as trainer:
@@ -100,7 +100,7 @@ def test_a_step_that_computes_gradients_twice_is_measured_once():
 
 
 @pytest.mark.parametrize("kind", [CrossEntropy, CatMetric])
-def test_a_run_resumed_within_an_epoch_goes_on_measuring(tmp_path, kind):
+def test_a_run_resumed_within_an_epoch_continues_its_metrics(tmp_path, kind):
     class Kept(Net):
         def get_metrics(self, is_train=False):
             return {"kept": kind()} if is_train else {}
@@ -137,7 +137,7 @@ def everything_on_a_rank():
     return kept, values, evaluate_with_batch_norm()
 
 
-def test_the_end_of_an_epoch_is_exact_over_ranks(ranks):
+def test_values_at_the_end_of_an_epoch_are_exact_over_ranks(ranks):
     everything = [one for rank in ranks for one in rank[0]]
     for _, values, _ in ranks:
         assert values == pytest.approx(by_hand(everything), rel=1e-5)

@@ -1,4 +1,4 @@
-"""The trainer's arguments: what they bring, and what they refuse."""
+"""The trainer's arguments: their effects, and the values that raise."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hocket.trainer.parallelism import SingleProcess
 from support.training import Net, Watch, data, loader, make, parameters
 
 
-def test_three_arguments_train(capfd):
+def test_three_arguments_are_enough_to_train(capfd):
     trainer = Trainer(model=Net(), train_dataloader=loader(), max_duration="2ba")
     trainer.fit()
     assert trainer.state.timestamp.batch == "2ba"
     assert trainer.state.timestamp.sample == "8sp"
     trainer.close()
-    # What is said at the start; below it the progress bar tells samples a second.
+    # The summary at the start; the progress bar below it prints samples a second.
     told = capfd.readouterr().err.partition("[train")[0]
     for part in ("one process on", "4 samples", "one process takes all of it; as stored", "2ba, from 0ba"):
         assert told.count(part) == 1
@@ -45,7 +45,7 @@ def test_the_loss_is_logged_at_its_step():
 
 
 class Reads(TorchDispatchMode):
-    """Notes where a tensor's number is read, which on a GPU would wait for it."""
+    """Records where a tensor's value is read, which on a GPU would wait for the device."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Reads(TorchDispatchMode):
 
 @pytest.mark.parametrize("size", [None, 2])
 def test_the_loop_reads_no_tensor_while_it_logs(size):
-    # Batches in a list: torch's loader reads a seed of its own each epoch.
+    # The batches are in a list, because torch's loader reads a seed each epoch.
     with make(
         train_dataloader=list(loader()),
         loggers=InMemoryLogger(),
@@ -102,12 +102,12 @@ def test_the_loop_waits_for_no_gpu(precision):
         trainer.fit("45ba")
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    # In the mode "error" torch raises at a wait, and the run would have ended there.
+    # In the mode "error" torch raises where the host waits for the GPU.
     assert trainer.state.timestamp.batch == 50
     trainer.close()
 
 
-def test_a_duration_is_counted_from_here_in_its_own_unit():
+def test_a_duration_of_fit_counts_from_the_current_time_in_its_unit():
     with make() as trainer:
         with pytest.raises(TrainerConfigError, match="no training duration"):
             trainer.fit()
@@ -124,7 +124,7 @@ def test_a_duration_is_counted_from_here_in_its_own_unit():
 
 
 @pytest.mark.parametrize("duration", ["0ba", "10sec", "0.5dur", "-1ep"])
-def test_a_duration_that_ends_nothing_is_refused(duration):
+def test_an_invalid_duration_raises(duration):
     with pytest.raises(TrainerConfigError, match="cannot end a training"):
         make(max_duration=duration)
 
@@ -139,7 +139,7 @@ def test_fit_continues_as_if_it_had_not_stopped():
         assert all(torch.equal(expected[name], value) for name, value in parameters(trainer).items())
 
 
-def test_the_seed_decides_and_torchs_seed_decides_where_there_is_none():
+def test_the_seed_determines_the_run_and_without_one_torchs_seed_does():
     def end(**arguments):
         torch.manual_seed(arguments.pop("torch_seed", 0))
         with make(
@@ -190,7 +190,7 @@ def test_amp_fp16_unscales_before_gradients_are_seen():
 
 
 class Ranked:
-    """A loader that says whose it is."""
+    """A loader that states its data-parallel rank."""
 
     data_parallel = (1, 4)
 
@@ -199,14 +199,14 @@ class Ranked:
 
 
 class Served(SingleProcess):
-    """Stands at a place among ranks whose values are never summed in these tests."""
+    """A parallelism with a given data-parallel rank; these tests sum no values over ranks."""
 
     def __init__(self, data_parallel):
         super().__init__(torch.device("cpu"))
         self.data_parallel = data_parallel
 
 
-def test_a_loader_for_other_ranks_is_refused():
+def test_a_loader_for_other_ranks_raises():
     with pytest.raises(DataError, match=r"rank 1 of 4 \(the loader's `data_parallel`\).*rank 0 of 1"):
         make(train_dataloader=Ranked())
     sampler = DistributedSampler(data(), num_replicas=2, rank=0)
@@ -214,13 +214,13 @@ def test_a_loader_for_other_ranks_is_refused():
         make(train_dataloader=loader(sampler=sampler), parallelism=Served((1, 2)))
 
 
-def test_a_loader_without_batches_is_refused():
+def test_a_loader_without_batches_raises():
     once = iter([data()[:4]])
     with pytest.raises(DataError, match="no batch in a whole epoch"):
         make(train_dataloader=once, max_duration="3ba").fit()
 
 
-def test_what_the_loader_raises_is_raised_with_the_time():
+def test_errors_of_the_loader_are_raised_with_the_time():
     def broken():
         yield data()[:4]
         raise OSError("shard 3 is gone")
@@ -246,7 +246,7 @@ def test_a_distributed_sampler_shuffles_each_epoch_anew():
     assert not torch.equal(seen[0], seen[1])
 
 
-def test_unknown_arguments_and_models_are_refused():
+def test_unknown_arguments_and_invalid_models_raise():
     with pytest.raises(TypeError, match="eval_loader"):
         Trainer(model=Net(), eval_loader=loader())
     with pytest.raises(TrainerConfigError, match=r"`Linear`.*`loss"):
@@ -319,7 +319,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
     assert lines[4] == "[]"
 
 
-def test_a_parallelism_that_is_passed_in_lays_the_model_out():
+def test_a_given_parallelism_lays_out_the_model():
     class Doubled(SingleProcess):
         def lay_out(self, model, optimizers):
             self.seen = (model, list(optimizers))
@@ -331,7 +331,7 @@ def test_a_parallelism_that_is_passed_in_lays_the_model_out():
         trainer.fit()
 
 
-def test_a_failing_logger_is_told_when_the_trainer_closes():
+def test_the_error_of_a_failing_logger_is_raised_when_the_trainer_closes():
     class Full(LoggerDestination):
         def log_metrics(self, metrics, step):
             raise OSError("disk full")
@@ -343,7 +343,7 @@ def test_a_failing_logger_is_told_when_the_trainer_closes():
         trainer.close()
 
 
-def test_what_cannot_be_set_up_is_closed(monkeypatch):
+def test_parts_are_closed_if_the_trainer_cannot_be_built(monkeypatch):
     import hocket.trainer.assembly as module
 
     class Provided(SingleProcess):
@@ -365,7 +365,7 @@ def test_what_cannot_be_set_up_is_closed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["meta", "hpu", "xpu"])
-def test_devices_that_do_not_train_are_refused(name):
+def test_unsupported_devices_raise(name):
     with pytest.raises(TrainerConfigError, match=f"`device` is `{name}`; Hocket trains on"):
         Trainer(model=Net(), device=name)
 
@@ -377,12 +377,12 @@ def test_deterministic_mode_ends_with_the_trainer():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_autoresume_needs_a_run_name_where_the_folder_has_one(tmp_path):
+def test_autoresume_needs_a_run_name_if_the_folder_contains_it(tmp_path):
     with pytest.raises(TrainerConfigError, match=r"`autoresume`.*set `run_name`"):
         make(save_folder=str(tmp_path / "{run_name}"), autoresume=True)
 
 
-def test_a_run_name_that_is_given_is_kept(tmp_path):
+def test_a_given_run_name_is_kept(tmp_path):
     with make(save_folder=str(tmp_path), run_name="first", max_duration="1ba") as trainer:
         trainer.fit()
     load = {"load_path": str(tmp_path / "ep0-ba1")}
@@ -392,7 +392,7 @@ def test_a_run_name_that_is_given_is_kept(tmp_path):
         assert trainer.state.run_name == "first"
 
 
-def test_weights_alone_are_saved_and_loaded(tmp_path):
+def test_only_weights_are_saved_and_loaded_if_configured(tmp_path):
     with make(save_folder=str(tmp_path / "whole"), max_duration="2ba") as trainer:
         trainer.fit()
         trained = parameters(trainer)
@@ -405,7 +405,7 @@ def test_weights_alone_are_saved_and_loaded(tmp_path):
             trainer.fit()
 
 
-def test_parts_of_a_checkpoint_may_be_left_alone(tmp_path):
+def test_parts_of_a_checkpoint_may_be_ignored(tmp_path):
     with make(save_folder=str(tmp_path), max_duration="2ba") as trainer:
         trainer.fit()
         trained = parameters(trainer)
@@ -420,7 +420,7 @@ def test_parts_of_a_checkpoint_may_be_left_alone(tmp_path):
         make(load_path=str(tmp_path / "ep0-ba2"), load_ignore_keys=["modle/*"])
 
 
-def test_fit_takes_other_data_and_starts_the_clock_again():
+def test_fit_accepts_other_data_and_reset_time():
     other = loader(8, 2)
     with make(max_duration="3ba") as trainer:
         trainer.fit()
@@ -440,14 +440,14 @@ def test_arguments_are_logged_as_hyperparameters():
     assert logger.hyperparameters["prefetch_depth"] == 1
 
 
-def test_a_loss_is_logged_as_often_as_asked_for():
+def test_the_loss_is_logged_at_the_configured_interval():
     logger = InMemoryLogger()
     with make(loggers=logger, log_every=2, max_duration="5ba") as trainer:
         trainer.fit()
         assert [step for step, _ in logger.data["loss/train/total"]] == [2, 4]
 
 
-def test_a_compiled_model_trains_alike():
+def test_a_compiled_model_trains_as_the_plain_one():
     with make(max_duration="2ba") as trainer:
         trainer.fit()
         expected = parameters(trainer)
@@ -457,7 +457,7 @@ def test_a_compiled_model_trains_alike():
             torch.testing.assert_close(value, expected[name])
 
 
-def test_runs_that_start_in_one_second_have_names_of_their_own(monkeypatch):
+def test_runs_started_in_the_same_second_have_different_names(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1.8e9)
     names = set()
     for _ in range(3):

@@ -15,7 +15,7 @@ from support.training import Net, Recorder, data, loader, make, parameters
 
 
 class Batches(Callback):
-    """Notes the batches that are trained on, and how many each evaluation has."""
+    """Records the batches of training, and the number of batches of each evaluation."""
 
     def __init__(self):
         self.trained, self.evaluated, self.rates = [], [], []
@@ -28,7 +28,7 @@ class Batches(Callback):
         self.evaluated.append(state.eval_timestamp.counts.batch)
 
 
-def test_a_fast_run_tries_an_epoch_and_an_evaluation_and_leaves_nothing(tmp_path, capsys):
+def test_a_fast_run_makes_an_epoch_and_an_evaluation_and_writes_no_files(tmp_path, capsys):
     folder, memory, recorder, seen = tmp_path / "run", InMemoryLogger(), Recorder(), Batches()
     with make(
         fast_dev_run=2,
@@ -46,7 +46,7 @@ def test_a_fast_run_tries_an_epoch_and_an_evaluation_and_leaves_nothing(tmp_path
         assert seen.evaluated == [2]
         for event in (Event.EPOCH_END, Event.EVAL_END, Event.FIT_END):
             assert recorder.events.count(event) == 1
-        # The rates are those of the whole run's first batches, and not of a run of two.
+        # The learning rates are those of the whole run's first batches, not of a run of two batches.
         assert seen.rates == pytest.approx([0.1, 0.1 * (1 - 1 / 18)])
         trainer.eval(loader())
         assert seen.evaluated == [2, 2]
@@ -58,7 +58,7 @@ def test_a_fast_run_tries_an_epoch_and_an_evaluation_and_leaves_nothing(tmp_path
     assert "`fast_dev_run`: at most 2 batches" in capsys.readouterr().err
 
 
-def test_a_fast_run_of_true_makes_one_batch_and_keeps_to_a_shorter_subset():
+def test_fast_dev_run_true_makes_one_batch_and_respects_a_shorter_subset():
     with make(fast_dev_run=True, max_duration="9ep") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.batch == 1
@@ -88,7 +88,7 @@ def test_overfitting_repeats_the_first_batches_in_order(given, num):
     assert seen.evaluated == [num] * 3
 
 
-def test_a_model_that_overfits_forgets_nothing_between_epochs_of_a_loader_that_shuffles_itself():
+def test_overfitting_repeats_the_same_batches_of_a_self_shuffling_loader():
     class Endless(IterableDataset):
         def __iter__(self):
             while True:
@@ -110,7 +110,7 @@ def test_a_model_that_overfits_forgets_nothing_between_epochs_of_a_loader_that_s
     assert all(torch.equal(*pair) and pair[0].any() for pair in zip(first, second, strict=True))
 
 
-def test_a_share_of_a_loader_without_length_is_refused():
+def test_a_fraction_of_a_loader_without_length_raises():
     class Unsized(IterableDataset):
         def __iter__(self):
             return iter(data())
@@ -131,7 +131,7 @@ def test_a_share_of_a_loader_without_length_is_refused():
         {"num_sanity_val_steps": 0.5},
     ],
 )
-def test_a_value_that_cannot_be_is_refused(given):
+def test_invalid_values_raise(given):
     (name,) = given
     with pytest.raises(TrainerConfigError, match=f"`{name}` is .*; expected"):
         make(**given)

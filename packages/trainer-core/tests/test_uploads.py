@@ -1,4 +1,4 @@
-"""Checkpoints of a training in an object store that answers badly, over a real server on loopback."""
+"""Checkpoints of a training in a faulty object store, a real server on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serve(s3d_faults, monkeypatch):
 
 
 class Batches(Callback):
-    """Notes the batches that were trained on, and calls a function after one of them."""
+    """Records the trained batches, and calls a function after one of them."""
 
     def __init__(self, at=None, function=None):
         self.at, self.function = at, function
@@ -39,14 +39,14 @@ class Batches(Callback):
             self.function()
 
 
-def test_uploads_are_tried_again_and_the_end_of_fit_waits_for_them(serve):
+def test_uploads_are_retried_and_fit_waits_for_them_at_its_end(serve):
     server = serve(
         f"kind=slowdown,rate=0.4,{PUTS}", f"kind=reset,rate=0.2,{PUTS}", f"kind=latency,ms=50,{PUTS}"
     )
     folder = server.uri("run")
     with make(save_folder=folder, save_async=True, save_interval="2ba", max_duration="5ba") as trainer:
         trainer.fit()
-        # Before the trainer is closed: the last save was begun at the end of the training.
+        # All saves are committed before the trainer closes, even the one started at the end of the training.
         assert trainer.saved_checkpoints == ["ep0-ba2", "ep0-ba4", "ep0-ba5"]
         end = parameters(trainer)
     assert sum(server.stats()["faults"].get(kind, 0) for kind in ("slowdown", "reset")) > 3
@@ -55,11 +55,11 @@ def test_uploads_are_tried_again_and_the_end_of_fit_waits_for_them(serve):
 
 
 @pytest.mark.slow
-def test_an_upload_that_fails_for_good_ends_the_training_within_a_batch(serve):
+def test_an_upload_that_keeps_failing_ends_the_training_within_a_batch(serve):
     server = serve()
 
     class Waits(Callback):
-        """Waits until the save behind the training has ended, so that the next batch's end has to tell."""
+        """Waits until the asynchronous save has ended, so that the next batch must raise its error."""
 
         def batch_end(self, state, logger):
             handle = trainer._parts.checkpointer._handle
@@ -79,7 +79,7 @@ def test_an_upload_that_fails_for_good_ends_the_training_within_a_batch(serve):
         pytest.raises(Exception, match=r"failed \d+ times") as failed,
     ):
         trainer.fit()
-    # The save of batch 4 fails; it is raised at the end of the batch after it, and training ends there.
+    # The save of batch 4 fails; its error is raised at the end of batch 5, where the training ends.
     assert broken.seen == [1, 2, 3, 4, 5]
     assert "ep0-ba4" in str(failed.value)
     server.set_faults()

@@ -22,6 +22,7 @@ from hocket.algos import (
     apply_stochastic_depth,
     freeze_layers,
 )
+from hocket.algos.errors import AlgorithmConfigError
 from hocket.trainer.callback import Callback
 from support.methods import BasicBlock, BertIntermediate, RMSNorm, make_model, train
 
@@ -118,6 +119,16 @@ def test_each_sample_drops_its_own_branch() -> None:
     assert 4 <= int(is_dropped.sum()) <= 30
     torch.testing.assert_close(out[~is_dropped], branch[~is_dropped] / 0.75)
     torch.testing.assert_close(model[0].eval()(torch.zeros(64, 4, 3, 3)), branch)
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_a_rate_of_1_always_drops_the_branch(method: str) -> None:
+    model: Any = nn.Sequential(BasicBlock(4))
+    apply_stochastic_depth(model, "ResNetBasicBlock", method, drop_rate=1.0)
+    x = torch.randn(8, 4, 3, 3)
+    torch.testing.assert_close(model.train()(x), torch.relu(x))  # no sample was 0 / 0
+    with pytest.raises(AlgorithmConfigError, match=r"`drop_rate` is 1\.1, expected 0 to 1"):
+        apply_stochastic_depth(model, "ResNetBasicBlock", method, drop_rate=1.1)
 
 
 def test_a_dropped_branch_leaves_the_outputs_of_the_layer_before() -> None:

@@ -39,6 +39,10 @@ class WeightAverage:
         """Whether the model has the averaged weights now."""
         return self._kept is not None
 
+    def is_parameter(self, name: str) -> bool:
+        """Return whether an average is one of a parameter, and not of a buffer."""
+        return isinstance(self._sources[name], nn.Parameter)
+
     def is_of(self, model: nn.Module) -> bool:
         """Return whether the averages are those of this very model object's parameters."""
         own = {id(parameter) for parameter in model.parameters()}

@@ -20,7 +20,7 @@ class StochasticResidual(nn.Module):
         block: The block, whose parameters are used as they are; it has `last_of_branch(block)` as its last
             layer before the addition.
         last: The last layer of the branch, a submodule of `block`.
-        drop_rate: Probability of dropping the branch, 0 to below 1.
+        drop_rate: Probability of dropping the branch, 0 to 1.
         method: `"block"` drops the branch for the whole batch, `"sample"` for each sample on its own.
     """
 
@@ -63,7 +63,7 @@ class StochasticResidual(nn.Module):
         if self.method == "block":
             return output * 0 if self._is_dropped else output
         kept = torch.rand(len(output), *[1] * (output.ndim - 1), device=output.device) >= rate
-        return output * kept / (1 - rate)
+        return output * kept / (1 - rate if rate < 1 else 1)  # with 1, `kept` has no sample
 
     def extra_repr(self) -> str:
         """Show the settings."""

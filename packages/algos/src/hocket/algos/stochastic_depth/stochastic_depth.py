@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.algos.checks import check_choice
+from hocket.algos.checks import check_choice, check_fraction
 from hocket.algos.errors import AlgorithmConfigError
 from hocket.algos.progress import elapsed_fraction
 from hocket.algos.stochastic_depth.layers import StochasticResidual
@@ -35,7 +35,7 @@ class StochasticDepth(SurgeryAlgorithm):
     Args:
         target_layer_name: `"ResNetBottleneck"` or `"ResNetBasicBlock"`: torchvision's blocks.
         stochastic_method: `"block"` drops a branch for the whole batch, `"sample"` for each sample.
-        drop_rate: Probability of dropping a branch, 0 to below 1; for the last block if `"linear"`.
+        drop_rate: Probability of dropping a branch, 0 to 1; for the last block if `"linear"`.
         drop_distribution: `"linear"` raises the rate from the first block to the last, `"uniform"` gives all
             blocks the same.
         drop_warmup: A share of training such as `0.1` or `"0.1dur"` over which rates rise from 0.
@@ -171,5 +171,4 @@ def _check(target: str, method: str, drop_rate: float, distribution: str) -> Non
     check_choice("target_layer_name", target, tuple(_TARGETS))
     check_choice("stochastic_method", method, _METHODS)
     check_choice("drop_distribution", distribution, _DISTRIBUTIONS)
-    if not 0 <= drop_rate < 1:
-        raise AlgorithmConfigError(f"`drop_rate` is {drop_rate!r}, expected 0 to below 1.")
+    check_fraction("drop_rate", drop_rate)

@@ -205,6 +205,30 @@ def test_keys_are_left_out_of_saves_and_loads(tmp_path):
         make(load_path=path, load_ignore_keys=["model/none.*"])
 
 
+class Marked(Callback):
+    """Has a state of one number."""
+
+    def __init__(self, mark, of_rank_zero=False):
+        self.mark, self.saves_rank_zero_state = mark, of_rank_zero
+
+    def state_dict(self):
+        return {"mark": self.mark}
+
+    def load_state_dict(self, state):
+        self.mark = state["mark"]
+
+
+@pytest.mark.parametrize("of_rank_zero", [False, True])
+def test_states_of_callbacks_are_left_out_of_loads(tmp_path, of_rank_zero):
+    # A callback's state is not in the tree that is filled, so that its name matched nothing.
+    trained(tmp_path, "2ba", callbacks=[Marked(1, of_rank_zero)])
+    for keys, mark in ((["state/callbacks/*"], 2), (["callbacks/Marked"], 2), (["callbacks/Other"], 1)):
+        mine = Marked(2, of_rank_zero)
+        with make(load_path=str(tmp_path / "ep0-ba2"), callbacks=[mine], load_ignore_keys=keys) as trainer:
+            assert trainer.state.timestamp.batch == 2
+        assert mine.mark == mark, keys
+
+
 class Other(Net):
     """A model whose last layer has another size, and which may have another layer more."""
 

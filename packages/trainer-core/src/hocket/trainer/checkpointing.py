@@ -372,7 +372,7 @@ def load(
     if weights_only:
         run_state.take_weights(loaded)
         return [f"weights from `{loaded.name}`; the run starts at 0"]
-    notices = run_state.take(loaded, exclude_algorithms=exclude_algorithms)
+    notices = run_state.take(loaded, exclude_algorithms=exclude_algorithms, ignore_keys=ignore_keys)
     batch = run_state.num_batches
     steps = sync.gather(batch)
     if len(set(steps)) > 1:

@@ -22,6 +22,7 @@ from hocket.trainer.rng import capture_rng, reseed, restore_rng
 from hocket.trainer.state import State
 from hocket.trainer.timestamp import Timestamp
 from hocket.trainer.train_loader import TrainLoader
+from hocket.trainer.tree_filter import without_loaded
 
 WEIGHTS_ONLY = ("model", "timestamp", "run_name", "seed")
 """The parts of a checkpoint of weights alone."""
@@ -186,12 +187,15 @@ class RunState:
         """Take the model that was loaded, and nothing else."""
         self._take_model(loaded.state["model"])
 
-    def take(self, loaded: Loaded, *, exclude_algorithms: Sequence[str] = ()) -> list[str]:
+    def take(
+        self, loaded: Loaded, *, exclude_algorithms: Sequence[str] = (), ignore_keys: Any = None
+    ) -> list[str]:
         """Continue from the state that was loaded into `tree()`.
 
         Args:
             loaded: The state.
             exclude_algorithms: The names of algorithms that keep the state they have.
+            ignore_keys: Parts that keep theirs, as `tree_filter.without` takes them.
 
         Returns:
             Sentences for the user about what could not be restored.
@@ -201,9 +205,13 @@ class RunState:
         """
         state, notices = self._state, list[str]()
         self._position, self._name = _Position(), loaded.name
-        self.registry.load(_without(loaded.state, exclude_algorithms), "shared")
+
+        def kept(states: Any) -> Any:
+            return _without(without_loaded(states, ignore_keys), exclude_algorithms)
+
+        self.registry.load(kept(loaded.state), "shared")
         if isinstance(loaded.user, Mapping):
-            self.registry.load(_without(loaded.user, exclude_algorithms), "rank_zero")
+            self.registry.load(kept(loaded.user), "rank_zero")
         per_rank = loaded.per_rank
         if per_rank is None:
             rank = state.parallelism.data_parallel[0]
@@ -215,7 +223,7 @@ class RunState:
             self._position.is_of_other_ranks = True
         else:
             restore_rng(per_rank["generators"], state.device)
-            self.registry.load(_without(per_rank, exclude_algorithms), "per_rank")
+            self.registry.load(kept(per_rank), "per_rank")
             if self._position.loader_state is None:
                 self._position.loader_state = per_rank.get("loader")
             self._position.epoch_rng = per_rank.get("epoch_generators")

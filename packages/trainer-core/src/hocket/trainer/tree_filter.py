@@ -29,7 +29,7 @@ class LenientGlobs:
         """Delete what the globs match, in place."""
         tell, self._unmatched = self._unmatched, None
         for glob in self.globs:
-            if not _drop(tree, glob.removeprefix("state/"), "") and tell is not None:
+            if not _drop_named(tree, glob) and tell is not None:
                 tell(glob)
 
 
@@ -56,12 +56,28 @@ def without(tree: dict[str, Any], ignore_keys: Any) -> dict[str, Any]:
             f"a function"
         )
     for glob in ignore_keys:
-        if not _drop(copy, glob.removeprefix("state/"), ""):
+        if not _drop_named(copy, glob):
             raise TrainerConfigError(
                 f"the key `{glob}` to ignore matches nothing; the parts are {sorted(tree)}, with names "
                 f"such as "
                 f"`model/{next(iter(tree.get('model', {'layer.weight': 0})), '…')}`"
             )
+    return copy
+
+
+def without_loaded(tree: Any, ignore_keys: Any) -> Any:
+    """Return what was loaded without what globs match, such as the state of a callback; else the tree.
+
+    Args:
+        tree: Nested dicts, or None.
+        ignore_keys: As `without` takes them. A function is for the run's own tree and is not asked.
+    """
+    globs = ignore_keys.globs if isinstance(ignore_keys, LenientGlobs) else ignore_keys
+    if not isinstance(tree, dict) or globs is None or callable(globs):
+        return tree
+    copy: dict[str, Any] = _copy_dicts(tree)
+    for glob in globs:
+        _drop(copy, glob.removeprefix("state/"), "")
     return copy
 
 
@@ -98,6 +114,16 @@ def _stored_key(key: str) -> str:
 
 def _copy_dicts(node: Any) -> Any:
     return {name: _copy_dicts(value) for name, value in node.items()} if type(node) is dict else node
+
+
+def _drop_named(tree: dict[str, Any], glob: str) -> bool:
+    """Delete what a glob matches; return whether it matches, or may match in a part that is still empty.
+
+    A part without tensors, as callbacks mostly have, is empty before a load and takes what there is.
+    """
+    glob = glob.removeprefix("state/")
+    part, _, name = glob.partition("/")
+    return _drop(tree, glob, "") or (name != "" and tree.get(part) == {})
 
 
 def _drop(node: dict[str, Any], glob: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Calls Composer's functions on given inputs, in an environment of its own: `script cases.pt answers.pt`."""
+"""Runs Composer's functions on given inputs, in Composer's environment: `script cases.pt answers.pt`."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Calls Composer's surgery on given models, in an environment of its own: `script cases.pt answers.pt`."""
+"""Runs Composer's surgery on given models, in Composer's environment: `script cases.pt answers.pt`."""
 
 import sys
 import warnings
@@ -91,7 +91,7 @@ def replaced(case):
 
     pairs = module_surgery.replace_module_classes(model, {nn.Linear: swap}, optimizers=None)
     for old, new in pairs.items():
-        # Composer wants all removed parameters in one group, so one kind is exchanged after the other.
+        # Composer requires all removed parameters in one group, so one kind is replaced after the other.
         module_surgery.update_params_in_optimizer([old.weight], [new.weight], optimizer)
         module_surgery.update_params_in_optimizer([old.bias], [], optimizer)
     counts = [module_surgery.count_module_instances(model, kind) for kind in (nn.Linear, nn.Conv2d)]

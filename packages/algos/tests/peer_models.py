@@ -1,4 +1,4 @@
-"""Small models of plain torch, which both Composer's environment and ours build for the tests of parity."""
+"""Small models of plain torch, which the parity tests build in Composer's environment and in Hocket's."""
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ def optimizer_of(model, num_groups=1):
 
 
 def groups_by_name(model, optimizer):
-    """Return for each group the sorted names of its parameters, and the names of those with state."""
+    """Return, for each group, the sorted names of its parameters, and of those with state."""
     names = {id(value): name for name, value in model.named_parameters()}
     groups = [sorted(names[id(value)] for value in group["params"]) for group in optimizer.param_groups]
     return groups, sorted(names[id(value)] for value in optimizer.state)

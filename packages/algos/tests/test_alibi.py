@@ -1,4 +1,4 @@
-"""ALiBi against the paper's formula, on models of transformers and on a class of one's own."""
+"""ALiBi against the paper's formula, on models of transformers and on a user's own class."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ from hocket.algos.alibi.alibi import shorten_sequences
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 8, 12, 64, 71, 128])
-def test_slopes(num_heads: int) -> None:
+def test_slopes_equal_the_papers_formula(num_heads: int) -> None:
     slopes = alibi_slopes(num_heads)
     assert (slopes.shape, slopes.dtype) == ((num_heads,), torch.float32)
     if num_heads & (num_heads - 1) == 0:
@@ -30,7 +30,7 @@ def test_slopes(num_heads: int) -> None:
     assert slopes.max() < 1
 
 
-def test_twelve_heads_are_as_in_the_authors_code() -> None:
+def test_slopes_of_twelve_heads_equal_those_of_the_authors_code() -> None:
     eight = [2 ** -(head + 1) for head in range(8)]
     more = [2 ** (-0.5 * (2 * head + 1)) for head in range(4)]
     torch.testing.assert_close(alibi_slopes(12), torch.tensor(eight + more))
@@ -50,12 +50,12 @@ def attend_by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal:
     return torch.stack(heads, 1)
 
 
-def test_the_bias_is_the_formula() -> None:
+def test_the_bias_equals_the_formula() -> None:
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     bias = alibi_bias(alibi_slopes(4), 6, 6)
     out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     torch.testing.assert_close(out, attend_by_hand(q, k, v, causal=False))
-    # With cached keys the queries are the last positions.
+    # With cached keys, the queries are at the last positions.
     torch.testing.assert_close(alibi_bias(alibi_slopes(4), 2, 6), bias[:, 4:])
 
 
@@ -76,7 +76,7 @@ def models():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "roberta"])
-def test_models_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alibi_works_in_models_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     model = models()[name]().eval()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -92,13 +92,13 @@ def test_models_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         return out
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", check)
-    ids = torch.randint(2, 50, (2, 24))  # longer than the model was made for
+    ids = torch.randint(2, 50, (2, 24))  # longer than the model's position embeddings
     with torch.no_grad():
         out = model(input_ids=ids).logits
     assert len(seen) == 2
     assert out.shape == (2, 24, 50)
     monkeypatch.undo()
-    # Padding is masked: what stands there changes nothing before it.
+    # Padding is masked: its tokens do not change earlier outputs.
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[:, 20:] = 0
     other = ids.clone()

@@ -1,4 +1,4 @@
-"""ALiBi's attention over both kernels, in bf16, on Hocket's GPT, and what it refuses."""
+"""ALiBi's attention with both kernels, in bf16 and in Hocket's GPT, and the calls that raise."""
 
 import importlib.util
 from pathlib import Path
@@ -28,11 +28,11 @@ def test_kernels_compute_the_formula(kernel: str) -> None:
     q, k, v = torch.randn(3, 2, 12, 20, 8)
     attention = AlibiAttention(12, 32, kernel=kernel)
     torch.testing.assert_close(attention(q, k, v), reference(q, k, v, causal=False))
-    last = q[:, :, -3:]  # with keys of earlier tokens cached
+    last = q[:, :, -3:]  # as with cached keys of earlier tokens
     torch.testing.assert_close(attention(last, k, v, is_causal=True), reference(last, k, v, causal=True))
 
 
-def test_masks_are_added_and_a_kept_bias_is_not_mixed_up() -> None:
+def test_masks_are_added_to_the_bias_and_cached_biases_are_not_mixed_up() -> None:
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     attention = AlibiAttention(4, 8)
     seen = torch.rand(2, 1, 6, 6) > 0.3
@@ -60,7 +60,7 @@ def test_slopes_stay_in_fp32_when_the_model_goes_to_bf16() -> None:
     assert attention(q, q, q).dtype == torch.bfloat16
 
 
-def test_hockets_gpt_takes_both_kernels_and_longer_text() -> None:
+def test_hockets_gpt_works_with_both_kernels_and_longer_text() -> None:
     recipes = pytest.importorskip("hocket.recipes.gpt", reason="needs the package hocket")
     torch.manual_seed(0)
     outputs = []
@@ -73,7 +73,7 @@ def test_hockets_gpt_takes_both_kernels_and_longer_text() -> None:
         assert [change.name for change in report.optimizer_changes] == ["position_embedding.weight"]
         with torch.no_grad():
             outputs.append(model(batch))
-            # Causal: a later byte changes nothing before it.
+            # Causal: a later byte does not change earlier outputs.
             other = {"tokens": batch["tokens"].clone()}
             other["tokens"][:, 20:] = 7
             torch.testing.assert_close(model(other)[:, :20], outputs[-1][:, :20])
@@ -82,7 +82,7 @@ def test_hockets_gpt_takes_both_kernels_and_longer_text() -> None:
     assert cut.input_key == "tokens"
 
 
-def test_transformers_take_flex_attention() -> None:
+def test_transformers_models_work_with_flex_attention() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=16, vocab_size=20, n_positions=8, attn_pdrop=0.0
@@ -100,7 +100,7 @@ def test_transformers_take_flex_attention() -> None:
     torch.testing.assert_close(outputs[0][1, :8], outputs[1][1, :8])
 
 
-def test_calls_that_cannot_be_are_refused() -> None:
+def test_invalid_calls_raise() -> None:
     q = torch.randn(1, 4, 6, 8)
     with pytest.raises(IncompatibleError, match="has 6 tokens, and `max_sequence_length` is 5"):
         AlibiAttention(4, 5)(q, q, q)
@@ -117,7 +117,7 @@ def test_calls_that_cannot_be_are_refused() -> None:
         flex(q.requires_grad_(), q, q)
 
 
-def test_what_does_not_fit_in_memory_is_refused_before_training() -> None:
+def test_a_model_too_large_for_memory_raises_before_training() -> None:
     with pytest.raises(IncompatibleError, match=r"bias of `Alibi` for 2 heads and 10000000 tokens .* GiB"):
         apply_alibi(make_model("transformer"), 10_000_000)
     with pytest.raises(
@@ -126,7 +126,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_training() -> None:
         apply_alibi(make_model("transformer"), 10**12, kernel="flex")
 
 
-def test_models_that_are_not_of_one_causal_sequence_are_refused() -> None:
+def test_models_without_a_single_causal_sequence_raise() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 8}
@@ -151,7 +151,7 @@ def test_models_that_are_not_of_one_causal_sequence_are_refused() -> None:
 
 
 class NoModule(Attention):
-    """Attention whose policy uses the slopes alone."""
+    """An attention module whose policy uses only the slopes."""
 
 
 def test_flex_needs_a_policy_that_uses_the_kernel() -> None:
@@ -161,7 +161,7 @@ def test_flex_needs_a_policy_that_uses_the_kernel() -> None:
         apply_alibi(model, 8, kernel="flex", position_embeddings=False)
 
 
-def test_the_example_of_an_own_attention_learns() -> None:
+def test_the_example_of_a_users_own_attention_learns() -> None:
     spec = importlib.util.spec_from_file_location("own_attention", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None

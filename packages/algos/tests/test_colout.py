@@ -1,4 +1,4 @@
-"""ColOut: rows and columns that are dropped, in batches, samples and targets."""
+"""ColOut: dropping rows and columns of batches, samples and targets."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hocket.algos import AlgorithmConfigError, ColOut, ColOutTransform, Incompat
 from support.methods import train
 
 
-def test_what_is_left_are_rows_and_columns_in_their_order() -> None:
+def test_the_kept_rows_and_columns_stay_in_order() -> None:
     image = torch.arange(20 * 10.0).view(1, 1, 20, 10)
     left = colout_batch(image, p_row=0.15, p_col=0.3)
     assert left.shape == (1, 1, 17, 7)
@@ -19,7 +19,7 @@ def test_what_is_left_are_rows_and_columns_in_their_order() -> None:
     assert torch.equal(left[0, 0], image[0, 0][rows.long()][:, columns.long()])
 
 
-def test_a_target_of_the_images_size_loses_the_same() -> None:
+def test_a_target_of_the_images_size_loses_the_same_rows_and_columns() -> None:
     image = torch.rand(2, 3, 12, 12)
     left, target = colout_batch((image, image[:, 0]), 0.5, 0.5)
     assert torch.equal(left[:, 0], target)
@@ -28,7 +28,7 @@ def test_a_target_of_the_images_size_loses_the_same() -> None:
     assert isinstance(colout_batch((image, image[:, 0]), 0.5, 0.5, resize_target=False), torch.Tensor)
 
 
-def test_pil_images_keep_their_kind() -> None:
+def test_pil_images_stay_pil_images() -> None:
     pytest.importorskip("torchvision", reason="needs torchvision")
     from PIL import Image
 

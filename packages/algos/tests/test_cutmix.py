@@ -1,4 +1,4 @@
-"""CutMix: patches of partners, targets by area, maps as images."""
+"""CutMix: patches from partners, targets mixed by area, and target maps patched as images."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hocket.trainer.errors import TrainerConfigError
 from support.methods import train
 
 
-def test_a_patch_comes_from_the_partner_and_its_area_is_the_share() -> None:
+def test_a_patch_comes_from_the_partner_and_its_area_is_the_mixing_share() -> None:
     images, target = torch.randn(4, 3, 8, 10), torch.arange(4)
     indices = torch.tensor([3, 2, 1, 0])
     mixed, partners, share, box = cutmix_batch(images, target, bbox=(1, 2, 5, 9), indices=indices)
@@ -22,7 +22,7 @@ def test_a_patch_comes_from_the_partner_and_its_area_is_the_share() -> None:
     assert torch.equal(partners, target[indices])
 
 
-def test_a_length_is_the_side_of_the_patch() -> None:
+def test_length_is_the_side_of_the_patch() -> None:
     images = torch.randn(2, 1, 40, 60)
     for _ in range(50):
         *_, (top, left, bottom, right) = cutmix_batch(images, torch.arange(2), length=0.5)
@@ -33,7 +33,7 @@ def test_a_length_is_the_side_of_the_patch() -> None:
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_uniform_sampling_covers_every_pixel_alike(uniform: bool) -> None:
+def test_uniform_sampling_covers_every_pixel_equally_often(uniform: bool) -> None:
     count = torch.zeros(12, 12)
     for _ in range(3000):
         *_, (top, left, bottom, right) = cutmix_batch(
@@ -44,15 +44,15 @@ def test_uniform_sampling_covers_every_pixel_alike(uniform: bool) -> None:
     assert (corner / middle > 0.7) == uniform
 
 
-def test_the_mean_share_is_that_of_the_beta_distribution() -> None:
+def test_the_mean_share_follows_the_beta_distribution() -> None:
     images = torch.zeros(2, 1, 64, 64)
     shares = [cutmix_batch(images, torch.arange(2), alpha=1.0)[2] for _ in range(500)]
-    assert 0.5 < sum(shares) / 500 < 0.8  # 0.5, and more where the patch hangs over the edge
+    assert 0.5 < sum(shares) / 500 < 0.8  # 0.5, and more if the patch extends over the edge
     assert min(shares) >= 0
     assert max(shares) <= 1
 
 
-def test_maps_get_the_patches_of_the_images() -> None:
+def test_target_maps_get_the_same_patches_as_the_images() -> None:
     algorithm = CutMix()
     torch.manual_seed(0)
     images = torch.randn(4, 1, 8, 8)
@@ -71,7 +71,7 @@ def test_training_with_patches_moves_the_model(interpolate_loss: bool) -> None:
     assert all(0 < loss < 10 for loss in losses)
 
 
-def test_both_ways_of_mixing_give_the_same_training() -> None:
+def test_both_values_of_interpolate_loss_give_the_same_training() -> None:
     targets, _ = train([], kind="images", algorithms=[CutMix(1.0)])
     losses, _ = train([], kind="images", algorithms=[CutMix(1.0, interpolate_loss=True)])
     for name, value in targets.items():

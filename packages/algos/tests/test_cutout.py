@@ -1,4 +1,4 @@
-"""CutOut: holes of the stated size, at each image's own places."""
+"""CutOut: holes of the configured size, at different positions in each image."""
 
 from typing import Any
 
@@ -25,11 +25,11 @@ def test_each_image_has_its_own_hole() -> None:
     cut = cutout_batch(torch.ones(64, 1, 16, 16), length=0.5)
     zeros = (cut == 0).flatten(1)
     assert zeros.sum(1).max() == 64
-    assert zeros.sum(1).min() >= 16  # a quarter of the hole, in a corner
+    assert zeros.sum(1).min() >= 16  # at least a quarter of the hole, at a corner
     assert len({tuple(row.tolist()) for row in zeros}) > 32
 
 
-def test_uniform_sampling_covers_the_corner_as_the_middle() -> None:
+def test_uniform_sampling_covers_corners_as_often_as_the_middle() -> None:
     torch.manual_seed(0)
     share = [
         (cutout_batch(torch.ones(4000, 1, 8, 8), length=0.5, uniform_sampling=uniform) == 0)
@@ -41,7 +41,7 @@ def test_uniform_sampling_covers_the_corner_as_the_middle() -> None:
     assert share[1][0, 0] == pytest.approx(float(share[1][4, 4]), rel=0.15)
 
 
-def test_single_images_and_pil_images_keep_their_kind() -> None:
+def test_single_images_and_pil_images_keep_their_type() -> None:
     pytest.importorskip("torchvision", reason="needs torchvision")
     from PIL import Image
 
@@ -52,7 +52,7 @@ def test_single_images_and_pil_images_keep_their_kind() -> None:
     assert cut.getextrema() == ((0, 255),) * 3
 
 
-def test_the_loaders_batch_is_left_as_it_was() -> None:
+def test_the_loaders_batch_is_not_changed() -> None:
     batches: list[Any] = [(torch.ones(8, 3, 16, 16), torch.zeros(8, dtype=torch.long))]
     train([], kind="images", steps=1, algorithms=[CutOut()], train_dataloader=batches)
     assert (batches[0][0] == 1).all()
@@ -72,7 +72,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
             make()
 
 
-def test_what_is_no_image_is_named() -> None:
+def test_inputs_that_are_no_images_raise_with_their_type() -> None:
     with pytest.raises(IncompatibleError, match="takes PIL images or tensors"):
         cutout_batch("image")  # type: ignore[type-var]
     with pytest.raises(IncompatibleError, match="needs one tensor as images"):

@@ -1,4 +1,4 @@
-"""EMA: averages by the formula, around evaluation and prediction, and in the power-function profile."""
+"""EMA: averages by the formula, their use in evaluation and prediction, and the power-function profile."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from support.methods import make_loader, make_model, train
 
 
 class Weights(Callback):
-    """Keeps the head's weights after each batch, and those that evaluation and prediction see."""
+    """Keeps the head's weights after each batch, and those used in evaluation and prediction."""
 
     def __init__(self) -> None:
         self.trained: list[torch.Tensor] = []
@@ -55,7 +55,7 @@ def _run(ema: EMA, steps: int = 5, **arguments: Any) -> tuple[torch.Tensor, Weig
     return initial, weights, model
 
 
-def test_averages_follow_the_formula_and_are_seen_by_evaluation_alone() -> None:
+def test_averages_follow_the_formula_and_are_used_in_evaluation_only() -> None:
     ema = EMA("2ba")
     average, weights, model = _run(ema)
     for trained in weights.trained:
@@ -65,13 +65,13 @@ def test_averages_follow_the_formula_and_are_seen_by_evaluation_alone() -> None:
     assert len(weights.evaluated) == 2
     assert torch.equal(model.head.weight, weights.trained[-1])  # type: ignore[arg-type]
     assert not torch.equal(weights.evaluated[0], weights.trained[-1])
-    # A half-life after its update, a weight's share is half of what it was.
+    # One half-life after its update, a weight's share is halved.
     assert ema.smoothing is not None
     assert ema.smoothing**2 == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_weights_saved_alone_are_the_averages(tmp_path: Path, weights_only: bool) -> None:
+def test_checkpoints_of_weights_only_have_the_averages(tmp_path: Path, weights_only: bool) -> None:
     model, ema = make_model("images"), EMA("2ba")
     with Trainer(
         model=model,
@@ -95,7 +95,7 @@ def test_weights_saved_alone_are_the_averages(tmp_path: Path, weights_only: bool
         assert torch.equal(again.head.weight, expected)  # type: ignore[arg-type]
 
 
-def test_a_late_start_and_a_longer_interval() -> None:
+def test_ema_start_and_update_interval_take_effect() -> None:
     _, weights, _ = _run(EMA(None, 0.5, ema_start="2ba", update_interval="2ba"), steps=6)
     average = weights.trained[1]
     for trained in weights.trained[3::2]:
@@ -103,15 +103,15 @@ def test_a_late_start_and_a_longer_interval() -> None:
     torch.testing.assert_close(weights.evaluated[0], average)
 
 
-def test_before_the_start_evaluation_sees_the_trained_weights() -> None:
+def test_before_ema_start_evaluation_uses_the_trained_weights() -> None:
     _, weights, _ = _run(EMA("1ba", ema_start="1.0dur"), steps=2)
     torch.testing.assert_close(weights.evaluated[0], weights.trained[-1])
     _, weights, _ = _run(EMA("1ep"), steps=2)
     assert not torch.equal(weights.evaluated[0], weights.trained[-1])
 
 
-def test_the_power_function_has_its_width() -> None:
-    # Weights of the past in the average after n updates, straight from the recursion.
+def test_the_power_function_has_the_configured_width() -> None:
+    # The shares of past weights in the average after n updates, computed by the recursion.
     for sigma in (0.05, 0.1, 0.25):
         gamma, size = power_exponent(sigma), 4000
         shares = torch.zeros(size, dtype=torch.float64)
@@ -128,12 +128,12 @@ def test_the_power_function_has_its_width() -> None:
     assert math.isclose(MOST_SIGMA_REL, 12**-0.5)
 
 
-def test_the_widest_power_function_is_the_plain_mean() -> None:
+def test_the_widest_power_function_is_the_mean() -> None:
     _, weights, _ = _run(EMA(None, sigma_rel=MOST_SIGMA_REL))
     torch.testing.assert_close(weights.evaluated[0], torch.stack(weights.trained).mean(0))
 
 
-def test_the_models_can_be_exchanged_after_training() -> None:
+def test_the_trained_and_the_averaged_weights_can_be_swapped_after_training() -> None:
     ema = EMA("2ba")
     _, weights, model = _run(ema)
     other = make_model("images", seed=5)
@@ -161,7 +161,7 @@ def test_half_precision_is_averaged_in_fp32() -> None:
     assert (model.weight == 2).all()
 
 
-def test_the_function_averages_floats_and_copies_counts() -> None:
+def test_the_functional_form_averages_floats_and_copies_integers() -> None:
     model = nn.BatchNorm1d(3)
     averages = copy.deepcopy(model)
     model(torch.randn(8, 3) + 4)
@@ -199,11 +199,11 @@ def test_methods_that_average_weights_are_refused_together() -> None:
             train([], kind="text", algorithms=[other, EMA("2ba")])
 
 
-def test_averages_are_needed_before_they_are_taken() -> None:
+def test_reading_averages_before_the_first_update_raises() -> None:
     with pytest.raises(IncompatibleError, match="`EMA` has no averages yet"):
         EMA().get_ema_model(nn.Linear(2, 2))
 
 
-def test_a_checkpoint_of_another_model_is_refused() -> None:
+def test_a_checkpoint_of_another_model_raises() -> None:
     with pytest.raises(IncompatibleError, match=r"of another model: they differ in \['bias', 'other'\]"):
         WeightAverage(nn.Linear(2, 2), has_buffers=True).load({"weight": torch.zeros(2, 2), "other": None})

@@ -1,4 +1,4 @@
-"""Every method by itself: its effect, microbatches, compiled models, save and resume."""
+"""Every method alone: its effect, microbatches, compiled models, and save and resume."""
 
 from functools import partial
 from pathlib import Path
@@ -35,37 +35,37 @@ def _differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> boo
     return one.keys() != other.keys() or any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_cases_are_methods() -> None:
+def test_every_case_is_an_algorithm() -> None:
     assert all(issubclass(getattr(algos, name), Algorithm) for name in CASES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_and_changes_the_training(name: str) -> None:
+def test_a_method_trains_and_changes_the_training(name: str) -> None:
     kind = common_kind([name])
     parameters, losses = train([name], steps=STEPS)
-    if name == "NoOpModel":  # it trains nothing, whatever the model was
+    if name == "NoOpModel":  # the model is replaced by one that trains nothing
         assert losses == [0.0] * STEPS
         return
     assert all(0 < loss < 100 for loss in losses)
     assert _differ(parameters, make_model(kind).state_dict())  # type: ignore[arg-type]
     if CASES[name].pil or CASES[name].optimizer or name == "EMA":
-        return  # other data, another optimizer, or an effect on evaluation alone
+        return  # other data or another optimizer, or only evaluation is affected
     assert _differ(parameters, train([], kind=kind, steps=STEPS, **dict(CASES[name].arguments))[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_with_microbatches(name: str) -> None:
+def test_a_method_runs_with_microbatches(name: str) -> None:
     _, whole = train([name], steps=STEPS)
     _, split = train([name], steps=STEPS, device_train_microbatch_size=3)
     assert len(split) == len(whole) == STEPS
     if name in ("GradientClipping", "ScheduleFree", "SeqLengthWarmup", "SequencePacking"):
-        # No batch norm, dropout or mixing within a microbatch: the training is the same.
+        # Without batch norm, dropout or mixing within a microbatch, the training is the same.
         _, whole = train([name], kind="text", steps=STEPS)
         _, split = train([name], kind="text", steps=STEPS, device_train_microbatch_size=3)
         assert split == pytest.approx(whole, rel=1e-4)
 
 
-def test_samples_and_tokens_are_counted_as_methods_leave_them() -> None:
+def test_samples_and_tokens_are_counted_after_methods_have_changed_the_batch() -> None:
     counts: list[tuple[int, int]] = []
 
     def keep(trainer: Any) -> None:
@@ -80,7 +80,7 @@ def test_samples_and_tokens_are_counted_as_methods_leave_them() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_a_method_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     whole, losses = train([name], steps=STEPS, save_folder=tmp_path, save_interval="2ba")
     resumed, rest = train([name], steps=STEPS, save_folder=tmp_path / "again", load_path=tmp_path / "ep0-ba2")
     assert rest == losses[2:]
@@ -88,18 +88,18 @@ def test_it_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_restart_gives_the_same_training(name: str) -> None:
+def test_two_runs_of_a_method_are_equal(name: str) -> None:
     _check_equal(train([name], steps=STEPS)[0], train([name], steps=STEPS)[0])
 
 
-# Between the forward pass and the loss, which a step that is compiled as a whole has no place for.
+# Methods that run between the forward pass and the loss, where a step compiled as a whole has no events.
 BETWEEN = ["CutMix", "LabelSmoothing", "MixUp"]
 COMPILED = [(name, what) for name in NAMES for what in ("model", "step")[: 1 if name in BETWEEN else 2]]
 
 
 def _compiled(kind: Any) -> torch.nn.Module:
     model = make_model(kind)
-    model.compile(backend="aot_eager", fullgraph=True)  # a break of the graph is an error
+    model.compile(backend="aot_eager", fullgraph=True)  # `fullgraph`: a graph break is an error
     return model
 
 
@@ -111,12 +111,12 @@ def test_it_trains_compiled(name: str, what: str) -> None:
     step, kind = partial(CompiledStep, backend="aot_eager"), common_kind([name])
     options: dict[str, Any] = {"train_step": step} if what == "step" else {"model": _compiled(kind)}
     _, compiled = train([name], steps=STEPS, **options)
-    # In bf16 a compiled model rounds elsewhere.
+    # In bf16 a compiled model rounds at other operations.
     assert compiled == pytest.approx(plain, rel=2e-2 if CASES[name].arguments else 1e-3)
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_methods_that_a_compiled_step_has_no_place_for_are_refused_when_the_trainer_is_built(
+def test_methods_between_forward_and_loss_raise_with_a_compiled_step(
     name: str,
 ) -> None:
     with pytest.raises(TrainerConfigError, match=f"`{name}` listens between forward pass and loss"):
@@ -128,8 +128,8 @@ def test_methods_that_a_compiled_step_has_no_place_for_are_refused_when_the_trai
         )
 
 
-# One of each kind: of attention, convolutions, norms, linear layers, parametrizations, branches, inputs and
-# targets, lengths, gradients, the step, weights.
+# One method of each kind, which changes attention, convolutions, norms, linear layers, parametrizations,
+# branches, inputs and targets, lengths, gradients, the step, or weights.
 BY_DEFAULT = [
     "Alibi", "BlurPool", "GhostBatchNorm", "LoRA", "WeightStandardization", "StochasticDepth", "MixUp",
     "SeqLengthWarmup", "GradientClipping", "SAM", "EMA", "LowPrecisionLayerNorm",

@@ -1,4 +1,4 @@
-"""Float8 training: emulated on any device, refused by name where the hardware lacks it."""
+"""Float8 training: emulated on any device; hardware without float8 raises unless it is emulated."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def _net() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_products_are_rounded_in_both_passes(recipe: Any) -> None:
+def test_products_are_rounded_in_forward_and_backward(recipe: Any) -> None:
     model, x, towards = _net(), torch.randn(16, 64), torch.randn(16, 4)
     plain = model(x)
     (plain * towards).sum().backward()
@@ -36,7 +36,7 @@ def test_products_are_rounded_in_both_passes(recipe: Any) -> None:
     assert 1e-4 < (model[0].weight.grad - gradient).norm() / gradient.norm() < 0.3
 
 
-def test_hardware_without_it_is_refused_by_name_when_the_trainer_is_built() -> None:
+def test_hardware_without_float8_raises_when_the_trainer_is_built() -> None:
     message = r"`Float8\('tensorwise'\)` needs a GPU with float8 .*but the model is on `cpu`.*`emulate=True`"
     with pytest.raises(IncompatibleError, match=message):
         train([], kind="transformer", algorithms=[Float8()])
@@ -58,7 +58,7 @@ def test_an_older_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_kernels_compute_what_the_emulation_does(recipe: Any) -> None:
+def test_the_kernels_give_the_results_of_the_emulation(recipe: Any) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with float8")
     x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""EMA, SWA, clipping and SAM launch as many kernels for a model of many tensors as for one of few."""
+"""The kernels that EMA, SWA, clipping and SAM launch do not grow with the number of tensors."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -68,7 +68,7 @@ def sam(num_layers: int) -> list[str]:
         outputs=None, parallelism=SingleProcess(torch.device("cpu")),
         timestamp=SimpleNamespace(counts=SimpleNamespace(batch=0)),
     )  # fmt: skip
-    # The gradients are there already: all that runs is the climb and the way back.
+    # Gradients exist already, so only SAM's ascent and the restoring of weights run.
     inner: Any = SimpleNamespace(compute_gradients=lambda batch: torch.zeros(()))
     step = SAMStep(inner, state, rho=0.1, epsilon=1e-12, interval=1)
     with Kernels() as seen:

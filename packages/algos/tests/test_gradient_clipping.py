@@ -1,4 +1,4 @@
-"""Clipping as defined, on plain parameters and on shards of them."""
+"""Gradient clipping by its definitions, on plain parameters and on shards."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ SETTINGS = [("norm", 0.5), ("value", 0.05), ("adaptive", 0.02), ("adaptive", 1e6
 
 def _model() -> nn.Module:
     torch.manual_seed(5)
-    # Rows that divide by no number of ranks, a convolution, and a vector larger than 1.
+    # Rows that no number of ranks divides, a convolution, and a vector longer than 1.
     return nn.Sequential(nn.Conv1d(3, 5, 2), nn.Flatten(), nn.Linear(15, 7), nn.GELU(), nn.Linear(7, 2))
 
 
@@ -37,14 +37,14 @@ def _clipped(settings: tuple[str, float]) -> tuple[list[torch.Tensor], torch.Ten
     return [parameter.grad for parameter in model.parameters()], norm
 
 
-def test_the_joint_norm_is_bounded() -> None:
+def test_clipping_by_norm_bounds_the_joint_norm() -> None:
     gradients, norm = _clipped(("norm", 0.5))
     assert norm > 0.5
     total = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     torch.testing.assert_close(total, torch.tensor(0.5), rtol=1e-5, atol=0)
 
 
-def test_each_number_is_bounded() -> None:
+def test_clipping_by_value_bounds_each_number() -> None:
     before = _clipped(("value", 1e9))[0]
     after, norm = _clipped(("value", 0.05))
     assert norm is None
@@ -53,8 +53,8 @@ def test_each_number_is_bounded() -> None:
     assert any((old != new).any() for old, new in zip(before, after, strict=True))
 
 
-def test_each_unit_is_bounded_by_its_weights() -> None:
-    # One row at a time, straight from the definition.
+def test_adaptive_clipping_bounds_each_unit_by_its_weights() -> None:
+    # One row at a time, by the definition.
     before, after = _clipped(("adaptive", 1e6))[0], _clipped(("adaptive", 0.02))[0]
     clipped = 0
     for parameter, old, new in zip(_model().parameters(), before, after, strict=True):
@@ -67,7 +67,7 @@ def test_each_unit_is_bounded_by_its_weights() -> None:
     assert clipped > 0
 
 
-def test_parameters_without_gradients_are_passed_over() -> None:
+def test_parameters_without_gradients_are_skipped() -> None:
     for kind, threshold in SETTINGS:
         frozen, free = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
         free.grad = torch.full((3,), 100.0)
@@ -81,14 +81,14 @@ def _clip_shards() -> list[tuple[list[torch.Tensor], Any]]:
         model = _model()
         fully_shard(model[2])
         fully_shard(model)
-        _backward(model)  # the same batch on every rank, so the average is the plain gradient
+        _backward(model)  # the batch is the same on every rank, so the average is the plain gradient
         norm = apply_gradient_clipping(model, kind, clipping_threshold=threshold)
         gradients = [parameter.grad.full_tensor() for parameter in model.parameters()]
         results.append((gradients, None if norm is None else (type(norm).__name__, norm.item())))
     return results
 
 
-def test_shards_are_clipped_as_the_whole() -> None:
+def test_shards_are_clipped_as_whole_parameters() -> None:
     expected = [_clipped(settings) for settings in SETTINGS]
     for results in run_ranks(_clip_shards, 3, init="gloo", timeout_s=90):
         for (gradients, norm), (whole, whole_norm) in zip(results, expected, strict=True):
@@ -100,13 +100,13 @@ def test_shards_are_clipped_as_the_whole() -> None:
 
 @pytest.fixture(scope="module")
 def one_rank() -> Iterator[None]:
-    """One group for the module: torch's caches keep the first mesh, and so the sockets, that they see."""
+    """Make one group for the module, because torch's caches keep the first mesh and its sockets."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_units_cut_in_two_are_refused(one_rank: None) -> None:
+def test_units_split_over_ranks_raise(one_rank: None) -> None:
     weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(1)]))
     weight.grad = weight.detach() * 100
     with pytest.raises(IncompatibleError, match=r"laid out as .*1.* Clip by 'norm' instead"):
@@ -138,7 +138,7 @@ def test_norm_is_the_default_and_the_threshold_is_required() -> None:
         GradientClipping("norm")
 
 
-def test_it_listens_where_gradients_are_whole() -> None:
+def test_clipping_runs_at_an_event_at_which_gradients_are_summed() -> None:
     algorithm = GradientClipping("norm", 1.0)
     assert GradientClipping.events == {Event.AFTER_TRAIN_BATCH}
     assert [event for event in Event if algorithm.match(event, None)] == [Event.AFTER_TRAIN_BATCH]

@@ -1,4 +1,4 @@
-"""RandAugment and AugMix: kinds of images, draws, mixtures, and their place in a data set."""
+"""RandAugment and AugMix: types of images, random draws, mixtures, and their position in transforms."""
 
 import random
 from typing import Any
@@ -29,7 +29,7 @@ PICTURE = Image.fromarray(PIXELS.permute(1, 2, 0).numpy())
 
 @pytest.mark.parametrize("function", [randaugment_image, augmix_image])
 @pytest.mark.parametrize("name", sorted(augmentation_sets))
-def test_images_keep_their_kind_size_and_range(function: Any, name: str) -> None:
+def test_images_keep_their_type_size_and_range(function: Any, name: str) -> None:
     for _ in range(10):
         picture = function(PICTURE, augmentation_set=name)
         assert (picture.size, picture.mode) == (PICTURE.size, "RGB")
@@ -43,18 +43,18 @@ def test_images_keep_their_kind_size_and_range(function: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("augmentation", augmentation_sets["all"] + augmentation_sets["original"][-4:])
-def test_tensors_are_changed_as_pictures(augmentation: Any) -> None:
+def test_tensors_are_augmented_as_pil_images(augmentation: Any) -> None:
     for seed in range(3):
         random.seed(seed)
         picture = PILToTensor()(augmentation(PICTURE, 5))
         random.seed(seed)
         pixels = augmentation(PIXELS, 5)
         difference = (picture.float() - pixels.float()).abs()
-        # torchvision samples tensors and pictures a little differently between pixels and at edges.
+        # torchvision interpolates tensors and PIL images slightly differently between pixels and at edges.
         assert difference.mean() < 12
 
 
-def test_randaugment_applies_what_it_draws() -> None:
+def test_randaugment_applies_the_drawn_augmentations() -> None:
     random.seed(3)
     drawn = [random.choice([0, 1]) for _ in range(4)]
     random.seed(3)
@@ -81,7 +81,7 @@ def test_augmix_is_a_convex_combination_of_chains() -> None:
         share = mixed.sum() / (PIXELS / 255).sum()
         torch.testing.assert_close(mixed, PIXELS / 255 * share)
         shares.append(float(share))
-    # What is left of the image is 1 - Beta(1, 1): uniform.
+    # The remaining share of the image is 1 - Beta(1, 1), which is uniform.
     assert 0.42 < sum(shares) / 200 < 0.58
     assert min(shares) < 0.05 < 0.95 < max(shares)
     same = augmix_image(PIXELS / 255, augmentation_set=[lambda image, severity: image])
@@ -98,7 +98,7 @@ def test_augmix_is_a_convex_combination_of_chains() -> None:
         (Compose([RandomHorizontalFlip()]), ["RandomHorizontalFlip", "T"]),
     ],
 )
-def test_the_transform_comes_before_a_conversion_to_tensors(own: Any, kinds: list[str]) -> None:
+def test_the_transform_is_inserted_before_the_conversion_to_tensors(own: Any, kinds: list[str]) -> None:
     from hocket.algos.dataset_transforms import add_transform
 
     class T:
@@ -111,7 +111,7 @@ def test_the_transform_comes_before_a_conversion_to_tensors(own: Any, kinds: lis
     assert [type(step).__name__ for step in steps] == kinds
 
 
-def test_torchvisions_own_data_sets_take_it() -> None:
+def test_torchvisions_data_sets_get_the_transform() -> None:
     from torchvision.datasets import FakeData, VisionDataset
 
     from hocket.algos.dataset_transforms import add_transform
@@ -150,7 +150,7 @@ def test_wrong_arguments_are_named(method: Any) -> None:
         method(depth=-2)
 
 
-def test_augmix_names_its_own_arguments() -> None:
+def test_augmix_raises_for_invalid_arguments_of_its_own() -> None:
     for arguments, message in [
         ({"width": 0}, "`width` is 0"),
         ({"alpha": 0}, "`alpha` is 0"),
@@ -160,6 +160,6 @@ def test_augmix_names_its_own_arguments() -> None:
             AugMix(**arguments)  # type: ignore[arg-type]
 
 
-def test_what_is_no_image_is_named() -> None:
+def test_inputs_that_are_no_images_raise_with_their_type() -> None:
     with pytest.raises(IncompatibleError, match="takes PIL images or tensors"):
         randaugment_image("image")

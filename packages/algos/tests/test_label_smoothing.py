@@ -1,4 +1,4 @@
-"""Smoothed targets are the mixture that the paper defines, and batches are left as they were."""
+"""Label smoothing: targets are the paper's mixture, and the user's batch is not changed."""
 
 from collections import namedtuple
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from hocket.trainer import Callback, ComposerClassifier, Trainer
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
-def test_the_loss_is_torchs_own_with_label_smoothing(smoothing: float, shape: tuple[int, ...]) -> None:
+def test_the_loss_equals_torchs_label_smoothing(smoothing: float, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     logits, target = torch.randn(4, 6, *shape), torch.randint(0, 6, (4, *shape))
     smoothed = smooth_labels(logits, target, smoothing=smoothing)
@@ -35,13 +35,13 @@ def test_ignored_targets_add_nothing() -> None:
     torch.testing.assert_close(losses[::2], expected)
 
 
-def test_probabilities_are_mixed_too() -> None:
+def test_probability_targets_are_smoothed() -> None:
     logits, target = torch.randn(2, 4), torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
     expected = torch.tensor([[0.45, 0.45, 0.05, 0.05], [0.05, 0.05, 0.05, 0.85]])
     torch.testing.assert_close(smooth_labels(logits, target, smoothing=0.2), expected)
 
 
-def test_the_dtype_is_that_of_the_logits() -> None:
+def test_smoothed_targets_have_the_dtype_of_the_logits() -> None:
     assert smooth_labels(torch.randn(2, 3).bfloat16(), torch.tensor([0, 1])).dtype == torch.bfloat16
 
 
@@ -54,13 +54,13 @@ def test_the_dtype_is_that_of_the_logits() -> None:
         (torch.zeros(4, 3, 2), torch.zeros(4, 3)),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(logits: torch.Tensor, target: torch.Tensor) -> None:
+def test_mismatched_shapes_raise_with_both_shapes(logits: torch.Tensor, target: torch.Tensor) -> None:
     with pytest.raises(IncompatibleError, match="expected"):
         smooth_labels(logits, target)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
-def test_a_share_is_within_zero_and_one(smoothing: float) -> None:
+def test_smoothing_outside_zero_to_one_raises(smoothing: float) -> None:
     with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):
         LabelSmoothing(smoothing)
     with pytest.raises(AlgorithmConfigError, match="expected 0 to 1"):
@@ -98,7 +98,7 @@ def test_a_missing_item_is_named(batch: Any, key: Any) -> None:
 
 
 class Targets(Callback):
-    """Notes the targets that the loss got, and those that are there after it."""
+    """Records the targets during the loss, and those after it."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -111,7 +111,7 @@ class Targets(Callback):
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_the_targets_are_the_own_ones_again_after_the_loss(size: int | None) -> None:
+def test_the_original_targets_are_restored_after_the_loss(size: int | None) -> None:
     batch = (torch.randn(4, 5), torch.tensor([0, 2, 1, 1]))
     targets = Targets()
     model = ComposerClassifier(torch.nn.Linear(5, 3))

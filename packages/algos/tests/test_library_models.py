@@ -1,4 +1,4 @@
-"""Methods train the models of torchvision and transformers, and save and resume them in mid-run."""
+"""Methods train models of torchvision and transformers, and resume them from a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ for library in ("peft", "torchao", "bitsandbytes", "schedulefree"):
 
 VISION = sorted(name for name, case in CASES.items() if "convnet" in case.kinds)
 TEXT = sorted(name for name, case in CASES.items() if "transformer" in case.kinds)
-# What a model has no module for.
+# Methods for which a model has no matching module.
 WITHOUT_EFFECT = {
     ("resnet", "GyroDropout"), ("resnet", "LowPrecisionGroupNorm"),
     ("bert", "FusedLayerNorm"), ("gpt2", "FusedLayerNorm"), ("gpt2", "GatedLinearUnits"),
@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
 
 
 class Vision(nn.Module):
-    """A ResNet of torchvision's with the loss that the trainer asks for."""
+    """A ResNet of torchvision with the `loss` method that the trainer needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Vision(nn.Module):
 
 
 class Language(nn.Module):
-    """A causal or masked language model of transformers' with the loss that the trainer asks for."""
+    """A causal or masked language model of transformers with the `loss` method that the trainer needs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

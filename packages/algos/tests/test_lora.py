@@ -1,4 +1,4 @@
-"""LoRA and QLoRA: what is frozen, what is trained, 4-bit layers, merging, and refusals."""
+"""LoRA and QLoRA: frozen and trained parameters, 4-bit layers, merging, and errors."""
 
 import copy
 import sys
@@ -41,7 +41,7 @@ def _give_adapters_values(model: nn.Module) -> None:
             nn.init.normal_(value, std=0.1)
 
 
-def test_adapters_compute_nothing_at_first_and_are_all_that_trains() -> None:
+def test_adapters_change_no_output_at_first_and_only_they_train() -> None:
     model = make_model("transformer")
     optimizer = torch.optim.AdamW(model.parameters())
     _text(model).sum().backward()
@@ -54,21 +54,21 @@ def test_adapters_compute_nothing_at_first_and_are_all_that_trains() -> None:
     assert len(trained) == 2 * len(LAYERS)
     assert {id(value) for value in model.parameters() if value.requires_grad} == trained
     assert {id(value) for group in optimizer.param_groups for value in group["params"]} == trained
-    assert not optimizer.state, "the state of frozen parameters is dropped"
+    assert not optimizer.state, "the state of frozen parameters must be dropped"
     removed = {change.name for change in report.optimizer_changes if change.action == "removed"}
     assert "embedding.weight" in removed
     assert "attention.qkv.weight" in removed
     assert "its state dropped" in str(report)
 
 
-def test_modules_that_are_named_train_in_full() -> None:
+def test_modules_to_save_train_in_full() -> None:
     model = make_model("transformer")
     report = apply_lora(model, r=4, target_modules=["qkv"], also_train=["head", "*_norm"])
     assert [one.names[0] for one in report] == ["attention.qkv"]
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     assert {"head.weight", "head.bias", "attention_norm.weight", "mlp_norm.weight"} < trained
     assert not any(name.startswith(("embedding", "mlp.")) for name in trained)
-    assert "head.base_layer.weight" not in trained, "a layer that trains in full has no adapter"
+    assert "head.base_layer.weight" not in trained, "a layer that trains in full must have no adapter"
     with pytest.raises(AlgorithmConfigError, match="`classifier`, which no module of Transformer is named"):
         apply_lora(make_model("transformer"), also_train=["classifier"])
     with pytest.raises(AlgorithmConfigError, match=r"expected a list: \['head'\]"):
@@ -88,7 +88,7 @@ def test_merged_adapters_compute_the_same_without_peft(apply: Any) -> None:
         merge_lora(model)
 
 
-def test_adapters_are_saved_alone_as_peft_saves_them() -> None:
+def test_adapters_are_saved_in_pefts_format() -> None:
     model = make_model("transformer")
     apply_lora(model, r=4)
     state = peft.get_peft_model_state_dict(model)
@@ -98,7 +98,7 @@ def test_adapters_are_saved_alone_as_peft_saves_them() -> None:
 
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("double_quant", [True, False])
-def test_four_bit_layers_are_near_the_layers_before(quant_type: str, double_quant: bool) -> None:
+def test_four_bit_layers_approximate_the_original_layers(quant_type: str, double_quant: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     plain = copy.deepcopy(model)
@@ -118,7 +118,7 @@ def test_four_bit_layers_are_near_the_layers_before(quant_type: str, double_quan
     torch.testing.assert_close(gradient, weight.sum(0).expand(8, -1), atol=1e-5, rtol=1e-4)
 
 
-def test_a_cast_of_the_model_leaves_the_scales() -> None:
+def test_casting_the_model_keeps_the_dtype_of_quantization_scales() -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     apply_qlora(model, r=4)
     layer: Any = model[0].base_layer
@@ -129,7 +129,7 @@ def test_a_cast_of_the_model_leaves_the_scales() -> None:
 
 
 @pytest.mark.parametrize("method", [LoRA, QLoRA])
-def test_bf16_and_evaluation_in_mid_run(method: Any) -> None:
+def test_adapters_train_in_bf16_with_evaluation_during_the_run(method: Any) -> None:
     _, losses = train(
         [], kind="transformer", algorithms=[method(4)], precision="amp_bf16",
         eval_dataloader=make_loader("transformer", 1), eval_interval="2ba",
@@ -193,7 +193,7 @@ def test_a_library_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
         train([], kind="transformer", algorithms=[QLoRA(2)])
 
 
-def test_a_checkpoint_of_other_adapters_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_adapters_raises(tmp_path: Path) -> None:
     train(["LoRA"], steps=2, save_folder=tmp_path, save_interval="2ba")
     other = LoRA(4, target_modules=["qkv"])
     with pytest.raises(Exception, match=r"treated other modules in the run|missing|lora_A"):

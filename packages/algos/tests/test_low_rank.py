@@ -1,4 +1,4 @@
-"""Thin maps in place of whole ones: the nearest outputs, against a search by gradient and against ranks."""
+"""Low-rank factorization: the closest outputs, compared with a search by gradient and with other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.algos.factorize import FactorizedConv2d, FactorizedLinear, factorize
 
 def sample(rows: int = 60, ins: int = 12, outs: int = 10) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    # Inputs whose columns differ much in size: the nearest weights are then not the nearest outputs.
+    # Columns of very different size, so that the closest weights do not give the closest outputs.
     inputs = torch.randn(rows, ins, generator=generator) * torch.logspace(-1, 1, ins)
     return (
         inputs,
@@ -21,7 +21,7 @@ def sample(rows: int = 60, ins: int = 12, outs: int = 10) -> tuple[torch.Tensor,
     )
 
 
-def test_the_outputs_are_nearer_than_those_of_the_nearest_weights():
+def test_the_outputs_are_closer_than_those_of_the_closest_weights():
     inputs, weight, bias = sample()
     outputs = inputs @ weight + bias
     found = factorize_matrix(inputs, outputs, weight, None, bias, rank=3)
@@ -30,7 +30,7 @@ def test_the_outputs_are_nearer_than_those_of_the_nearest_weights():
     error = (inputs @ found.Wa @ found.Wb + found.bias - outputs).square().mean() / outputs.var()
     assert found.nmse == pytest.approx(error.item(), rel=1e-4)
     assert found.nmse < 0.5 * plain.nmse
-    # A search by gradient from there finds nothing nearer.
+    # A search by gradient from this solution finds no closer one.
     parts = [part.double().clone().requires_grad_() for part in (found.Wa, found.Wb, found.bias)]
     search = torch.optim.LBFGS(parts, max_iter=200, line_search_fn="strong_wolfe")
 
@@ -57,13 +57,13 @@ def test_more_rank_is_never_worse_and_enough_is_exact(is_thin: bool):
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-9
     assert found.Wb is None
-    if is_thin:  # thinner already than asked for
+    if is_thin:  # the map has a lower rank already than requested
         kept = factorize_matrix(inputs, outputs, first, second, bias, rank=8)
         assert kept.Wa is first
         assert kept.rank == 6
 
 
-def test_a_map_without_a_bias_stays_without_one_and_few_samples_leave_its_rest():
+def test_a_map_without_bias_gets_none_and_few_samples_determine_only_a_part():
     inputs, weight, _ = sample(rows=4)
     found = factorize_matrix(inputs, inputs @ weight, weight, rank=5)
     assert found.bias is None
@@ -75,7 +75,7 @@ def test_a_map_without_a_bias_stays_without_one_and_few_samples_leave_its_rest()
         factorize_matrix(inputs, torch.ones(3, 10), weight)
 
 
-def test_a_convolution_is_two_thin_ones():
+def test_a_convolution_becomes_two_low_rank_ones():
     torch.manual_seed(4)
     conv = nn.Conv2d(8, 6, 3)
     images = torch.randn(3, 8, 9, 9)
@@ -88,7 +88,7 @@ def test_a_convolution_is_two_thin_ones():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_factorized_layer_gets_thinner_and_changes_little(bias: bool):
+def test_factorizing_a_factorized_layer_lowers_its_rank_and_changes_little(bias: bool):
     torch.manual_seed(4)
     inputs, images = torch.randn(50, 36), torch.randn(2, 36, 6, 6)
     linear = FactorizedLinear(36, 40, bias, latent_features=16)

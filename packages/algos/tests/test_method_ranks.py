@@ -1,4 +1,4 @@
-"""Every method on two ranks, replicated (DDP) and sharded (FSDP2), and through save and resume there."""
+"""Every method on two ranks, replicated (DDP) and sharded (FSDP2), with save and resume."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ pytest.importorskip("torchao", reason="needs torchao")
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 LAYOUTS: dict[str, Any] = {"ddp": None, "fsdp2": {}}
 NAMES = sorted(CASES)
-# Neither batch norm, which has its own statistics on each rank, nor draws of its own on each rank.
+# Methods without batch norm's per-rank statistics and without per-rank random draws.
 SAME_AS_ONE_RANK = {"EMA", "GradientClipping", "SAM", "SWA", "ScheduleFree", "SeqLengthWarmup"}
 
 
@@ -27,7 +27,7 @@ def _train(name: str, layout: str, **options: Any) -> tuple[dict[str, torch.Tens
     kind = "text" if name in SAME_AS_ONE_RANK else common_kind([name])
     arguments = {} if ranks[1] == 1 else {"fsdp_config": LAYOUTS[layout]}
     if (name, layout) == ("LowPrecisionGroupNorm", "fsdp2"):
-        # On a CPU torch's batch norm, which the model has too, takes no bf16 weights beside fp32 statistics.
+        # On a CPU the model's batch norm does not support bf16 weights with fp32 statistics.
         arguments["precision"] = "fp32"
     return train([name], kind=kind, ranks=ranks, shuffle=False, **arguments, **options)
 
@@ -44,7 +44,7 @@ def _on_ranks(names: list[str], folder: str) -> dict[tuple[str, str], Any]:
 
 
 def _mean_losses(ranks: list[Any], key: tuple[str, str]) -> list[float]:
-    """Return the mean of the ranks' losses, which weigh the same but for their labels."""
+    """Return the mean of the ranks' losses; all ranks have the same weight."""
     (_, first), _ = ranks[0][key]
     (_, second), _ = ranks[1][key]
     return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
@@ -58,12 +58,12 @@ def _check(names: list[str]) -> None:
         (others, _), _ = ranks[1][key]
         for name, value in trained.items():
             assert torch.equal(resumed[name], value), (key, name)
-            if "running" not in name:  # batch norm's statistics are each rank's own
+            if "running" not in name:  # batch norm's statistics differ between ranks
                 assert torch.equal(others[name], value), (key, name)
         if key[0] in SAME_AS_ONE_RANK:
             alone, alone_losses = _train(*key)
             if key[0] == "ScheduleFree":
-                # Adam divides the gradient of the keys' bias, which is zero but for rounding, by itself.
+                # Adam normalizes the gradient of the keys' bias, which is zero except for rounding.
                 assert _mean_losses(ranks, key) == pytest.approx(alone_losses, rel=2e-2)
                 continue
             for name, value in alone.items():
@@ -105,6 +105,6 @@ class Share:
         return len(self.batches)
 
 
-def test_ranks_draw_differently() -> None:
+def test_each_rank_makes_its_own_random_draws() -> None:
     first, second = run_ranks(_draws, 2, "CutOut", init="gloo", timeout_s=60)
     assert first != second

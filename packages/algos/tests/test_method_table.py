@@ -1,4 +1,4 @@
-"""The table of methods in the README is the one that the code gives."""
+"""The table of methods in the README is the one generated from the code."""
 
 import importlib.util
 import re
@@ -26,7 +26,7 @@ def test_the_table_is_up_to_date() -> None:
     assert tool.updated(text) == text, "run `python tools/algos_table.py`"
 
 
-def test_methods_said_to_be_compared_are() -> None:
+def test_methods_that_the_table_marks_as_compared_have_parity_tests() -> None:
     folder = Path(__file__).parent
     cases = set(re.findall(r'_case\("(\w+)"', (folder / "test_parity_batches.py").read_text()))
     surgery = (folder / "test_parity_surgery.py").read_text()

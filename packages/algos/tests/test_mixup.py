@@ -1,4 +1,4 @@
-"""MixUp: the combination of the paper, for inputs, targets and losses."""
+"""MixUp: the paper's combination of inputs, targets and losses."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_samples_are_combined_with_their_partners() -> None:
     assert mixing == 0.3
 
 
-def test_the_coefficient_is_folded_beta_and_alpha_0_does_nothing() -> None:
+def test_the_coefficient_has_a_folded_beta_distribution_and_alpha_0_mixes_nothing() -> None:
     draws = [mixup_batch(torch.zeros(1), torch.zeros(1), alpha=0.4)[2] for _ in range(2000)]
     assert max(draws) <= 0.5
     # E[min(x, 1 - x)] of Beta(a, a), by integration.
@@ -35,7 +35,7 @@ def test_the_coefficient_is_folded_beta_and_alpha_0_does_nothing() -> None:
 
 
 class Seen(Callback):
-    """Keeps what the loss and a metric see of each batch."""
+    """Keeps the batch as the loss and as a metric get it."""
 
     def __init__(self) -> None:
         self.at_loss: list[Any] = []
@@ -65,7 +65,7 @@ def _seen(**options: Any) -> tuple[Seen, list[Any]]:
     return seen, list(loader)
 
 
-def test_targets_are_mixed_as_the_inputs_and_restored_for_metrics() -> None:
+def test_targets_are_mixed_like_the_inputs_and_restored_for_metrics() -> None:
     seen, batches = _seen()
     assert len(seen.at_loss) == 2
     for (mixed, targets, outputs), (labels, loss), (images, original) in zip(
@@ -87,7 +87,7 @@ def test_targets_are_mixed_as_the_inputs_and_restored_for_metrics() -> None:
         assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, targets)), abs=1e-6)
 
 
-def test_interpolated_losses_are_the_loss_of_mixed_targets() -> None:
+def test_interpolated_losses_equal_the_loss_of_mixed_targets() -> None:
     # Cross entropy is linear in the target, so both ways must agree.
     mixed, _ = _seen()
     interpolated, _ = _seen(interpolate_loss=True)
@@ -111,12 +111,12 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         MixUp(**arguments)
 
 
-def test_a_mixing_out_of_range_is_named() -> None:
+def test_a_mixing_coefficient_out_of_range_raises() -> None:
     with pytest.raises(AlgorithmConfigError, match=r"`mixing` is 1.5, expected 0 to 1"):
         mixup_batch(torch.zeros(2), torch.zeros(2), mixing=1.5)
 
 
-def test_a_batch_that_does_not_fit_is_named() -> None:
+def test_an_unsuitable_batch_raises() -> None:
     with pytest.raises(
         IncompatibleError, match=r"`MixUp` needs floating point inputs, but they are torch.int64"
     ):
@@ -125,7 +125,7 @@ def test_a_batch_that_does_not_fit_is_named() -> None:
         train([], kind="text", algorithms=[MixUp(input_key="x")])
 
 
-def test_smoothed_labels_with_interpolated_losses_are_refused_at_the_build() -> None:
+def test_label_smoothing_with_interpolated_losses_raises_when_the_trainer_is_built() -> None:
     with pytest.raises(
         TrainerConfigError, match=r"`MixUp` and `LabelSmoothing` cannot be used together.*False"
     ):

@@ -1,4 +1,4 @@
-"""Every pair of methods that may meet trains together; the order of the list does not matter."""
+"""Every allowed pair of methods trains together, with the same result in both orders of the list."""
 
 from itertools import combinations
 from typing import Any
@@ -16,7 +16,7 @@ pytest.importorskip("peft", reason="needs peft")
 pytest.importorskip("torchao", reason="needs torchao")
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 
-# Pairs that make no sense, and a part of the reason that the trainer gives.
+# Conflicting pairs, and a part of the trainer's error message.
 REFUSED = {
     ("Alibi", "SequencePacking"): "no longer fit their attention masks",
     ("CutMix", "MixUp"): "each mixes every sample with another one",
@@ -29,7 +29,7 @@ REFUSED = {
     ("LoRA", "QLoRA"): "each freezes the model and adds its own adapters",
     ("SeqLengthWarmup", "SequencePacking"): "no longer fit their attention masks",
 }
-# `NoOpModel` replaces the model that these change, or has no outputs for them.
+# `NoOpModel` replaces the model that these methods change, or has no outputs that they need.
 REFUSED |= {
     (min(name, "NoOpModel"), max(name, "NoOpModel")): f"`{name}` changes the model that `NoOpModel` replaces"
     for name in (
@@ -45,12 +45,12 @@ PAIRS = [pair for pair in combinations(sorted(CASES), 2) if common_kind(pair) is
 RUNNING = [pair for pair in PAIRS if pair not in REFUSED]
 
 
-def test_refusals_name_real_pairs() -> None:
+def test_the_conflicting_pairs_are_pairs_of_methods() -> None:
     assert set(REFUSED) <= set(PAIRS)
 
 
 @pytest.mark.parametrize("pair", sorted(REFUSED), ids="-".join)
-def test_pairs_that_make_no_sense_are_refused_with_the_reason(pair: tuple[str, str]) -> None:
+def test_conflicting_pairs_raise_with_the_reason(pair: tuple[str, str]) -> None:
     for names in (pair, pair[::-1]):
         with pytest.raises(TrainerConfigError, match=f"cannot be used together: .*{REFUSED[pair]}"):
             train(names)
@@ -94,7 +94,7 @@ def test_many_surgeries_train_together() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_methods_of_the_batch_run_in_one_order() -> None:
+def test_methods_that_change_the_batch_run_in_a_fixed_order() -> None:
     seen: list[str] = []
 
     def note(algorithm: Any) -> Any:
@@ -124,7 +124,7 @@ def test_methods_of_the_batch_run_in_one_order() -> None:
     ]
 
 
-def test_smoothed_and_mixed_targets_are_both() -> None:
+def test_targets_are_both_smoothed_and_mixed() -> None:
     targets: list[torch.Tensor] = []
 
     def keep(outputs: torch.Tensor, batch: Any) -> torch.Tensor:

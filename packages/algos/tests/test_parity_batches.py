@@ -1,4 +1,4 @@
-"""The functions give what Composer's give on the same inputs, seeds and draws.
+"""The functional forms give the results of Composer's on the same inputs, seeds and draws.
 
 Run with `uv run pytest -m parity`: Composer lives in an environment of its own, which `uv` makes. Where a
 method differs on purpose, its README says why.
@@ -61,7 +61,7 @@ def _of_batches(seed: int) -> Iterator[dict[str, Any]]:
     yield _case("cutout", x=x, places=[3, 5 + seed, 11, 0], length=0.1 + share)
     yield _case("colout", x=x, y=x[:, :1], seed=seed, p_row=share / 2, p_col=0.3)
     yield _case("smooth", logits=x[:, :, 0], y=torch.randint(0, 3, (4, 16)), smoothing=share)
-    # With fewer than 4 of 4 samples kept, at least one: Composer may keep none.
+    # Keep at least one of 4 samples, because Composer may keep none.
     yield _case("select", x=x.flatten(1), y=x.flatten(1) ** 3, keep=0.25 + 0.15 * seed)
     for mode, scale, target, has_targets in (
         ("resize", 0.5, x[:, 0], False),
@@ -283,12 +283,12 @@ CALLS: dict[str, Callable[..., Any]] = {
     )
 }
 TOLERANCE: dict[str, dict[str, float]] = {
-    # Pixels whose mixture rounds to the other side of an integer.
+    # Allow pixels whose mixture rounds to the neighbouring integer.
     "augmix": {"atol": 1, "rtol": 0},
 }
 
 
-def test_functions_give_what_composers_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_give_the_results_of_composers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchvision", reason="needs torchvision")
     cases = _cases()
     assert {case["call"] for case in cases} == set(CALLS)

@@ -1,4 +1,4 @@
-"""Methods that change a model give the outputs, gradients and optimizers that Composer's give.
+"""Methods that change a model give the same outputs, gradients and optimizers as Composer's.
 
 Run with `uv run pytest -m parity`: Composer lives in an environment of its own, which `uv` makes. Where a
 method differs on purpose, its README says why.
@@ -122,7 +122,7 @@ def _made(case: dict[str, Any]) -> Any:
 
 
 def _compare(mine: Any, theirs: Any, what: str) -> None:
-    """Compare tensors, also in dicts. Kernels of another torch round otherwise."""
+    """Compare tensors, also in dicts, with a tolerance, because another torch version rounds differently."""
     if isinstance(theirs, dict):
         assert mine.keys() == theirs.keys(), what
         for name in theirs:
@@ -132,7 +132,7 @@ def _compare(mine: Any, theirs: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(SURGERIES)), ids=lambda index: SURGERIES[index]["function"])
-def test_surgery(answers: list[tuple[dict[str, Any], Any]], index: int) -> None:
+def test_surgery_equals_composers(answers: list[tuple[dict[str, Any], Any]], index: int) -> None:
     surgery = SURGERIES[index]
     asked = [
         (case, answer)
@@ -151,10 +151,10 @@ def test_surgery(answers: list[tuple[dict[str, Any], Any]], index: int) -> None:
             options["precision"] = case["precision"]
         report = getattr(algos, case["function"])(model, **options)
         assert len(report) > 0
-        # Same names and shapes; what starts at random takes Composer's values.
+        # Names and shapes are equal; randomly initialised tensors get Composer's values.
         model.load_state_dict(theirs["state"])
         if optimizer is not None:
-            # With several groups Composer refuses most surgery; here new parameters find theirs.
+            # With several groups Composer refuses most surgery; Hocket puts new parameters into their group.
             groups, with_state = peer_models.groups_by_name(model, optimizer)
             assert groups == theirs["groups"][0]
             assert set(with_state) >= set(theirs["groups"][1])
@@ -163,7 +163,7 @@ def test_surgery(answers: list[tuple[dict[str, Any], Any]], index: int) -> None:
             _compare(result[part], theirs[part], f"{case['function']} {part}")
 
 
-def test_stochastic_depth(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_stochastic_depth_equals_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     for case, theirs in _of(answers, "stochastic_depth"):
         model = _made(case)
         algos.apply_stochastic_depth(model, "ResNetBottleneck", "block", **case["options"])
@@ -172,11 +172,11 @@ def test_stochastic_depth(answers: list[tuple[dict[str, Any], Any]]) -> None:
             block.drop = not kept
         result = peer_models.run(model, case["x"])
         _compare(result["train"], theirs["train"], "train")
-        if all(case["kept"]):  # else running statistics differ: Composer's of dropped branches stand still
+        if all(case["kept"]):  # otherwise Composer does not update dropped branches' statistics
             _compare(result["eval"], theirs["eval"], "eval")
 
 
-def test_gated_linear_units(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_gated_linear_units_equal_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     places = {
         "output.gated_layer": "intermediate.dense",
         "output.non_gated_layer": "intermediate.gate",
@@ -197,7 +197,7 @@ def test_gated_linear_units(answers: list[tuple[dict[str, Any], Any]]) -> None:
             _compare(model.eval()(case["x"]).logits, theirs["eval"], "logits")
 
 
-def test_alibi(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_alibi_equals_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     [(case, theirs)] = _of(answers, "slopes")
     for count, slopes in zip(case["counts"], theirs, strict=True):
         torch.testing.assert_close(algos.alibi.alibi_slopes(count), slopes, msg=f"{count} heads")
@@ -206,7 +206,7 @@ def test_alibi(answers: list[tuple[dict[str, Any], Any]]) -> None:
     torch.testing.assert_close(mine, bias)
 
 
-def test_freezing(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_layer_freezing_equals_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     [(case, theirs)] = _of(answers, "freeze")
     for options, (found, wanted) in zip(case["options"], theirs, strict=True):
         model = peer_models.Convnet()
@@ -215,15 +215,17 @@ def test_freezing(answers: list[tuple[dict[str, Any], Any]]) -> None:
         assert [value.requires_grad for value in model.parameters()] == wanted, options
 
 
-def test_periods_of_gyro_dropout(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_periods_of_gyro_dropout_equal_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     [(case, theirs)] = _of(answers, "periods")
     mine = [mask_period(iters * epochs, sigma, tau) for iters, epochs, sigma, tau in case["settings"]]
     assert mine[1:] == theirs[1:]
-    # Composer's period is 0 where there are fewer batches than masks, and its next batch fails.
+    # With fewer batches than masks Composer's period is 0, and its next batch fails.
     assert (mine[0], theirs[0]) == (1, 0)
 
 
-def test_modules_and_optimizers(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_replacing_modules_updates_the_optimizer_as_composer_does(
+    answers: list[tuple[dict[str, Any], Any]],
+) -> None:
     for case, (seen, names, counts, groups) in _of(answers, "replaced"):
         model = _made(case)
         optimizer = peer_models.optimizer_of(model, 2)
@@ -242,7 +244,7 @@ def test_modules_and_optimizers(answers: list[tuple[dict[str, Any], Any]]) -> No
         assert peer_models.groups_by_name(model, optimizer)[0] == groups
 
 
-def test_channels_last(answers: list[tuple[dict[str, Any], Any]]) -> None:
+def test_channels_last_equals_composers(answers: list[tuple[dict[str, Any], Any]]) -> None:
     for case, theirs in _of(answers, "channels_last"):
         model = _made(case)
         algos.apply_channels_last(model)

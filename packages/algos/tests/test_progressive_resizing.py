@@ -1,4 +1,4 @@
-"""Progressive resizing: the schedule of sizes, and images and targets in them."""
+"""Progressive resizing: the schedule of sizes, and the resizing of images and targets."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hocket.algos import AlgorithmConfigError, IncompatibleError, ProgressiveRes
 from support.methods import make_model, train
 
 
-def test_the_scale_waits_grows_and_stays() -> None:
+def test_the_scale_is_constant_then_grows_then_stays_at_1() -> None:
     algorithm = ProgressiveResizing(initial_scale=0.5, delay_fraction=0.2, finetune_fraction=0.4)
     scales = {elapsed: algorithm.scale_at(elapsed) for elapsed in (0.0, 0.2, 0.4, 0.6, 0.9, 1.0)}
     assert scales == pytest.approx({0.0: 0.5, 0.2: 0.5, 0.4: 0.75, 0.6: 1.0, 0.9: 1.0, 1.0: 1.0})
@@ -17,7 +17,7 @@ def test_the_scale_waits_grows_and_stays() -> None:
     assert [jump.scale_at(elapsed) for elapsed in (0.0, 0.49, 0.5)] == [0.5, 0.5, 1.0]
 
 
-def test_a_model_sees_images_that_grow_in_steps() -> None:
+def test_a_model_gets_images_that_grow_in_steps() -> None:
     widths: list[int] = []
     model = make_model("images")
     model.register_forward_pre_hook(lambda module, args: widths.append(args[0][0].shape[-1]))
@@ -35,7 +35,7 @@ def test_a_model_sees_images_that_grow_in_steps() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.long])
-def test_resizing_takes_the_nearest_pixels(dtype: torch.dtype) -> None:
+def test_resizing_uses_the_nearest_pixels(dtype: torch.dtype) -> None:
     image = torch.arange(64).view(1, 1, 8, 8).to(dtype)
     resized, target = resize_batch(image, image[:, 0].long(), 0.5, resize_targets=True)
     assert torch.equal(resized, image[..., ::2, ::2])
@@ -45,7 +45,7 @@ def test_resizing_takes_the_nearest_pixels(dtype: torch.dtype) -> None:
     assert untouched is image
 
 
-def test_cropping_cuts_one_window_for_images_and_targets() -> None:
+def test_cropping_uses_the_same_window_for_images_and_targets() -> None:
     torch.manual_seed(1)
     image = torch.arange(2 * 100).view(2, 1, 10, 10).float()
     for _ in range(10):

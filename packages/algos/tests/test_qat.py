@@ -1,4 +1,4 @@
-"""Quantization-aware training: what rounds, that gradients pass, and the conversion afterwards."""
+"""Quantization-aware training: rounding, gradients, and the conversion after the training."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def _net() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("scheme", ["int8-int4", "int4", "int8"])
-def test_training_sees_what_the_quantized_model_computes(scheme: Any) -> None:
+def test_training_computes_the_outputs_of_the_quantized_model(scheme: Any) -> None:
     model, x = _net(), torch.randn(8, 64)
     plain = model(x)
     parameters = list(model.parameters())
@@ -53,7 +53,7 @@ def test_training_sees_what_the_quantized_model_computes(scheme: Any) -> None:
         convert_qat(_net())
 
 
-def test_a_configuration_of_torchao_is_taken() -> None:
+def test_a_torchao_configuration_is_accepted() -> None:
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerAxis
 
     model = _net()
@@ -69,7 +69,7 @@ def test_adapters_stay_in_full_precision() -> None:
     assert [one.names[0] for one in report] == ["0.base_layer", "2.base_layer"]
 
 
-def test_checkpoints_fit_the_model_without_it(tmp_path: Any) -> None:
+def test_checkpoints_load_into_the_model_without_qat(tmp_path: Any) -> None:
     trained, _ = train(["QAT"], steps=2, save_folder=tmp_path, save_interval="2ba")
     assert trained.keys() == make_model("transformer").state_dict().keys()
 

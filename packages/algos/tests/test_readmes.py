@@ -1,4 +1,4 @@
-"""Every snippet of the READMEs runs, in the order in which they stand there."""
+"""Every snippet of the READMEs runs, in the order of the page."""
 
 import re
 from pathlib import Path
@@ -19,10 +19,10 @@ def test_every_method_has_a_readme() -> None:
 
 
 @pytest.mark.parametrize("readme", [page for page in READMES if page.parent.name not in NO_METHODS])
-def test_a_methods_effect_is_stated_with_where_it_was_measured(readme: Path) -> None:
+def test_each_readme_states_the_methods_effect_and_its_measurement(readme: Path) -> None:
     _, _, measured = " ".join(readme.read_text().split()).partition("**Measured.** ")
     assert re.search(r"`tests/bench/\w+\.py|; a test holds that", measured), (
-        "say what was measured, and by what"
+        "state what was measured, and by which script"
     )
 
 

@@ -1,4 +1,4 @@
-"""Every method that replaces modules treats the ones that are swapped in later, with `reapply=True`."""
+"""With `reapply=True`, methods that replace modules treat modules that are swapped in later, too."""
 
 import inspect
 from typing import Any
@@ -15,11 +15,11 @@ for library in ("torchvision", "peft", "torchao", "bitsandbytes"):
 
 
 SURGERY = [name for name, case in sorted(CASES.items()) if isinstance(case.make(), SurgeryAlgorithm)]
-ONCE = {"LoRA", "QLoRA"}  # `peft` takes a model without adapters
+ONCE = {"LoRA", "QLoRA"}  # peft accepts only a model without adapters
 
 
 class SwapsAll(Callback):
-    """Puts untreated copies in the place of all of the model's children, at the end of the first batch."""
+    """Replaces all children of the model by untreated copies at the end of the first batch."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,7 +44,7 @@ def _run(name: str, *callbacks: Callback) -> tuple[dict[str, str], Any, Any]:
     return {place: type(module).__name__ for place, module in model.named_modules()}, model, seen[0]
 
 
-def test_methods_offer_it_where_they_can() -> None:
+def test_all_methods_that_can_reapply_have_the_argument() -> None:
     offering = {
         name for name in SURGERY if "reapply" in inspect.signature(type(CASES[name].make())).parameters
     }
@@ -52,7 +52,7 @@ def test_methods_offer_it_where_they_can() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SURGERY if name not in ONCE])
-def test_modules_that_are_swapped_in_are_treated(name: str) -> None:
+def test_swapped_in_modules_are_treated_with_reapply(name: str) -> None:
     expected, _, _ = _run(name)
     found, model, optimizer = _run(name, SwapsAll(name))
     assert found == expected
@@ -61,7 +61,7 @@ def test_modules_that_are_swapped_in_are_treated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ONCE))
-def test_methods_that_act_once_name_the_modules_and_no_argument(name: str) -> None:
+def test_methods_without_reapply_warn_with_the_modules_only(name: str) -> None:
     with pytest.warns(SurgeryWarning, match=r"is new and was not treated.* Swap modules before") as seen:
         train([name], steps=1, max_duration="2ep", callbacks_more=[SwapsAll(name)])
     assert not any("reapply" in str(one.message) for one in seen)

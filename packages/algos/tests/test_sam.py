@@ -1,4 +1,4 @@
-"""SAM: the gradient at the climbed point, by hand, and what a step leaves as it was."""
+"""SAM: the gradient at the ascended point, compared with a computation by hand, and a step's side effects."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def _by_hand(rho: float, interval: int, steps: int = 4) -> tuple[dict[str, torch
 
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("microbatch", [None, 3])
-def test_a_step_takes_the_gradient_at_the_climbed_point(interval: int, microbatch: int | None) -> None:
+def test_a_step_uses_the_gradient_at_the_ascended_point(interval: int, microbatch: int | None) -> None:
     expected, losses = _by_hand(0.5, interval)
     logger = InMemoryLogger()
     trained, found = train(
@@ -52,7 +52,7 @@ def test_a_step_takes_the_gradient_at_the_climbed_point(interval: int, microbatc
     )
     for name, value in expected.items():
         torch.testing.assert_close(trained[name], value.detach(), atol=2e-6, rtol=1e-4)
-    # The loss is that of the weights and not of the climbed point, in the state and in the log.
+    # The loss in the state and in the log is that of the weights, and not of the ascended point.
     assert found == pytest.approx(losses, rel=1e-5)
     assert [value for _, value in logger.data["loss/train/total"]] == pytest.approx(losses, rel=1e-5)
 
@@ -65,7 +65,7 @@ def test_rho_0_is_plain_training() -> None:
 
 
 class Passes(Callback):
-    """Keeps the inputs of both passes, and how often events fire."""
+    """Keeps the inputs of both passes, and counts the events."""
 
     def __init__(self) -> None:
         self.inputs: list[torch.Tensor] = []
@@ -78,7 +78,7 @@ class Passes(Callback):
         self.events.append("after_train_batch")
 
 
-def test_both_passes_see_the_same_draws_and_statistics_count_once() -> None:
+def test_both_passes_have_equal_draws_and_update_statistics_once() -> None:
     model, passes = make_model("images"), Passes()
     with Trainer(
         model=model,

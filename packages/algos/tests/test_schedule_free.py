@@ -1,4 +1,4 @@
-"""Schedule-free optimizers are switched around evaluation, and refused where there is none."""
+"""Schedule-free optimizers switch to their averages for evaluation; other optimizers raise."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ schedulefree = pytest.importorskip("schedulefree", reason="needs schedulefree")
 
 
 class Modes(Callback):
-    """Keeps whether the optimizer was in training mode, and the head's weights, the last and the first."""
+    """Keeps the optimizer's mode at each event, and the head's weights."""
 
     def __init__(self) -> None:
         self.modes: list[tuple[str, bool]] = []
@@ -38,7 +38,7 @@ class Modes(Callback):
             self.first.setdefault(event.value, self.weights[event.value])
 
 
-def test_evaluation_and_the_end_of_training_see_the_average() -> None:
+def test_evaluation_and_the_trained_model_have_the_average() -> None:
     model, modes = make_model("text"), Modes()
     with Trainer(
         model=model,
@@ -71,7 +71,7 @@ def test_evaluation_and_the_end_of_training_see_the_average() -> None:
         assert ("before_forward", True) in modes.modes[-4:]
 
 
-def test_it_is_the_packages_own_training() -> None:
+def test_the_training_equals_a_loop_with_the_schedulefree_package() -> None:
     model = make_model("text")
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.01, warmup_steps=2)
     optimizer.train()
@@ -86,7 +86,7 @@ def test_it_is_the_packages_own_training() -> None:
         torch.testing.assert_close(trained[name], value.detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_weights_saved_alone_are_the_average_and_saving_them_changes_nothing(tmp_path: Path) -> None:
+def test_checkpoints_of_weights_only_have_the_average_and_saving_changes_nothing(tmp_path: Path) -> None:
     def fit(**saving: Any) -> tuple[torch.nn.Module, Modes]:
         model, modes = make_model("text"), Modes()
         with Trainer(
@@ -114,11 +114,11 @@ def test_weights_saved_alone_are_the_average_and_saving_them_changes_nothing(tmp
         again = make_model("text", seed=6)
         path = str(tmp_path / checkpoint)
         with Trainer(model=again, load_path=path, load_weights_only=True, device="cpu", progress_bar=False):
-            # The evaluation's way to the average and back rounded once more.
+            # Switching to the average and back for the evaluation rounds once more.
             torch.testing.assert_close(again.head.weight.detach(), modes.first[expected])  # type: ignore[operator]
 
 
-def test_misuse_is_refused_at_the_build() -> None:
+def test_misuse_raises_when_the_trainer_is_built() -> None:
     with pytest.raises(
         IncompatibleError, match="needs an optimizer of the `schedulefree` package, but got `SGD`"
     ):

@@ -1,4 +1,4 @@
-"""Selective backprop: when, which samples, and with what probability."""
+"""Selective backprop: in which steps it runs, and which samples it keeps with which probability."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from hocket.algos import (
 from support.methods import make_loader, make_model, train
 
 
-def test_the_span_and_the_interruptions() -> None:
+def test_the_method_runs_within_its_span_except_at_interruptions() -> None:
     chosen = [should_selective_backprop(0.6, batch, interrupt=3) for batch in range(6)]
     assert chosen == [True, True, False, True, True, False]
     assert should_selective_backprop(0.6, 0, interrupt=0)
@@ -43,21 +43,21 @@ def test_samples_are_drawn_by_the_rank_of_their_loss() -> None:
         count[targets] += 1
     shares = ((torch.arange(size) + 0.5) / size) ** (1 / keep - 1)
     shares = shares / shares.sum()
-    # Probability of being one of two drawn without replacement.
+    # The probability of being one of two samples drawn without replacement.
     expected = shares + sum(
         shares[other] * shares / (1 - shares[other]) * (torch.arange(size) != other) for other in range(size)
     )
     torch.testing.assert_close(count / runs, expected[rank], atol=0.03, rtol=0)
 
 
-def test_losses_of_several_positions_are_averaged_and_one_sample_is_kept_at_least() -> None:
+def test_losses_of_positions_are_averaged_and_at_least_one_sample_is_kept() -> None:
     kept, _ = select_using_loss(
         torch.rand(3, 2), torch.zeros(3, 2), lambda x: x, nn.functional.mse_loss, keep=0.01
     )
     assert len(kept) == 1
 
 
-def test_scaled_inputs_find_the_losses_and_whole_ones_are_returned() -> None:
+def test_losses_are_computed_on_scaled_inputs_and_full_size_ones_are_returned() -> None:
     seen: list[Any] = []
 
     def model(images: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_training_steps_on_fewer_samples_of_the_loaders_batch() -> None:
         train_dataloader=loader,
         algorithms=[CutOut(length=1.0), SelectiveBackprop(0, 1, interrupt=2)],
     )
-    # The pass that finds losses is in evaluation mode and sees images without holes.
+    # The pass that computes losses runs in evaluation mode, on images without holes.
     assert [(training, size) for training, size, _ in sizes] == [(False, 8), (True, 4), (True, 8)]
     assert sizes[0][2] < 0.05 < sizes[1][2]
     assert model.norm.num_batches_tracked == 2  # type: ignore[union-attr]
@@ -103,7 +103,7 @@ def test_training_steps_on_fewer_samples_of_the_loaders_batch() -> None:
 
 
 class Plain(nn.Module):
-    """A model whose loss is a mean only."""
+    """A model that can compute only a mean loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Plain(nn.Module):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
-def test_a_model_without_a_loss_of_samples_is_refused_at_the_build() -> None:
+def test_a_model_without_losses_per_sample_raises_when_the_trainer_is_built() -> None:
     with pytest.raises(IncompatibleError, match=r"`Plain.loss` has no argument `reduction`.*loss_fn="):
         train([], kind="images", model=Plain(), algorithms=[SelectiveBackprop()])
     given = SelectiveBackprop(
@@ -127,7 +127,7 @@ def test_a_model_without_a_loss_of_samples_is_refused_at_the_build() -> None:
     assert len(losses) == 4
 
 
-def test_a_loss_function_of_the_model_will_do() -> None:
+def test_a_loss_function_of_the_model_is_enough() -> None:
     class WithFunction(Plain):
         loss_fn = staticmethod(nn.functional.cross_entropy)
 

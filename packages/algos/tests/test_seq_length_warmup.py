@@ -1,4 +1,4 @@
-"""Sequence length warmup: the schedule of lengths, and batches cut or reshaped to them."""
+"""Sequence length warmup: the schedule of lengths, and batches truncated or reshaped to them."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def test_the_length_grows_evenly_over_the_duration() -> None:
 
 
 @pytest.mark.parametrize("duration", ["10ba", "2ep", "80sp"])
-def test_a_model_sees_it_in_every_unit_of_time(duration: str) -> None:
+def test_a_model_gets_the_scheduled_lengths_for_every_unit_of_the_duration(duration: str) -> None:
     lengths: list[int] = []
     model = make_model("text")
     model.register_forward_pre_hook(lambda module, args: lengths.append(args[0]["input_ids"].shape[1]))
@@ -41,7 +41,7 @@ def test_a_model_sees_it_in_every_unit_of_time(duration: str) -> None:
     assert lengths == [4, 4, 8, 8, 12, 16, 16, 16, 16, 16]
 
 
-def test_cut_sequences_lose_their_ends() -> None:
+def test_truncated_sequences_lose_their_ends() -> None:
     batch = _batch()
     cut = set_batch_sequence_length(batch, 4)
     assert all(torch.equal(cut[name], batch[name][:, :4]) for name in batch)
@@ -49,7 +49,7 @@ def test_cut_sequences_lose_their_ends() -> None:
     assert set_batch_sequence_length(batch, 12).keys() == batch.keys()
 
 
-def test_cut_sequences_keep_their_last_token_on_request() -> None:
+def test_truncated_sequences_keep_their_last_token_on_request() -> None:
     cut = set_batch_sequence_length(_batch(), 4, preserve_end_of_sequence=True)
     assert cut["input_ids"].tolist() == [[1, 2, 3, 12], [13, 14, 15, 17]]
     assert cut["labels"].tolist() == [[101, 102, 103, 112], [113, 114, 115, 117]]
@@ -92,7 +92,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         ({"input_ids": None}, {"truncate": False}, "needs `input_ids`"),
     ],
 )
-def test_batches_that_do_not_fit_are_named(change: Any, options: Any, message: str) -> None:
+def test_unsuitable_batches_raise_with_the_key(change: Any, options: Any, message: str) -> None:
     batch = {name: value for name, value in {**_batch(), **change}.items() if value is not None}
     with pytest.raises(IncompatibleError, match=message):
         set_batch_sequence_length(batch, 4, **options)

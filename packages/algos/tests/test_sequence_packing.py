@@ -1,4 +1,4 @@
-"""Sequence packing: rows are full, sequences are whole, and do not see each other."""
+"""Sequence packing: full rows of whole sequences, which do not attend to each other."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _sequences(lengths: list[int]) -> list[dict[str, torch.Tensor]]:
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30))
-def test_every_sequence_is_there_once_and_whole(lengths: list[int]) -> None:
+def test_every_sequence_is_packed_once_and_whole(lengths: list[int]) -> None:
     sequences = _sequences(lengths)
     packed = pack_sequences(sequences, 20)
     found = []
@@ -33,18 +33,18 @@ def test_every_sequence_is_there_once_and_whole(lengths: list[int]) -> None:
             assert torch.equal(labels[1:], packed["input_ids"][row, place][1:])
     assert sorted(found) == sorted(tuple(one["input_ids"].tolist()) for one in sequences)
     assert (packed["labels"][packed["sequence_ids"] == 0] == -100).all()
-    # Best fit leaves no two rows that would fit into one.
+    # With best fit, no two rows would fit into one.
     used = (packed["sequence_ids"] > 0).sum(1).sort().values
     assert len(used) == 1 or int(used[0] + used[1]) > 20
 
 
-def test_longer_sequences_are_cut() -> None:
+def test_too_long_sequences_are_truncated() -> None:
     packed = pack_sequences([{"input_ids": [1, 2, 3, 4], "labels": [5, 6, 7, 8]}], 3, pad_token_id=9)
     assert packed["input_ids"].tolist() == [[1, 2, 3]]
     assert packed["labels"].tolist() == [[-100, 6, 7]]
 
 
-def test_masks_let_positions_see_their_own_sequence() -> None:
+def test_masks_limit_attention_to_a_positions_own_sequence() -> None:
     sequences = _sequences([2, 3])
     causal = pack_sequences(sequences, 6)["attention_mask"]
     full = pack_sequences(sequences, 6, attention="full")["attention_mask"]
@@ -57,7 +57,7 @@ def test_masks_let_positions_see_their_own_sequence() -> None:
     assert plain.tolist() == [[1, 1, 1, 1, 1, 0]]
 
 
-def test_a_models_logits_are_those_of_the_single_sequences() -> None:
+def test_a_models_logits_equal_those_of_the_single_sequences() -> None:
     model = make_model("text").eval()
     sequences = _sequences([7, 4, 9, 2])
     packed = pack_sequences(sequences, 16)
@@ -72,7 +72,7 @@ def test_a_models_logits_are_those_of_the_single_sequences() -> None:
             torch.testing.assert_close(logits[row, place], alone[ids], atol=1e-5, rtol=1e-4)
 
 
-def test_a_hugging_face_model_takes_the_masks_and_positions() -> None:
+def test_a_hugging_face_model_works_with_the_masks_and_positions() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = transformers.GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config).eval()

@@ -1,4 +1,4 @@
-"""Module surgery: what is replaced, what is checked, and how optimizers follow."""
+"""Module surgery: replacements, checks, and the update of optimizers."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def swap(module: nn.Linear, index: int) -> nn.Module:
     return nn.Linear(module.in_features, module.out_features, bias=False)
 
 
-def test_the_report_says_what_was_replaced_and_how_many() -> None:
+def test_the_report_lists_and_counts_the_replacements() -> None:
     model = small()
     report = replace_module_classes(
         model, {nn.Linear: lambda module, index: swap(module, index) if index else None}
@@ -43,7 +43,7 @@ def test_the_report_says_what_was_replaced_and_how_many() -> None:
     assert count_module_instances(model, nn.Linear) == 3
 
 
-def test_a_shared_module_is_replaced_in_all_its_places() -> None:
+def test_a_shared_module_is_replaced_wherever_it_is_used() -> None:
     shared = nn.ReLU()
     model = nn.Sequential(shared, nn.Linear(2, 2), shared)
     report = replace_module_classes(model, {nn.ReLU: lambda module, index: nn.GELU()})
@@ -73,18 +73,18 @@ class TwoInputs(nn.Module):
         (lambda module, index: nn.Linear(4, 4, device="meta"), "meta device"),
     ],
 )
-def test_a_replacement_that_cannot_stand_there_is_named(policy: object, message: str) -> None:
+def test_an_unsuitable_replacement_raises_with_its_name(policy: object, message: str) -> None:
     with pytest.raises(SurgeryError, match=message) as caught:
         replace_module_classes(small(), {nn.Linear: policy})  # type: ignore[dict-item]
     assert "`0`" in str(caught.value)
 
 
-def test_models_that_must_not_be_changed_are_refused() -> None:
+def test_models_that_surgery_must_not_change_raise() -> None:
     with pytest.raises(SurgeryError, match="meta device"):
         replace_module_classes(small().to("meta"), {nn.Linear: swap})
 
 
-def test_an_optimizer_follows_by_name_and_keeps_the_state_of_what_remains() -> None:
+def test_an_optimizer_gets_new_parameters_by_name_and_keeps_remaining_state() -> None:
     model = small()
     optimizer = torch.optim.AdamW(
         [
@@ -108,21 +108,21 @@ def test_an_optimizer_follows_by_name_and_keeps_the_state_of_what_remains() -> N
     assert any(name == "3.weight" for _, name in actions)
 
 
-def test_a_frozen_replacement_of_a_trained_parameter_leaves_the_optimizer() -> None:
+def test_a_frozen_replacement_is_removed_from_the_optimizer() -> None:
     model = small()
     model[2].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     report = replace_module_classes(
         model, {nn.Linear: lambda module, index: swap(module, index).requires_grad_(False)}, optimizer
     )
-    # `2.0` was frozen before, in the optimizer, and keeps its place.
+    # `2.0` was frozen in the optimizer before, and stays in it.
     assert optimizer.param_groups[0]["params"] == [model[2][0].weight]
     removed = {change.name for change in report.optimizer_changes if change.action == "removed"}
     assert removed == {"0.weight", "0.bias", "2.0.bias", "3.weight", "3.bias"}
     assert not any(change.action == "not optimized" for change in report.optimizer_changes)
 
 
-def test_parameters_are_exchanged_in_an_optimizer() -> None:
+def test_parameters_are_replaced_in_an_optimizer() -> None:
     model, other = nn.Linear(2, 2), nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     update_params_in_optimizer(model.parameters(), other.parameters(), optimizer)
@@ -130,7 +130,7 @@ def test_parameters_are_exchanged_in_an_optimizer() -> None:
 
 
 class Swaps(Callback):
-    """Swaps a treated module in mid-run."""
+    """Swaps a treated module during the run."""
 
     def batch_end(self, state: object, logger: object) -> None:
         model = state.model  # type: ignore[attr-defined]

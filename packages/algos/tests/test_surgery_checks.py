@@ -1,4 +1,4 @@
-"""What surgery takes for granted: wrapped models, devices, later swaps, optimizers with state."""
+"""Checks of surgery: wrapped models, devices, later swaps, and optimizers with state."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def _refusals() -> list[str]:
     return messages
 
 
-def test_wrapped_models_are_refused() -> None:
+def test_wrapped_models_raise() -> None:
     messages = run_ranks(_refusals, 1, init="gloo", timeout_s=120)[0]
     words = ["DistributedDataParallel", "fully_shard"]
     for position, message in enumerate(messages):
@@ -53,7 +53,7 @@ def test_wrapped_models_are_refused() -> None:
         assert ("the model" if position % 2 == 0 else "`inner`") in message
 
 
-def test_a_compiled_model_runs_what_was_put_in() -> None:
+def test_a_compiled_model_runs_the_replacements() -> None:
     model = small()
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(3, 4)
@@ -64,7 +64,7 @@ def test_a_compiled_model_runs_what_was_put_in() -> None:
     assert not torch.equal(compiled(x), before)
 
 
-def test_tensors_without_values_are_named_beside_ones_that_have_them() -> None:
+def test_meta_tensors_in_a_model_with_values_raise_with_their_names() -> None:
     model = small()
     model.add_module("late", nn.Linear(2, 2, device="meta"))
     with pytest.raises(SurgeryError, match=r"`late\.weight` has no values"):
@@ -79,12 +79,12 @@ def test_tensors_without_values_are_named_beside_ones_that_have_them() -> None:
 
 
 def spread() -> nn.Sequential:
-    """A model on two accelerators and the CPU; inside `FakeTensorMode`, which has devices and no values."""
+    """Return a model on two accelerators and the CPU; `FakeTensorMode` has devices without values."""
     inner = nn.Sequential(nn.Linear(4, 4, device="cuda:1"), nn.ReLU())
     return nn.Sequential(nn.Linear(4, 4, device="cuda:0"), inner, nn.Linear(4, 4), nn.ReLU())
 
 
-def test_replacements_go_to_the_devices_of_what_they_replace() -> None:
+def test_replacements_go_to_the_devices_of_the_replaced_modules() -> None:
     linear = iter([swap(nn.Linear(4, 4), 0) for _ in range(3)])
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = spread()
@@ -96,16 +96,16 @@ def test_replacements_go_to_the_devices_of_what_they_replace() -> None:
     }  # fmt: skip
 
 
-def test_a_module_without_tensors_takes_the_one_device_around_it() -> None:
+def test_a_replacement_of_a_module_without_tensors_gets_the_surrounding_device() -> None:
     rectifiers = [nn.PReLU(), nn.PReLU()]
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = spread()
         replace_module_classes(model, {nn.ReLU: lambda module, index: rectifiers[index]})
-        # The outer one has three devices around it: the CPU, where its policy made it, is one of them.
+        # Around the outer module there are three devices, one of them the CPU, on which its policy made it.
         assert [str(one.weight.device) for one in rectifiers] == ["cuda:1", "cpu"]
 
 
-def test_a_replacement_whose_device_cannot_be_told_is_named() -> None:
+def test_a_replacement_with_an_ambiguous_device_raises_with_its_name() -> None:
     made = nn.PReLU()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = spread()
@@ -121,7 +121,7 @@ def test_a_replacement_whose_device_cannot_be_told_is_named() -> None:
             replace_module_classes(spread(), {nn.ReLU: lambda module, index: both if index else None})
 
 
-def test_what_would_not_fit_is_refused() -> None:
+def test_replacements_that_do_not_fit_raise() -> None:
     check_memory(1, torch.device("cpu"), "a byte")
     with pytest.raises(IncompatibleError, match=r"all of it takes \d+\.0 GiB, and cpu has"):
         check_memory(1 << 60, torch.device("cpu"), "all of it")
@@ -151,13 +151,13 @@ def _train(reapply: bool, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["epoch start", "evaluation", "save"])
-def test_a_swapped_module_is_named_or_treated(where: str, tmp_path: Path) -> None:
+def test_a_swapped_module_is_reported_or_treated(where: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "epoch start": {"steps": 2, "max_duration": "2ep"},
         "evaluation": {"steps": 2, "eval_dataloader": make_loader("convnet", 1), "eval_interval": "2ba"},
         "save": {"steps": 2, "save_folder": tmp_path / "a", "save_interval": "2ba"},
     }[where]
-    if where == "save":  # which does without the parameters of the module that is gone
+    if where == "save":  # the save has no parameters of the removed module
         with pytest.raises(TrainerConfigError, match="holds a parameter of shape"):
             _train(False, **options)
         options["save_folder"] = tmp_path / "b"
@@ -171,8 +171,8 @@ def test_a_swapped_module_is_named_or_treated(where: str, tmp_path: Path) -> Non
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
-def test_a_swapped_module_is_named_when_the_run_is_saved(tmp_path: Path) -> None:
-    class SwapsDropout(Callback):  # without parameters, so that the save goes through
+def test_a_swapped_module_is_reported_when_the_run_is_saved(tmp_path: Path) -> None:
+    class SwapsDropout(Callback):  # dropout has no parameters, so the save succeeds
         def batch_end(self, state: Any, logger: Any) -> None:
             if state.timestamp.counts.batch == 1:
                 state.model.body[7] = nn.Dropout(0.1)
@@ -182,7 +182,7 @@ def test_a_swapped_module_is_named_when_the_run_is_saved(tmp_path: Path) -> None
     assert list(tmp_path.iterdir())
 
 
-def test_a_method_that_is_added_after_init_is_refused() -> None:
+def test_a_method_added_after_init_raises() -> None:
     class Late(Callback):
         def fit_start(self, state: Any, logger: Any) -> None:
             state.algorithms.append(BlurPool(min_channels=8))
@@ -191,7 +191,7 @@ def test_a_method_that_is_added_after_init_is_refused() -> None:
         train([], kind="convnet", steps=1, callbacks_more=[Late()])
 
 
-def test_an_optimizer_that_holds_state_goes_on_with_it() -> None:
+def test_an_optimizer_keeps_its_state_after_surgery() -> None:
     torch.manual_seed(0)
     model: Any = make_model("convnet")
     optimizer = torch.optim.AdamW(model.parameters())

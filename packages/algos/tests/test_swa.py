@@ -1,4 +1,4 @@
-"""SWA: the mean of the weights in its span, given to the model in time, and learning rates."""
+"""SWA: the mean of the weights in its span, when the model gets it, and learning rates."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class Seen(Callback):
 
 
 def _run(swa: SWA, steps: int = 10) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
-    """Return the head's weights as each step left them, as the next step found them, and learning rates."""
+    """Return the head's weights after each step and before the next one, and the learning rates."""
     model, seen = make_model("text"), Seen()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stepped: list[torch.Tensor] = []
@@ -58,7 +58,7 @@ def test_the_model_gets_the_mean_of_the_span() -> None:
 
 def test_epochs_are_averaged_at_their_ends() -> None:
     stepped, found, _ = _run(SWA("0.0dur", "0.5dur", "1ep"), steps=4)
-    # One epoch of four batches: its end is the first weight averaged, and so the mean.
+    # One epoch of four batches: the weights at its end are the only ones averaged.
     assert torch.equal(found[3], stepped[3])
 
 
@@ -69,11 +69,11 @@ def test_learning_rates_are_annealed(strategy: str, shares: list[float]) -> None
     swa = SWA("0.2dur", "0.9dur", "1ba", True, strategy, anneal_steps=4, swa_lr=0.02)
     _, _, rates = _run(swa)
     assert rates[:2] == [0.1, 0.1]
-    shares = [*shares, 1, 1, 1, 1, 1]  # the rate stays after the model has the mean
+    shares = [*shares, 1, 1, 1, 1, 1]  # the rate stays constant after the model got the mean
     assert rates[2:] == pytest.approx([0.1 + (0.02 - 0.1) * share for share in shares], abs=1e-5)
 
 
-def test_an_end_at_the_end_of_training_warns_of_batch_norm() -> None:
+def test_a_span_to_the_end_of_training_warns_about_batch_norm() -> None:
     with pytest.warns(UserWarning, match="batch norm's statistics will not be those of the mean"):
         train([], kind="text", steps=2, algorithms=[SWA("0.5dur", "1.0dur", "1ba")])
 

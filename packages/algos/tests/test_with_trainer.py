@@ -1,4 +1,4 @@
-"""The methods in a real training, alone and sharded over ranks: the numbers are those of a loop by hand."""
+"""Clipping and smoothing in a training, on one process and on ranks, compared with a plain loop."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ CLIPPINGS = [("norm", 0.1), ("value", 0.01), ("adaptive", 0.01)]
 
 
 class Net(nn.Module):
-    """Three blocks that repeat, so that sharding makes groups."""
+    """A model of three equal blocks, so that sharding makes groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Watch(Callback):
-    """Notes each step's loss, and the targets that a metric would see after it."""
+    """Records each step's loss, and the targets that a metric would get after it."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -54,7 +54,7 @@ def _data() -> TensorDataset:
 
 
 def _share(rank: int, size: int) -> Subset[Any]:
-    """This rank's slices of the batches of 8."""
+    """Return this rank's slices of the batches of 8."""
     part = 8 // size
     return Subset(_data(), [8 * step + part * rank + index for step in range(STEPS) for index in range(part)])
 
@@ -77,7 +77,7 @@ def _by_hand(
 
 
 class LoaderOf:
-    """A loader that says whose share it has, as `hocket.stream`'s does."""
+    """A loader that states its data-parallel rank, as `hocket.stream`'s does."""
 
     def __init__(self, loader: DataLoader[Any], data_parallel: tuple[int, int]) -> None:
         self._loader, self.data_parallel = loader, data_parallel
@@ -127,7 +127,7 @@ def _check(parameters: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping[0])
 @pytest.mark.parametrize("microbatch", [None, 2])
-def test_clipping_in_the_trainer_is_clipping_by_hand(
+def test_clipping_in_the_trainer_equals_clipping_in_a_plain_loop(
     clipping: tuple[str, float], microbatch: int | None
 ) -> None:
     expected, losses = _by_hand(clipping, 0.0)
@@ -139,7 +139,7 @@ def test_clipping_in_the_trainer_is_clipping_by_hand(
 
 
 @pytest.mark.parametrize("microbatch", [None, 3])
-def test_smoothing_in_the_trainer_is_torchs_smoothing_and_metrics_see_the_labels(
+def test_smoothing_in_the_trainer_equals_torchs_and_metrics_get_the_labels(
     microbatch: int | None,
 ) -> None:
     expected, losses = _by_hand(None, 0.2)
@@ -149,7 +149,7 @@ def test_smoothing_in_the_trainer_is_torchs_smoothing_and_metrics_see_the_labels
     assert torch.equal(torch.cat(watch.targets), _data().tensors[1])
 
 
-def test_outputs_that_are_no_logits_are_refused_where_they_are_met() -> None:
+def test_outputs_that_are_no_logits_raise() -> None:
     class Pair(Net):
         def forward(self, batch: Any) -> Any:
             return {"logits": super().forward(batch)}
@@ -183,7 +183,7 @@ def _train_on_ranks() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def test_both_on_two_ranks_are_both_in_one_process() -> None:
+def test_clipping_and_smoothing_on_two_ranks_equal_one_process() -> None:
     expected = [_by_hand(clipping, 0.2)[0] for _ in LAYOUTS for clipping in CLIPPINGS]
     for results in run_ranks(_train_on_ranks, 2, init="gloo", timeout_s=120):
         for parameters, reference in zip(results, expected, strict=True):

@@ -1,4 +1,4 @@
-"""z-loss: the formula, its mask, and its place in the training."""
+"""z-loss: the formula, its mask, and its effect on the training."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ def _applied(algorithm: ZLoss, loss: Any, outputs: Any, batch: Any = None) -> An
     return state.loss
 
 
-def test_it_adds_to_every_kind_of_loss() -> None:
+def test_the_term_is_added_to_every_form_of_loss() -> None:
     logits = torch.randn(2, 4, 6)
     term, algorithm = z_loss(logits), ZLoss()
     torch.testing.assert_close(_applied(algorithm, torch.tensor(2.0), {"logits": logits}), 2 + term)
@@ -50,7 +50,7 @@ def test_it_adds_to_every_kind_of_loss() -> None:
         _applied(algorithm, torch.tensor(2.0), [logits])
 
 
-def test_labels_that_do_not_count_are_left_out_one_position_earlier() -> None:
+def test_ignored_labels_mask_the_previous_position() -> None:
     logits, labels = torch.randn(1, 4, 6), torch.tensor([[5, 2, -100, 3]])
     loss = _applied(ZLoss(target_key="labels"), torch.tensor(0.0), logits, {"labels": labels})
     torch.testing.assert_close(loss, z_loss(logits[:, [0, 2]]))
@@ -59,7 +59,7 @@ def test_labels_that_do_not_count_are_left_out_one_position_earlier() -> None:
     torch.testing.assert_close(loss, z_loss(logits[:, [0, 1, 3]]))
 
 
-def test_microbatches_give_the_same_training_where_labels_are_counted() -> None:
+def test_microbatches_weighted_by_labels_give_the_same_training() -> None:
     algorithm = ZLoss(0.1, target_key="labels")
     whole, losses = train([], kind="text", algorithms=[algorithm])
     split, others = train([], kind="text", algorithms=[algorithm], device_train_microbatch_size=3)

@@ -1,8 +1,8 @@
-"""The own cost of each training method in a step, Hocket's beside Composer's.
+"""The cost of each training method in a step, in Hocket and in Composer.
 
 Both trainers train the same models on the same data on one CPU core; the processor time in the methods'
-`match` and `apply` is added up by step. Methods that replace modules or the step have the time of a whole
-step in place of that, beside a plain one. Rounds of both systems alternate. Run it with
+`match` and `apply` is added up by step. For methods that replace modules or the step, the table has the time
+of a whole step instead, and that of a plain one. Rounds of both systems alternate. Run it with
 `uv run python tests/bench/algos.py`; `--no-peer` leaves Composer out, `--parts events` the whole steps.
 """
 

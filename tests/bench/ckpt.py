@@ -1,15 +1,15 @@
 """Checkpoints against the peers in one run: durable saves, warm and cold loads, the same with S3, and more.
 
 The parts: `disk` and `s3` with one process, `small` with 20,000 small tensors, `ranks` with two processes,
-`async` beside training, `offline` rewriting and verifying what two ranks saved. `disk` begins nothing after
-`--minutes`, of which each shape has an equal part in the first round.
+`async` during training, `offline` rewriting and verifying checkpoints of two ranks. `disk` starts no cell
+after `--minutes`, of which each shape has an equal part in the first round.
 
-Each system runs in an environment of its own (made by uv when first needed), each cell in a fresh process,
-rounds outside and systems inside, so that a change of the machine's speed meets all. Limits of the same run:
+Each system runs in an environment of its own (which uv makes at the first use), each cell in a fresh process.
+Every round measures all systems, so that a change of the machine's speed affects all. Limits of the same run:
 `fio`'s direct write and read (a Debian package), and a copy in memory.
 
 Run it with `uv run python tests/bench/ckpt.py --out out/bench-ckpt`. Cold loads need root, to drop the page
-cache. The folder should be on the disk that is asked about, with some 5 GB free.
+cache. The folder should be on the disk to be measured, with some 5 GB free.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.s3d import Server
 
 CELL = Path(__file__).parent / "cells" / "checkpoint.py"
-#: What each system's environment holds; None is this one.
+#: The packages of each system's environment; None is this one.
 SYSTEMS: dict[str, list[str] | None] = {
     "hocket": None,
     "safetensors": None,
@@ -44,7 +44,7 @@ SYSTEMS: dict[str, list[str] | None] = {
     "torch_checkpointing": ["torch_checkpointing==0.1.1", "torch"],
     "runai": ["runai-model-streamer==0.17.0", "torch"],
 }
-#: It only reads: what another system saved.
+#: Systems that only read, and the systems whose files they read.
 READERS = {"runai": "safetensors"}
 LIMITS = ["fio", "memcpy"]
 PARTS = ["disk", "s3", "small", "ranks", "async", "offline"]
@@ -72,7 +72,7 @@ def cell(phase: str, system: str, shape: str, folder: Path, *arguments: str) -> 
 
 
 def fio(folder: Path, kind: str) -> float | None:
-    """The rate of direct sequential `kind` (`write` or `read`) with 4 MiB blocks in GB/s, if there is fio."""
+    """Return the GB/s of direct sequential `kind` (`write` or `read`) in 4 MiB blocks, if fio exists."""
     if shutil.which("fio") is None:
         return None
     command = ["fio", "--name=limit", f"--rw={kind}", "--bs=4M", "--size=512M", "--numjobs=2", "--direct=1"]
@@ -86,7 +86,7 @@ def fio(folder: Path, kind: str) -> float | None:
 def measure(
     folder: Path, shapes: list[str], systems: list[str], rounds: int, *, minutes: float
 ) -> list[Table]:
-    """Measure all cells, rounds outside, for as long as there is time."""
+    """Measure all cells, round by round, until the time is over."""
     save = Table("Save until durable", "GB/s", LIMITS)
     warm = Table("Load, files in the page cache, into tensors that stand ready", "GB/s", LIMITS)
     cold = Table("Load, page cache dropped", "GB/s", LIMITS)
@@ -135,7 +135,7 @@ def measure_s3(folder: Path, shapes: list[str], rounds: int) -> list[Table]:
     extra = Table("Save to S3", "MiB beyond the tensors", ["obstore"], is_less_better=True)
     for number in range(rounds):
         for shape in shapes:
-            # A server of its own for each round and shape: what it holds takes disk.
+            # A new server for each round and shape, because its objects take disk space.
             with Server(profile="release") as server:
                 for system, needs in S3_SYSTEMS.items():
                     uri = server.uri(f"{system}-{number}")

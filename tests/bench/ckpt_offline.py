@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import Table, run_cell
 
 CELLS = Path(__file__).parent / "cells"
-#: Work, and what its source was saved by; torch's own functions do the first two.
+#: Each work, and the system that saved its source; torch's own functions do the first two works.
 WORKS = {"torch": "dcp", "safetensors": "dcp_hf", "reshard": "hocket", "verify": "hocket"}
 PEERS = {"torch": "dcp", "safetensors": "dcp"}
 

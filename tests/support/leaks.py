@@ -1,4 +1,4 @@
-"""What a test may not leave: threads, processes, files, environment, shared memory, signal handlers."""
+"""Checks that a test leaves no threads, processes, files, variables, shared memory or signal handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 OURS = "hocket-"
 GRACE_S = 20.0
-# pytest writes its own; torch and its friends set theirs once, on first import, and rightly leave them.
+# pytest changes its own variables; torch and other libraries set theirs on import, and keep them.
 FREE_VARIABLES = (
     "PYTEST_",
     "TORCHINDUCTOR_",
@@ -33,23 +33,23 @@ _kept_files: set[str] = set()
 
 
 def keep_process(pid: int) -> None:
-    """Say that child `pid` outlives the test that started it, as a server of the whole session does."""
+    """Allow child `pid` to outlive the test that started it, as a server of the whole session does."""
     _kept_processes.add(pid)
 
 
 def release_process(pid: int) -> None:
-    """Take `keep_process` back; an unknown `pid` is ignored."""
+    """Undo `keep_process`; an unknown `pid` is ignored."""
     _kept_processes.discard(pid)
 
 
 def keep_file(number: int) -> None:
-    """Say that a file descriptor outlives the test that opened it."""
+    """Allow a file descriptor to outlive the test that opened it."""
     _kept_files.add(os.readlink(f"/proc/self/fd/{number}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the process holds at one moment."""
+    """The threads, processes, files and other resources of the process at one moment."""
 
     threads: frozenset[int]
     children: frozenset[int]
@@ -60,7 +60,7 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """Return what this process holds now."""
+    """Return the current resources of this process."""
     return Snapshot(
         threads=frozenset(thread.ident or 0 for thread in threading.enumerate()),
         children=frozenset(_children()),
@@ -72,7 +72,7 @@ def snapshot() -> Snapshot:
 
 
 def leaks(before: Snapshot) -> list[str]:
-    """Return one sentence for each thing held now and not `before`."""
+    """Return one sentence for each resource that is held now and was not `before`."""
     now = snapshot()
     found = [
         f"thread {thread.name!r} is still running"
@@ -103,7 +103,7 @@ def leaks(before: Snapshot) -> list[str]:
 
 
 def check(before: Snapshot) -> None:
-    """Raise when there is more than `before`; threads and processes that are ending get `GRACE_S` for it.
+    """Raise if there are more resources than `before`; threads and processes get `GRACE_S` to end.
 
     Raises:
         AssertionError: Something was left, each thing named on a line of its own.
@@ -120,7 +120,7 @@ def check(before: Snapshot) -> None:
 
 
 def restore(before: Snapshot) -> None:
-    """Put environment and signal handlers back, so that one test's slip does not fail all that follow."""
+    """Restore environment and signal handlers, so that a leak does not fail the following tests, too."""
     for number, handler in before.handlers.items():
         if signal.getsignal(number) is not handler and handler is not None:
             signal.signal(number, handler)
@@ -134,7 +134,7 @@ def _children() -> list[int]:
     for task in Path("/proc/self/task").glob("*/children"):
         try:
             pids += [int(pid) for pid in task.read_text().split()]
-        except OSError:  # the thread has ended since
+        except OSError:  # the thread has ended
             continue
     return pids
 
@@ -147,7 +147,7 @@ def _command(pid: int) -> str:
 
 
 def _files() -> dict[int, str]:
-    """Regular files and pipes; sockets too, unless our Rust runtime runs and keeps a pool of them."""
+    """Return open files, pipes and sockets; no sockets if Hocket's Rust runtime runs, which keeps a pool."""
     kinds = ("/", "pipe:") if _has_native_threads() else ("/", "pipe:", "socket:")
     helpers = {
         getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None),
@@ -161,7 +161,7 @@ def _files() -> dict[int, str]:
     for number in numbers:
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:  # the one that listed the folder, closed by now
+        except OSError:  # the descriptor that listed the folder, which is closed now
             continue
         is_device = target.startswith("/dev/") and not target.startswith("/dev/shm/")
         if target.startswith(kinds) and number not in helpers and not is_device:
@@ -180,7 +180,7 @@ def _has_native_threads() -> bool:
 
 
 def _shared_memory() -> list[str]:
-    # Only segments that carry our process id: other programs on this machine make theirs meanwhile.
+    # Only segments named with this process's id, because other programs create segments, too.
     folder = Path("/dev/shm")
     return [path.name for path in folder.glob(f"torch_{os.getpid()}_*")] if folder.is_dir() else []
 

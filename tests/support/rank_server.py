@@ -1,7 +1,7 @@
-"""Starts ranks quickly: `python -m support.rank_server FD` imports torch once and forks for each rank.
+"""Starts ranks quickly: `python -m support.rank_server FD` imports torch once and forks a process per rank.
 
-Importing torch takes a process three seconds of processor time and more. Each rank number has a server of its
-own, so that the ranks of a job hash strings by different seeds, as separately started interpreters do.
+Importing torch takes a process at least three seconds of processor time. Each rank number has a server of its
+own, so that the ranks of a job hash strings with different seeds, as separately started interpreters do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IMPORTED = (
 )
 _MESSAGE_BYTES = 1 << 20
 _START_TIMEOUT_S = 120.0
-# What Python, torch or a package of ours may read when it is imported.
+# Prefixes of variables that Python, torch or a package of Hocket may read on import.
 _READ_AT_IMPORT = ("CUDA_", "HOCKET_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH_")
 
 _servers: dict[int, RankServer] = {}
@@ -62,11 +62,11 @@ class RankServer:
         leaks.keep_file(self._channel.fileno())
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Return whether a process with these variables would have imported the same."""
+        """Return whether importing with these variables would have the same effect as in the server."""
         return self._process.poll() is None and _read_at_import(env) == self._env
 
     def fork(self, arguments: list[str], *, env: Mapping[str, str], log: Path) -> ForkedRank:
-        """Start `rank_main` with the arguments, in a session of its own, and return when that is there."""
+        """Start `rank_main` with the arguments in a new session, and return when the session exists."""
         stdin, ours = os.pipe()
         request = {"arguments": arguments, "env": dict(env), "cwd": os.getcwd()}
         with log.open("wb") as output:
@@ -79,13 +79,13 @@ class RankServer:
         return ForkedRank(self, pid, os.fdopen(ours, "wb"))
 
     def status_of(self, pid: int) -> int | None:
-        """Return how a process ended, as `subprocess.Popen.returncode` says it; None while it runs."""
+        """Return a process's status in the form of `subprocess.Popen.returncode`, or None while it runs."""
         while pid not in self._statuses and select.select([self._channel], [], [], 0)[0]:
             self._receive()
         return self._statuses.get(pid)
 
     def _receive(self) -> int | None:
-        """Take in a message; return the process that it says has started."""
+        """Receive a message; return the process if the message reports a started one."""
         message = self._channel.recv(_MESSAGE_BYTES)
         if not message:
             raise RuntimeError("the server that starts ranks has ended; its output is above")
@@ -98,7 +98,7 @@ class RankServer:
 
 
 class ForkedRank:
-    """A process that a `RankServer` has started, with what `Rank` uses of `subprocess.Popen`."""
+    """A process started by a `RankServer`, with those methods of `subprocess.Popen` that `Rank` uses."""
 
     def __init__(self, server: RankServer, pid: int, stdin: Any) -> None:
         self._server = server
@@ -113,7 +113,7 @@ class ForkedRank:
         """Return the status when it has ended.
 
         Raises:
-            subprocess.TimeoutExpired: It has not within `timeout` seconds.
+            subprocess.TimeoutExpired: The process runs longer than `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
@@ -124,7 +124,7 @@ class ForkedRank:
 
 
 def server_of(rank: int, env: Mapping[str, str]) -> RankServer | None:
-    """Return the server of a rank number; None where a process needs an interpreter of its own."""
+    """Return the server of a rank number, or None if the rank needs an interpreter of its own."""
     server = _servers.get(rank)
     if server is None:
         server = _servers[rank] = RankServer(env)
@@ -140,7 +140,7 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(channel: socket.socket) -> list[str]:
-    """Fork for each request until the other end closes; return a request's arguments in the process of it."""
+    """Fork for each request until the channel closes; the forked process returns the request's arguments."""
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):  # a test environment may lack one
             importlib.import_module(name)
@@ -168,7 +168,7 @@ def serve(channel: socket.socket) -> list[str]:
             return _become_rank(pickle.loads(message), files, begins)
         for number in (*files, begins):
             os.close(number)
-        # Whoever is told of the process may end its session, so it must have one.
+        # The receiver of the message may end the process's session, so the session must exist by then.
         os.read(has_begun, 1)
         os.close(has_begun)
         channel.send(pickle.dumps((pid, None)))

@@ -1,4 +1,4 @@
-"""Run a function on several ranks, each a real process, as a launcher would start it."""
+"""Runs a function on several ranks, each a process of its own, as a launcher would start them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.rank_server import ForkedRank, server_of
 POLL_S = 0.02
 # How long a rank may take to write the stacks of its threads.
 STACKS_S = 10.0
-# A rank's failure makes its peers fail or hang in a collective: they get this long to say what they saw.
+# A rank's failure makes its peers fail or hang in a collective: they get this long to report their errors.
 FAREWELL_S = 1.0
 KEPT_OUTPUT = 8_000
 
@@ -41,7 +41,7 @@ class RankTimeoutError(RankError, TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank leaves in its file when it ends."""
+    """The result that a rank writes to its file when it ends."""
 
     value: Any = None
     error: BaseException | None = None
@@ -101,7 +101,7 @@ def run_ranks(
 
 
 class Rank:
-    """One child process, its files, and its process group."""
+    """A child process with its files and its process group."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which checkpoints are saved, kept, replaced and loaded, with the store of `hocket.ckpt`."""
+"""Which checkpoints are saved, kept, replaced and loaded, with `hocket.ckpt`'s store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same(trainer, expected):
     return all(torch.equal(value, expected[name]) for name, value in parameters(trainer).items())
 
 
-def test_a_folder_with_later_checkpoints_is_refused_and_one_with_earlier_ones_is_not(tmp_path):
+def test_a_folder_with_later_checkpoints_raises(tmp_path):
     trained(tmp_path)
     with (
         make(save_folder=str(tmp_path), max_duration="6ba") as trainer,
@@ -62,7 +62,7 @@ def test_overwriting_replaces_a_checkpoint(tmp_path):
 
 
 class Worse(Net):
-    """Its loss on the evaluation data is as stated, by the number of batches trained on."""
+    """A model with a given evaluation loss after each number of batches."""
 
     by_batch = (0.0, 3.0, 1.0, 2.0, 4.0)
 
@@ -99,7 +99,7 @@ def test_the_best_by_a_metric_and_every_nth_are_kept(tmp_path, retention, kept):
     assert names(tmp_path) == [f"ep0-ba{batch}" for batch in kept]
 
 
-def test_the_newest_are_kept_after_a_restart_too(tmp_path):
+def test_the_newest_checkpoints_are_kept_also_after_a_restart(tmp_path):
     trained(tmp_path, save_num_checkpoints_to_keep=2)
     assert names(tmp_path) == ["ep0-ba3", "ep0-ba4"]
     trained(tmp_path, "7ba", save_num_checkpoints_to_keep=2, autoresume=True)
@@ -115,7 +115,7 @@ def test_metrics_are_listed_in_the_checkpoint(tmp_path):
     assert "metrics/eval/Loss" not in user_of(tmp_path / "without", "ep0-ba1")
 
 
-def test_a_run_that_goes_on_has_what_the_metrics_measured_before(tmp_path):
+def test_a_resumed_run_has_the_earlier_values_of_its_metrics(tmp_path):
     saved = {"eval_dataloader": loader(4), "eval_interval": "1ba", "save_metrics": True}
     trained(tmp_path, "2ba", **saved)
     measured = user_of(tmp_path, "ep0-ba2")["metrics/eval/Loss"]
@@ -127,7 +127,7 @@ def test_a_run_that_goes_on_has_what_the_metrics_measured_before(tmp_path):
         assert not trainer.state.eval_metrics["eval"]["Loss"].update_called
 
 
-def test_several_savers_and_each_goes_on(tmp_path):
+def test_several_checkpoint_savers_resume_independently(tmp_path):
     whole, weights = str(tmp_path / "whole"), str(tmp_path / "{run_name}")
 
     def savers():
@@ -156,7 +156,7 @@ def test_several_savers_and_each_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["latest", "latest-rank0.pt", "latest-rank{rank}.pt"])
-def test_latest_is_the_newest_in_its_folder(tmp_path, name):
+def test_latest_names_the_newest_checkpoint_of_the_folder(tmp_path, name):
     end = parameters(trained(tmp_path, "3ba"))
     with make(load_path=str(tmp_path / name)) as trainer:
         assert trainer.state.timestamp.batch == 3
@@ -174,7 +174,7 @@ class Wider(Net):
 
 @pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize(("saved", "loaded"), [(False, True), (True, False)], ids=["missing", "unexpected"])
-def test_strict_loads_refuse_other_names_and_others_take_what_both_have(
+def test_strict_loads_refuse_other_names_and_loose_loads_take_common_ones(
     tmp_path, weights_only, saved, loaded
 ):
     end = parameters(trained(tmp_path, "2ba", model=Wider(saved)))
@@ -230,7 +230,7 @@ def test_states_of_callbacks_are_left_out_of_loads(tmp_path, of_rank_zero):
 
 
 class Other(Net):
-    """A model whose last layer has another size, and which may have another layer more."""
+    """A model whose last layer has another size, and which may have an additional layer."""
 
     def __init__(self, num_classes, has_more=False):
         super().__init__()
@@ -257,12 +257,12 @@ def test_ignored_keys_leave_the_rest_of_a_load_strict(tmp_path, is_foreign):
             mine = parameters(trainer)
             assert torch.equal(mine["layers.0.weight"], end["layers.0.weight"])
             assert mine["layers.3.weight"].shape == (7, 8)
-        # A name beside the ignored ones that only the run has is refused as it is without them,
+        # A name that is not ignored and that only the run has raises, as without ignored names,
         with pytest.raises((CheckpointError, ResumeError), match=r"more\.(weight|bias)"):
             make(model=Other(7, has_more=True), load_path=path, load_ignore_keys=keys)
     options = {"load_strict_model_weights": False, "load_ignore_keys": [head, "optimizers"]}
     make(model=Other(7, has_more=True), load_path=path, **options).close()
-    # and so is one that only the checkpoint has.
+    # and so does one that only the checkpoint has.
     small = Other(7)
     small.layers[0].register_parameter("bias", None)
     with pytest.raises((CheckpointError, ResumeError), match=r"layers\.0\.bias"):
@@ -327,7 +327,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_checkpoints_of_other_programs_give_their_weights(tmp_path, name, capfd):
+def test_weights_of_other_programs_checkpoints_load(tmp_path, name, capfd):
     state = Net(seed=9).state_dict()
     FOREIGN[name](state, tmp_path / name)
     with make(load_path=str(tmp_path / name), max_duration="1ba") as trainer:
@@ -339,12 +339,12 @@ def test_checkpoints_of_other_programs_give_their_weights(tmp_path, name, capfd)
     assert "weights of 4 tensors from" in capfd.readouterr().err.replace("\n", " ")
 
 
-def test_a_model_in_a_wrapper_takes_the_weights_of_the_model_inside(tmp_path):
-    """With a loss function, all names begin with `module.`, which a user's own file does not have."""
+def test_weights_of_the_inner_model_load_into_a_wrapped_model(tmp_path):
+    """With a loss function, all names begin with `module.`, unlike those in a user's own file."""
     modules = [nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)) for _ in range(2)]
     for module in modules:
         module[1].weight = nn.Parameter(torch.eye(4))
-        module.again = module[1]  # tied: a file needs one of the two names
+        module.again = module[1]  # tied: the file needs only one of the two names
     state = modules[0].state_dict()
     for left_out in ("1.weight", "again.weight"):
         torch.save({name: value for name, value in state.items() if name != left_out}, tmp_path / "model.pt")
@@ -358,7 +358,7 @@ def test_a_model_in_a_wrapper_takes_the_weights_of_the_model_inside(tmp_path):
         make(model=modules[1], loss_fn=nn.functional.cross_entropy, load_path=str(tmp_path / "part.pt"))
 
 
-def test_weights_of_another_model_are_refused_with_names(tmp_path):
+def test_weights_of_another_model_raise_with_names(tmp_path):
     state = Net(seed=9).state_dict()
     torch.save({"layers.0.weight": state["layers.0.weight"], "head": torch.zeros(1)}, tmp_path / "part.pt")
     path = str(tmp_path / "part.pt")
@@ -377,7 +377,7 @@ def test_weights_of_another_model_are_refused_with_names(tmp_path):
 
 
 class Bucket:
-    """An object store of another program: downloads objects by name."""
+    """An object store of another library, which downloads objects by name."""
 
     def __init__(self, root):
         self.root = root
@@ -418,7 +418,7 @@ def test_a_checkpoint_may_be_in_an_object_store(tmp_path):
         make(load_object_store=Bucket(tmp_path))
 
 
-def test_fit_takes_evaluators_of_its_own():
+def test_fit_accepts_its_own_evaluators():
     with make(max_duration="1ep", eval_dataloader=loader(4)) as trainer:
         evaluator = Evaluator(label="mine", dataloader=loader(8), eval_interval="2ba")
         trainer.fit(eval_dataloader=evaluator)
@@ -427,7 +427,7 @@ def test_fit_takes_evaluators_of_its_own():
         assert set(trainer.state.metric_values) == {"metrics/mine/Loss", "metrics/eval/Loss"}
 
 
-def test_a_save_on_request_is_made_at_once_or_at_the_next_boundary(tmp_path):
+def test_a_requested_save_is_made_at_once_or_at_the_next_boundary(tmp_path):
     class Ask(Callback):
         def batch_start(self, state, logger):
             if state.timestamp.counts.batch == 1:

@@ -1,8 +1,8 @@
 """The cost of training methods in a step.
 
 For methods that act at events, the time that a trainer spends in their `match` and `apply`. For methods that
-replace modules or the step itself, the time of a whole step, beside that of a plain one; and what their
-`match` and `apply` still take in a step, where they have nothing to do any more.
+replace modules or the step itself, the time of a whole step, that of a plain one, and the time that their
+`match` and `apply` still take in a step, although they have nothing left to do.
 
 Runs in Hocket's environment or in Composer's, whose classes have the same names: `cells/algos.py SYSTEM
 [PART ...]`, the parts being `events` and `steps`. Prints microseconds a step, by method and setting, as
@@ -35,7 +35,7 @@ else:
 
 STEPS, WARMUP, BATCH = 30, 6, 32
 
-# By method: settings with which nothing is due in any step, and settings that work in each.
+# By method: settings with which the method does nothing in any step, and settings with which it acts in each.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ColOut": {"working": {}},
     "CutMix": {"working": {}},
@@ -61,7 +61,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "ZLoss": {"working": {}},
 }
 
-# Methods whose work is in the modules, or in the step: the model that each trains, and its arguments.
+# Methods whose work is in modules or in the step: the model that each trains, and its arguments.
 WHOLE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "BlurPool": ("convolutions", {"min_channels": 16}),
     "ChannelsLast": ("convolutions", {}),

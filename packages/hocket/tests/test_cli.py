@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-def test_the_command_tells_its_version_and_completes_without_torch() -> None:
+def test_version_and_help_do_not_import_torch() -> None:
     script = """
 import sys
 from hocket.recipes.cli import app

@@ -34,7 +34,7 @@ TRAINER_ARGUMENTS = {row.new for row in SPELLINGS if row.of == "Trainer"} - {Non
 
 
 def run(*arguments: object) -> str:
-    """Run `python -m hocket.compat.composer`; return what it printed."""
+    """Run `python -m hocket.compat.composer`; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "hocket.compat.composer", *map(str, arguments)],
         capture_output=True,
@@ -45,7 +45,7 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
-def test_each_public_name_answers_or_says_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_public_name_exists_or_raises_with_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     answering, absent = [], []
     for module, names in NAMES.items():
         ours = importlib.import_module(MODULES[module])
@@ -70,7 +70,7 @@ _ABSENT_LOGGERS = {
 }
 
 
-def test_a_subclass_or_attribute_of_an_absent_name_raises_and_nothing_is_its_instance() -> None:
+def test_absent_names_raise_on_subclassing_and_attributes_and_have_no_instances() -> None:
     absent: Any = composer.callbacks.MLPerfCallback
     with pytest.raises(NotImplementedError, match="mlperf_logging"):
         type("Mine", (), {}) if not isinstance(1, absent) and absent.any_name else None
@@ -80,23 +80,23 @@ def test_a_subclass_or_attribute_of_an_absent_name_raises_and_nothing_is_its_ins
             pass
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchThing"):
         composer.callbacks.NoSuchThing  # noqa: B018
 
 
-def test_the_table_leads_to_arguments_that_the_trainer_has() -> None:
+def test_the_translation_table_names_existing_arguments_of_the_trainer() -> None:
     assert set(inspect.signature(Trainer).parameters) >= TRAINER_ARGUMENTS
 
 
-def test_the_page_on_coming_from_composer_is_current_and_its_snippet_runs() -> None:
+def test_the_docs_page_on_composer_is_current_and_its_snippet_runs() -> None:
     page = (HERE.parent / "docs" / "coming_from_composer.md").read_text(encoding="utf-8")
     assert page == render(), "write it with `python -m hocket.compat.composer.docs_page FILE`"
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     exec(compile(snippet, "coming_from_composer.md", "exec"), {"__name__": "snippet"})
 
 
-def test_past_spellings_become_those_of_now() -> None:
+def test_past_arguments_are_translated_to_current_ones() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(9, 1)), batch_size=9)
     assert translate("Trainer", {"grad_accum": 2, "train_dataloader": loader, "precision": "amp"}) == {
         "device_train_microbatch_size": 5,
@@ -116,7 +116,7 @@ def test_past_spellings_become_those_of_now() -> None:
     ("strategy", "policy"),
     [("single_auto_sync", "last"), ("multi_auto_sync", "every"), ("forced_sync", "every"), (None, None)],
 )
-def test_a_strategy_of_synchronisation_becomes_a_policy(strategy: str | None, policy: str | None) -> None:
+def test_a_ddp_sync_strategy_becomes_a_gradient_sync_policy(strategy: str | None, policy: str | None) -> None:
     found = translate("Trainer", {"ddp_sync_strategy": strategy})
     assert found == ({} if policy is None else {"gradient_sync": policy})
     with pytest.raises(TrainerConfigError, match="`ddp_sync_strategy` is 'never'; expected one of"):
@@ -124,7 +124,7 @@ def test_a_strategy_of_synchronisation_becomes_a_policy(strategy: str | None, po
 
 
 class Plain(composer.ComposerModel):
-    """A model that leaves out `super().__init__()`."""
+    """A model that does not call `super().__init__()`."""
 
     def __init__(self) -> None:
         self.layer = torch.nn.Linear(2, 1)
@@ -138,7 +138,7 @@ class Plain(composer.ComposerModel):
 
 
 @pytest.mark.parametrize("precision", ["amp", "fp16", "bf16", "amp_bf16", "fp32"])
-def test_trains_in_every_precision_on_a_cpu(precision: str) -> None:
+def test_a_model_trains_in_every_precision_on_a_cpu(precision: str) -> None:
     with composer.Trainer(
         model=(model := Plain()),
         train_dataloader=DataLoader(TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), batch_size=4),
@@ -192,7 +192,7 @@ def train_with_layouts() -> list[tuple[str, str, int, bool]]:
 
 
 @pytest.mark.slow
-def test_takes_published_layouts_and_composers_default_optimizer_on_two_ranks() -> None:
+def test_published_layouts_and_composers_default_optimizer_work_on_two_ranks() -> None:
     for found in run_ranks(train_with_layouts, 2, init="gloo", timeout_s=120):
         assert found == [
             ("DecoupledSGDW", "fp32", 2, True),
@@ -201,13 +201,13 @@ def test_takes_published_layouts_and_composers_default_optimizer_on_two_ranks() 
         ]
 
 
-def test_the_newest_checkpoint_of_an_empty_folder_is_an_error_unless_autoresume(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_of_an_empty_folder_raises_unless_autoresume(tmp_path: Path) -> None:
     with pytest.raises(TrainerConfigError, match="there is none"):
         find_checkpoint(tmp_path / "latest-rank0.pt")
     assert find_checkpoint(tmp_path / "latest-rank0.pt", autoresume=True) is None
 
 
-def test_checkpoints_are_replaced_if_asked_to(tmp_path: Path) -> None:
+def test_checkpoints_are_replaced_with_save_overwrite(tmp_path: Path) -> None:
     for overwrites in (False, True):
         model = Plain()
         with composer.Trainer(
@@ -225,7 +225,7 @@ def test_checkpoints_are_replaced_if_asked_to(tmp_path: Path) -> None:
 
 
 class Older(composer.ComposerModel):
-    """A model of Composer's first releases."""
+    """A model written for Composer's first releases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Older(composer.ComposerModel):
         return {} if train else self.measured
 
 
-def test_the_launcher_hands_the_script_to_the_layer() -> None:
+def test_the_launchers_compat_option_runs_the_script_through_the_layer() -> None:
     options = parse(["--compat", "composer", "-n", "2", "train.py", "--lr", "1"])
     assert (options.module, options.training_script) == (True, "hocket.compat.composer")
     assert options.training_script_args == ["train.py", "--lr", "1"]
@@ -256,7 +256,7 @@ def test_the_launcher_hands_the_script_to_the_layer() -> None:
             parse(wrong)
 
 
-def test_composers_own_launcher_goes_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composers_own_launcher_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_launcher.py").write_text("def main():\n    return 7\n")
     info = tmp_path / "mosaicml-0.32.1.dist-info"
     info.mkdir()
@@ -320,7 +320,7 @@ def test_an_older_model_and_a_file_logger_with_past_arguments(tmp_path: Path) ->
     assert {"stdout": "a printed line"} in lines
 
 
-def test_install_refuses_composer_itself_unless_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_raises_if_composer_is_installed_unless_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     other = type(sys)("composer")
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -375,7 +375,7 @@ def test_a_published_script_runs_unchanged_and_resumes(tmp_path: Path) -> None:
     assert float(accuracy[1]) > 0.85
 
 
-def test_imports_nothing_heavy_before_it_is_asked_for() -> None:
+def test_heavy_modules_are_imported_on_first_use_only() -> None:
     script = """
 import sys
 import hocket.compat.composer as composer

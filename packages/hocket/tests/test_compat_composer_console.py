@@ -37,7 +37,7 @@ def printed(*, evaluate: int | None = None, **arguments: Any) -> list[str]:
             trainer.fit()
         else:
             trainer.eval(make_loader(evaluate))
-        # What `fit` and `eval` have logged is written when they return.
+        # `fit` and `eval` write all logged values before they return.
         return stream.getvalue().splitlines()
 
 
@@ -45,7 +45,7 @@ def progress(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("[")]
 
 
-def test_each_number_has_a_line_below_the_progress() -> None:
+def test_each_value_has_a_line_below_the_progress() -> None:
     lines = printed()
     starts = [index for index, line in enumerate(lines) if line.startswith("[")]
     assert progress(lines) == [
@@ -61,12 +61,12 @@ def test_each_number_has_a_line_below_the_progress() -> None:
 @pytest.mark.parametrize(
     ("interval", "expected"),
     [
-        # The first batch or epoch too, and the end of the training.
+        # Lines are also printed at the first batch or epoch, and at the end of the training.
         ("4ba", ["[epoch=1][batch=1/3]:", "[epoch=2][batch=1/3]:", "[epoch=2][batch=3/3]:"]),
         ("1ep", ["[epoch=1][batch=3/3]:", "[epoch=2][batch=3/3]:"]),
     ],
 )
-def test_it_prints_at_the_interval(interval: str, expected: list[str]) -> None:
+def test_the_console_prints_at_the_interval(interval: str, expected: list[str]) -> None:
     assert progress(printed(console_log_interval=interval)) == expected
 
 
@@ -87,14 +87,14 @@ def test_an_evaluation_prints_its_progress_and_then_its_metrics(rows: int, batch
     assert any("\t Eval metrics/eval/MulticlassAccuracy: " in line for line in lines[last:])
 
 
-def test_numbers_of_the_training_are_not_lost_to_an_evaluation() -> None:
+def test_an_evaluation_does_not_replace_the_values_of_the_training() -> None:
     lines = printed(console_log_interval="100ba", eval_dataloader=make_loader(4), eval_interval="1ep")
     assert not [line for line in lines if "Eval loss/train" in line]
     assert progress(lines)[-1] == "[epoch=2][batch=3/3]:"
     assert any("Train loss/train/total" in line for line in lines[lines.index("[epoch=2][batch=3/3]:") :])
 
 
-def test_settings_stand_before_the_first_line() -> None:
+def test_settings_are_printed_before_the_first_line() -> None:
     lines = printed(auto_log_hparams=True)
     assert lines[1] == "Config:"
     assert lines[0] == "*" * 30
@@ -108,6 +108,6 @@ def test_values_are_printed_as_composer_prints_them() -> None:
     )
 
 
-def test_other_units_are_refused() -> None:
+def test_unsupported_units_raise() -> None:
     with pytest.raises(ValueError, match="`log_interval` is `10sp`; expected batches or epochs"):
         ConsoleLogger("10sp")

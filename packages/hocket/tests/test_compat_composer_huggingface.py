@@ -1,4 +1,4 @@
-"""`HuggingFaceModel` of the layer: made again from a checkpoint, and written as Hugging Face's folder."""
+"""`HuggingFaceModel` of the layer: rebuilt from a checkpoint, and written as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train(folder: Path, **arguments: Any) -> HuggingFaceModel:
     return model
 
 
-def test_model_and_tokenizer_are_made_again_from_a_checkpoint(tmp_path: Path) -> None:
+def test_model_and_tokenizer_are_rebuilt_from_a_checkpoint(tmp_path: Path) -> None:
     trained = train(tmp_path)
     latest = str(tmp_path / "latest-rank0.pt")
     model, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(latest)
@@ -77,7 +77,7 @@ def test_model_and_tokenizer_are_made_again_from_a_checkpoint(tmp_path: Path) ->
         torch.testing.assert_close(again.state_dict(), trained.state_dict())
 
 
-def test_another_class_and_configuration(tmp_path: Path) -> None:
+def test_another_class_and_configuration_may_be_given(tmp_path: Path) -> None:
     train(tmp_path)
     latest = tmp_path / "ep1-ba2"
     for given in (
@@ -92,7 +92,7 @@ def test_another_class_and_configuration(tmp_path: Path) -> None:
         HuggingFaceModel.hf_from_composer_checkpoint(latest, "nowhere.Model")
 
 
-def test_a_checkpoint_folder_becomes_a_folder_of_hugging_faces(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_becomes_a_hugging_face_folder(tmp_path: Path) -> None:
     trained = train(tmp_path / "run")
     write_huggingface_pretrained_from_composer_checkpoint(tmp_path / "run" / "ep1-ba2", tmp_path / "out")
     back = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
@@ -100,13 +100,13 @@ def test_a_checkpoint_folder_becomes_a_folder_of_hugging_faces(tmp_path: Path) -
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("be")["input_ids"] == [3]
 
 
-def test_a_checkpoint_of_weights_alone_says_nothing_of_the_model(tmp_path: Path) -> None:
+def test_a_checkpoint_of_weights_only_cannot_rebuild_the_model(tmp_path: Path) -> None:
     train(tmp_path, save_weights_only=True)
     with pytest.raises(ResumeError, match="says nothing of a model of Hugging Face's"):
         HuggingFaceModel.hf_from_composer_checkpoint(tmp_path / "ep1-ba2")
 
 
-def test_a_class_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_class_raises(tmp_path: Path) -> None:
     train(tmp_path)
     with pytest.raises(ValueError, match=r"`nowhere\.BertForMaskedLM` could not be imported"):
         HuggingFaceModel.hf_from_composer_checkpoint(str(tmp_path), "nowhere.BertForMaskedLM")
@@ -119,7 +119,7 @@ def make_gpt2(**arguments: Any) -> HuggingFaceModel:
 
 def test_labels_of_the_last_batch_are_kept_for_metrics() -> None:
     class Averaged(HuggingFaceModel):
-        """Takes the labels out of the batch, as subclasses for Composer do."""
+        """Removes the labels from the batch, as some subclasses for Composer do."""
 
         def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
             super().eval_forward(batch, outputs)
@@ -147,10 +147,10 @@ def test_labels_of_the_last_batch_are_kept_for_metrics() -> None:
     assert seen[1].tolist() == [[3, 4]]
 
 
-# peft asks transformers by an attribute's past name.
+# peft uses an attribute of transformers by its past name.
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("should_save_peft_only", [True, False])
-def test_a_checkpoint_with_adapters_becomes_a_folder_of_pefts(
+def test_a_checkpoint_with_adapters_becomes_a_peft_folder(
     tmp_path: Path, should_save_peft_only: bool
 ) -> None:
     peft = pytest.importorskip("peft")
@@ -183,7 +183,7 @@ def test_a_checkpoint_with_adapters_becomes_a_folder_of_pefts(
     assert any("lora_B" in name and value.any() for name, value in trained.items())
 
 
-def test_an_unknown_kind_of_adapter_is_refused() -> None:
+def test_an_unknown_kind_of_adapter_raises() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["c_attn"])
     config.peft_type = "magic"

@@ -1,4 +1,4 @@
-"""Whole scripts in Composer's style, unchanged: on one rank, and on several by each launcher."""
+"""Whole Composer scripts run unchanged: on one rank, and on several with each launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 _COMPOSER = "import sys; from hocket.compat.composer.command import main; sys.exit(main())"
 
-#: How each launcher starts a script on so many ranks.
+#: The command by which each launcher starts a script on a number of ranks.
 LAUNCHERS = {
     "python": lambda ranks: ["-m", "hocket.compat.composer"],
     "composer": lambda ranks: ["-c", _COMPOSER, "-n", str(ranks)],
@@ -33,7 +33,7 @@ LAUNCHERS = {
 
 
 def launch(launcher: str, num_ranks: int, script: str, *arguments: object) -> str:
-    """Run a script; return what was printed."""
+    """Run a script; return its output."""
     command = [*LAUNCHERS[launcher](num_ranks), str(SCRIPTS / script), *map(str, arguments)]
     done = subprocess.run(
         [sys.executable, *command],
@@ -47,7 +47,7 @@ def launch(launcher: str, num_ranks: int, script: str, *arguments: object) -> st
     return done.stdout
 
 
-def test_an_algorithm_of_ones_own_on_two_ranks_by_torchrun() -> None:
+def test_a_users_algorithm_runs_on_two_ranks_with_torchrun() -> None:
     printed = launch("torchrun", 2, "own_algorithm.py")
     assert "batches=24 applied=[12, 12] scales=0.1..0.075" in printed
     assert "accuracy=1.000" in printed
@@ -77,7 +77,7 @@ def test_a_bert_is_sharded_saved_and_resumed_on_another_number_of_ranks(
 ) -> None:
     pytest.importorskip("transformers")
     printed = launch("composer", first, "bert.py", tmp_path, "4ep")
-    steps = 16 // first  # in an epoch of 512 samples
+    steps = 16 // first  # steps in an epoch of 512 samples
     assert f"ranks={first} from=0 to={4 * steps} samples=2048sp" in printed
     assert _accuracy(printed) > 0.9
     assert "norms=5" in printed

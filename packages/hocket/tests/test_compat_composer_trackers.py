@@ -1,4 +1,4 @@
-"""Runs of tracking services are open while a script trains, against the real libraries."""
+"""Runs of tracking services, with the real libraries, are open while a script trains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(destination: Any, callback: Callback) -> None:
 
 
 class LogByMlflow(Callback):
-    """Uses MLflow's own functions, as scripts do."""
+    """A callback that calls MLflow's own functions, as scripts do."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import mlflow
@@ -71,7 +71,7 @@ def use_mlflow(folder: str) -> None:
 
 
 class LogByWandb(Callback):
-    """Uses W&B's own functions, as scripts do."""
+    """A callback that calls W&B's own functions, as scripts do."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import wandb
@@ -91,7 +91,7 @@ def use_wandb(folder: str) -> None:
     assert Path(destination.run_dir).is_relative_to(folder)
 
 
-def test_the_run_is_mlflows_active_one_and_registers_models(tmp_path: Path) -> None:
+def test_the_run_is_mlflows_active_run_and_registers_models(tmp_path: Path) -> None:
     pytest.importorskip("alembic", reason="needs mlflow: `uv sync --group loggers`")
     run_ranks(use_mlflow, 1, str(tmp_path), timeout_s=280)
 

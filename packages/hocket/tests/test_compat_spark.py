@@ -1,4 +1,4 @@
-"""A Spark DataFrame becomes a data set, partition by partition."""
+"""`dataframe_to_mds` converts a Spark DataFrame to a data set, partition by partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNT = 40
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """Spark in this process's own Java machine, with two tasks at a time."""
+    """Start Spark in a Java machine of this process, with two tasks at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -44,7 +44,7 @@ def spark() -> Iterator[Any]:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)
-    # Spark leaves sockets open. They are collected here, where that warning fails no test that comes later.
+    # Spark leaves sockets open; collect them here, so that their warning fails no later test.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         del session, gateway, builder
@@ -84,7 +84,9 @@ def test_partitions_are_merged_in_their_order(frame: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_rows_are_made_into_samples(frame: Any, tmp_path: Path, s3d: Any, monkeypatch: Any) -> None:
+def test_rows_are_converted_to_samples_by_the_users_function(
+    frame: Any, tmp_path: Path, s3d: Any, monkeypatch: Any
+) -> None:
     def halves(rows: Any, sign: int) -> Iterator[dict[str, Any]]:
         for row in rows.to_dict("records"):
             for part in row["text"].split():
@@ -96,7 +98,7 @@ def test_rows_are_made_into_samples(frame: Any, tmp_path: Path, s3d: Any, monkey
     assert [(sample["part"], sample["number"]) for sample in read(tmp_path)] == expected
 
 
-def test_what_does_not_work_is_said_before_anything_is_written(
+def test_invalid_arguments_and_columns_raise_before_anything_is_written(
     spark: Any, frame: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with pytest.raises(ConfigError, match="`mds_kwargs` has no `out`"):
@@ -105,7 +107,7 @@ def test_what_does_not_work_is_said_before_anything_is_written(
         dataframe_to_mds(frame, mds_kwargs={"out": str(tmp_path)}, udf_iterable=iter)
     shorts = spark.createDataFrame([(-1,)], "n short")
     with pytest.raises(Exception, match="a number that uint16 holds"):
-        # Its workers may be at it when the error is here: in a folder of their own.
+        # Workers may still write after the error is raised, so they get a folder of their own.
         dataframe_to_mds(shorts, mds_kwargs={"out": str(tmp_path_factory.mktemp("shorts"))})
     truths = spark.createDataFrame([(True,)], "flag boolean")
     with pytest.raises(ConfigError, match="column `flag` is of type boolean: expected numbers"):
@@ -113,7 +115,7 @@ def test_what_does_not_work_is_said_before_anything_is_written(
     assert os.listdir(tmp_path) == []
 
 
-def test_the_old_name_answers() -> None:
+def test_the_old_module_name_works_after_install() -> None:
     before = set(sys.modules)
     install()
     try:

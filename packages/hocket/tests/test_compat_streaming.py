@@ -1,4 +1,4 @@
-"""Scripts for mosaicml-streaming run with one line more."""
+"""Scripts for mosaicml-streaming run with one additional line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Net(torch.nn.Module):
         return (outputs - batch["x"].sum(1, keepdim=True)).square().mean()
 
 
-def test_a_store_through_torchs_loader_and_in_the_trainer(remote: str, tmp_path: Path) -> None:
+def test_a_remote_data_set_works_in_torchs_loader_and_in_the_trainer(remote: str, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), shuffle=True, batch_size=32)
     epochs = [ids(DataLoader(dataset, batch_size=32, num_workers=workers)) for workers in (0, 2, 2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(COUNT))] * 3
@@ -86,16 +86,16 @@ def test_a_store_through_torchs_loader_and_in_the_trainer(remote: str, tmp_path:
     assert net.seen == epochs[0] + epochs[1]
 
 
-def test_the_index_is_outside_the_cache_limit(tmp_path: Path) -> None:
+def test_the_index_does_not_count_towards_the_cache_limit(tmp_path: Path) -> None:
     remote = write(tmp_path / "remote")
-    limit = 3 * 4096  # three shards
+    limit = 3 * 4096  # room for three shards
     dataset = StreamingDataset(remote=remote, local=str(tmp_path / "cache"), batch_size=16, cache_limit=limit)
     assert sorted(ids(DataLoader(dataset, batch_size=16))) == list(range(COUNT))
     kept = [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".mds"]
     assert len(kept) == 3
 
 
-def test_every_loader_begins_the_next_epoch_by_itself(folder: str) -> None:
+def test_every_loader_starts_the_next_epoch(folder: str) -> None:
     expected = [ids(DataLoader(dataset, batch_size=16)) for dataset in [open_data(folder)] for _ in range(3)]
     assert len(set(map(tuple, expected))) == 3
     dataset = open_data(folder)
@@ -109,7 +109,7 @@ def test_every_loader_begins_the_next_epoch_by_itself(folder: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_goes_on_after_the_batch_just_yielded(folder: str, workers: int) -> None:
+def test_a_loaders_state_resumes_after_the_last_yielded_batch(folder: str, workers: int) -> None:
     loader = StreamingDataLoader(open_data(folder), batch_size=16, num_workers=workers)
     first = ids(loader)
     batches = iter(loader)
@@ -135,7 +135,7 @@ class Doubled(StreamingDataset):
         return {"id": sample["id"], "y": sample["x"] * 2}
 
 
-def test_a_subclass_has_its_own_getitem_called(folder: str) -> None:
+def test_a_subclass_getitem_is_called(folder: str) -> None:
     options: Any = {"local": folder, "batch_size": 16, "shuffle": True}
     plain = ids(DataLoader(StreamingDataset(**options), batch_size=16))
     for workers in (0, 2):
@@ -145,7 +145,7 @@ def test_a_subclass_has_its_own_getitem_called(folder: str) -> None:
     assert Doubled(**options)[7]["y"][0] == np.float32(7 / COUNT) * 2
 
 
-def test_arguments_are_attributes_and_what_is_absent_says_so(folder: str) -> None:
+def test_arguments_are_attributes_and_absent_names_raise(folder: str) -> None:
     dataset = open_data(folder, shuffle_seed=7, predownload=100_000)
     assert (dataset.shuffle, dataset.shuffle_seed, dataset.batch_size) == (True, 7, 16)
     assert (dataset.replication, dataset.num_canonical_nodes, dataset.cache_limit) == (None, None, None)
@@ -160,12 +160,12 @@ def test_arguments_are_attributes_and_what_is_absent_says_so(folder: str) -> Non
     assert not hasattr(dataset, "anything_else")
 
 
-def test_a_local_data_set_without_samples(tmp_path: Path) -> None:
+def test_a_local_data_set_may_have_no_samples(tmp_path: Path) -> None:
     empty = LocalDataset(write(tmp_path / "none", count=0))
     assert (len(empty), list(empty), empty[:]) == (0, [], [])
 
 
-def test_states_by_number_of_samples(folder: str) -> None:
+def test_state_dict_takes_a_number_of_samples(folder: str) -> None:
     dataset = open_data(folder)
     assert dataset.state_dict(48, False)["sample_in_epoch"] == 48
     assert dataset.initial_physical_nodes is None
@@ -176,7 +176,7 @@ def test_states_by_number_of_samples(folder: str) -> None:
 
 
 class CountedStream(Stream):
-    """A stream with an argument of its own, as clients register them."""
+    """A user's stream class with an additional argument."""
 
     def __init__(self, *, label: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,14 +188,14 @@ class FetchingStream(Stream):
         return 0
 
 
-def test_streams_of_other_classes(folder: str, tmp_path: Path) -> None:
+def test_streams_may_be_of_registered_classes(folder: str, tmp_path: Path) -> None:
     streams_registry.register("counted", func=CountedStream)
     options: Any = {"batch_size": 16, "streams": [], "local": folder}
     dataset = StreamingDataset(stream_name="counted", stream_config={"label": "x", "repeat": 2}, **options)
     (stream,) = dataset.streams
     assert isinstance(stream, CountedStream)
     assert (stream.label, stream.choose, stream.repeat, stream.proportion) == ("x", 2 * COUNT, 2.0, 1.0)
-    # The weights that were filled in are not taken for given ones.
+    # Weights that the data set filled in do not count as given ones.
     assert StreamingDataset(streams=[stream], batch_size=16).stream_counts == [2 * COUNT]
     remote = StreamingDataset(remote=write(tmp_path / "remote"), batch_size=16)
     assert remote.streams[0].local is not None
@@ -204,7 +204,7 @@ def test_streams_of_other_classes(folder: str, tmp_path: Path) -> None:
 
 
 class OwnState(StreamingDataset):
-    """A data set that wraps `state_dict`, as LLM-foundry's do."""
+    """A data set that wraps `state_dict`, as those of LLM-foundry do."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:  # type: ignore[override]
         return super().state_dict(num_samples=num_samples, from_beginning=from_beginning) | {"epoch": 7}
@@ -218,7 +218,7 @@ def test_the_loader_calls_an_overridden_state_dict(folder: str) -> None:
     assert (state["epoch"], state["sample_in_epoch"]) == (7, 16)
 
 
-def test_the_epoch_of_a_state_by_number_of_samples(folder: str) -> None:
+def test_state_dict_with_a_number_of_samples_has_the_current_epoch(folder: str) -> None:
     dataset = open_data(folder)
     for epoch in (0, 1):
         ids(DataLoader(dataset, batch_size=16))
@@ -236,7 +236,7 @@ def test_samples_have_the_columns_of_their_own_stream(folder: str, tmp_path: Pat
     assert set(samples[3]) == {"id", "x"}
 
 
-def test_writers_have_a_config_and_no_digests(tmp_path: Path) -> None:
+def test_writers_have_a_config_and_write_no_digests_by_default(tmp_path: Path) -> None:
     writer = MDSWriter(columns={"id": "int"}, out=str(tmp_path / "data"))
     config = writer.get_config()
     writer.finish()
@@ -257,14 +257,14 @@ def test_writers_have_a_config_and_no_digests(tmp_path: Path) -> None:
         ({"shuffle_algo": "py1b"}, "`shuffle_algo` is 'py1b'"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(
+def test_arguments_without_counterpart_raise_with_their_name(
     folder: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         open_data(folder, **options)
 
 
-def test_mistakes_have_the_types_and_words_of_mosaicml_streaming(tmp_path: Path) -> None:
+def test_errors_have_the_types_and_messages_of_mosaicml_streaming(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"Directory is not empty: `.*` holds a data set"):
         write(write(tmp_path / "data"))
     with pytest.raises(ValueError, match="`size_limit` must be less than"):
@@ -289,7 +289,7 @@ def test_mistakes_have_the_types_and_words_of_mosaicml_streaming(tmp_path: Path)
     assert isinstance(damaged.value, IndexCorruptError)
 
 
-def test_a_batch_size_that_does_not_fit_is_refused_by_the_first_iteration(
+def test_a_missing_or_mismatched_batch_size_raises_at_the_first_iteration(
     folder: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="Please pass `batch_size` to StreamingDataset"):
@@ -348,7 +348,7 @@ def test_a_large_shard_is_fetched_whole(tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=str(tmp_path / "remote"), local=str(tmp_path / "cache"), batch_size=4)
     assert dataset.num_shards == 2
     assert dataset[0]["data"] == bytes(100_000)
-    assert not (tmp_path / "cache" / "shard.00000.mds").exists(), "one sample was read by its range"
+    assert not (tmp_path / "cache" / "shard.00000.mds").exists(), "a single sample must be read by range"
     dataset.prepare_shard(1)
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"index.json", "shard.00001.mds"}
 
@@ -369,7 +369,7 @@ def test_streams_are_resampled_by_epoch(folder: str, tmp_path: Path) -> None:
     assert own.tolist() == again.tolist() != dataset.resample_streams(1, 1)[1].tolist()
 
 
-def test_arguments_reach_the_data(folder: str, tmp_path: Path) -> None:
+def test_arguments_take_effect(folder: str, tmp_path: Path) -> None:
     write(tmp_path / "a", 0, 30), write(tmp_path / "b", 30, 10)
     (tmp_path / "all").mkdir()
     clean_stale_shared_memory()
@@ -421,7 +421,7 @@ print(sum(len(batch["id"]) for batch in StreamingDataLoader(dataset, batch_size=
 """
 
 
-def test_import_streaming_answers_after_install(folder: str) -> None:
+def test_import_streaming_works_after_install(folder: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(folder=folder)],
         capture_output=True,

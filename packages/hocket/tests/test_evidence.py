@@ -1,4 +1,4 @@
-"""The demo's verdict must be able to fail: each way in which a run can differ is tried."""
+"""The demo's verdict fails for each way in which a resumed run can differ."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_another_order_of_the_same_samples_fails(ranks: int) -> None:
     assert not verdict.passed
 
 
-def test_one_bit_of_a_loss_fails_on_as_many_ranks_and_passes_on_others() -> None:
+def test_a_loss_that_differs_in_one_bit_fails_only_on_the_same_number_of_ranks() -> None:
     for ranks, passes in ((2, False), (4, True)):
         job = resumed(ranks)
         job.losses[7] = math.nextafter(job.losses[7], 9.0)
         assert compare("resumed", job, REFERENCE, start=4, last=8).passed is passes
 
 
-def test_a_loss_beyond_the_tolerance_fails_on_any_ranks() -> None:
+def test_a_loss_beyond_the_tolerance_fails_on_any_number_of_ranks() -> None:
     job = resumed(4)
     job.losses[7] *= 1 + 2e-5
     assert not compare("resumed", job, REFERENCE, start=4, last=8).passed

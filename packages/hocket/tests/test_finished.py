@@ -1,4 +1,4 @@
-"""A run whose last save is committed has nothing left to be killed in."""
+"""`is_finished`: a demo run is finished once the save of its last step is committed."""
 
 from __future__ import annotations
 

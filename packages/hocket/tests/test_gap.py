@@ -1,4 +1,4 @@
-"""The watch for a save whose data files are there and whose manifest is not."""
+"""`find_gap` and `wait_for_gap`, which find a save with data files and without a manifest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_only_a_save_after_a_committed_one_counts(tmp_path: Path) -> None:
     assert find_gap(Store(str(tmp_path)), 1) == "ba12"
 
 
-def test_every_writer_must_be_there(tmp_path: Path) -> None:
+def test_the_files_of_every_writer_must_exist(tmp_path: Path) -> None:
     first(tmp_path)
     put(tmp_path, "ba12/data/1a1b2c3d-r00000-000.safetensors", "ba12/data/1a1b2c3d-r00000-001.safetensors")
     assert find_gap(Store(str(tmp_path)), 2) is None
@@ -36,6 +36,6 @@ def test_every_writer_must_be_there(tmp_path: Path) -> None:
     assert find_gap(Store(str(tmp_path)), 2) == "ba12"
 
 
-def test_the_watch_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_wait_for_gap_ends_when_keep_waiting_returns_false(tmp_path: Path) -> None:
     answers = iter([True, True, False])
     assert wait_for_gap(str(tmp_path), 2, keep_waiting=lambda: next(answers)) is None

@@ -1,4 +1,4 @@
-"""The recipe's model and corpus."""
+"""The GPT recipe's model and corpus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.recipes.gpt import GPT, GPTConfig
 SMALL = GPTConfig(context=16, width=32, num_layers=2, num_heads=4)
 
 
-def test_a_position_depends_on_earlier_ones_alone() -> None:
+def test_a_position_depends_on_earlier_ones_only() -> None:
     torch.manual_seed(0)
     model = GPT(SMALL)
     tokens = torch.randint(0, 256, (2, 17), dtype=torch.uint8)
@@ -25,7 +25,7 @@ def test_a_position_depends_on_earlier_ones_alone() -> None:
     assert not torch.equal(before[:, 9:], after[:, 9:])
 
 
-def test_it_learns_a_batch_by_heart() -> None:
+def test_the_model_overfits_a_batch() -> None:
     torch.manual_seed(0)
     model = GPT(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -47,12 +47,12 @@ def test_the_demo_has_fifty_megabytes_of_state() -> None:
     assert parameters * 4 * 3 >= 50_000_000, "weights and AdamW's two moments, in fp32"
 
 
-def test_heads_must_share_the_width() -> None:
+def test_the_number_of_heads_must_divide_the_width() -> None:
     with pytest.raises(ValueError, match="`width` is 30, which 4 heads cannot share"):
         GPTConfig(width=30, num_heads=4)
 
 
-def test_the_corpus_is_large_enough_and_cut_without_loss() -> None:
+def test_the_corpus_is_large_enough_and_split_without_loss() -> None:
     assert sum(path.stat().st_size for path in source_files()) >= LEAST_BYTES
     text = b"".join(path.read_bytes() for path in source_files()[:3])
     cut = list(itertools.islice(samples(65), 20))

@@ -1,4 +1,4 @@
-"""Short scripts give on `hocket.compat.composer` what they give on Composer 0.32.1.
+"""Short scripts give the same results with `hocket.compat.composer` as with Composer 0.32.1.
 
 Run with `uv run pytest -m parity`: Composer lives in an environment of its own, which `uv` makes.
 """
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
 
 SCRIPT = Path(__file__).parent / "composer_scripts" / "oracle.py"
 
-#: Composer computes the rate of batch k at batch k - 1.
+#: Scripts with schedules, for which Composer uses in batch k the rate of batch k - 1.
 LAGGING = {
     "linear_warmup", "linear", "cosine", "cosine_warmup", "restarts", "multi_step", "step", "exponential",
     "polynomial", "constant_warmup", "stretched_schedule",
 }  # fmt: skip
 
-#: What differs by design; `docs/coming_from_composer.md` says why.
+#: Results that differ by design, for reasons in `docs/coming_from_composer.md`.
 DIFFERING = {
     **{name: {"parameters", "rates"} for name in LAGGING},
     "two_schedules": {"parameters", "rates"},
@@ -56,7 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     return theirs, ours
 
 
-def test_scripts_give_what_they_give_on_composer(
+def test_scripts_give_the_same_results_as_with_composer(
     answers: tuple[dict[str, Any], dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs, ours = answers
@@ -69,25 +69,25 @@ def test_scripts_give_what_they_give_on_composer(
     assert {name: found for name, found in differing.items() if found} == DIFFERING
 
 
-def test_rates_are_those_of_one_batch_later(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_composers_rates_lag_by_one_batch(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     theirs, ours = answers
     for name in LAGGING:
         rates = ours[name]["rates"]
         assert theirs[name]["rates"] == pytest.approx([rates[0], *rates[:-1]], abs=1e-9), name
 
 
-def test_the_pass_of_sam_that_is_not_the_steps_own_fires_two_events_more_on_composer(
+def test_sams_second_pass_fires_two_more_events_in_composer(
     answers: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     theirs, ours = (found["sam"] for found in answers)
     more = Counter(theirs["events"]) - Counter(ours["events"])
     assert more == {"before_train_batch": 6, "after_train_batch": 6}
     assert not Counter(ours["events"]) - Counter(theirs["events"])
-    # Read at `AFTER_TRAIN_BATCH`.
+    # The rates are recorded at `AFTER_TRAIN_BATCH`.
     assert theirs["rates"] == [rate for rate in ours["rates"] for _ in range(2)]
 
 
-def test_swa_by_epochs_never_ends_at_the_end_of_a_batch_on_composer(
+def test_swa_by_epochs_never_ends_at_the_end_of_a_batch_in_composer(
     answers: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     theirs, ours = answers
@@ -95,7 +95,7 @@ def test_swa_by_epochs_never_ends_at_the_end_of_a_batch_on_composer(
     assert _is_close(ours["swa"]["parameters"], ours["swa_in_batches"]["parameters"])
 
 
-def test_a_run_goes_on_from_a_file_that_composer_itself_saved(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_file_saved_by_composer(tmp_path: Path) -> None:
     script = SCRIPT.with_name("saved.py")
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_a_file_that_composer_itself_saved(tmp_path: Path) ->
     assert (whole["batches"], resumed["batches"]) == ((0, 6), (3, 6))
     assert _is_close(resumed["trained"], whole["trained"])
     for folder in (whole, resumed):
-        del folder["averaged"]["module.1.num_batches_tracked"]  # a count, which Composer averages
+        del folder["averaged"]["module.1.num_batches_tracked"]  # an integer count, which Composer averages
     assert _is_close(resumed["averaged"], whole["averaged"])
     assert not _is_close(whole["averaged"], whole["trained"])
 

@@ -1,4 +1,4 @@
-"""The recipes run, plainly and with their stacks; the contrastive loss is exact in all divisions."""
+"""Recipes run plainly and with their stacks; the contrastive loss is exact on microbatches and ranks."""
 
 import sys
 from typing import Any
@@ -61,12 +61,12 @@ def test_images_are_learned_in_the_command(
     assert float(lines[-1].split()[-1 - 3 * ("reaches" in lines[-1])]) > 0.3
 
 
-def test_a_method_that_a_recipe_lacks_is_named() -> None:
+def test_a_method_that_a_recipe_lacks_raises_with_its_name() -> None:
     with pytest.raises(ValueError, match=r"\['SAM'\], which the recipe does not have; it has EMA"):
         recipe.run(embeddings.RECIPES["text"], ["SAM"])
 
 
-def test_masks_are_of_the_share_and_kinds_that_are_stated() -> None:
+def test_masked_bytes_have_the_documented_shares() -> None:
     text = torch.full((64, 512), 65, dtype=torch.uint8)
     batch = language.mask_bytes(text, torch.Generator().manual_seed(1))
     chosen = batch["labels"] != language.IGNORED
@@ -76,7 +76,7 @@ def test_masks_are_of_the_share_and_kinds_that_are_stated() -> None:
     assert (batch["tokens"][chosen] == language.MASK).float().mean().item() == pytest.approx(0.8, abs=0.03)
 
 
-def test_the_unet_makes_images_and_evaluates_alike() -> None:
+def test_the_unet_generates_images_and_evaluates_reproducibly() -> None:
     model = diffusion.NoisePrediction(diffusion.UNet(8))
     made = model.generate((2, 1, 8, 8), steps=3)
     assert made.shape == (2, 1, 8, 8)

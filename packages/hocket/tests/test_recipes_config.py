@@ -1,4 +1,4 @@
-"""A run from a file: sections, names, overrides, `--print`, and going on from a checkpoint."""
+"""A run from a configuration file: sections, names, overrides, `--print`, and resuming."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_each_section_makes_its_part(tmp_path: Path) -> None:
+def test_each_section_configures_its_part(tmp_path: Path) -> None:
     with trainer_from(
         CONFIG, ["optimizer.lr=3e-3", "checkpoint.save_folder=" + str(tmp_path / "ckpt")]
     ) as trainer:
@@ -106,16 +106,16 @@ def test_each_section_makes_its_part(tmp_path: Path) -> None:
         ({"data": {**CONFIG["data"], "batch_size": 0}}, "does not take its settings: ValueError: batch_size"),
     ],
 )  # fmt: skip
-def test_an_unknown_name_is_refused_with_the_nearest(change: dict[str, Any], message: str) -> None:
+def test_an_unknown_name_raises_with_the_nearest_one(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainerConfigError, match=message):
         trainer_from({**CONFIG, **change})
 
 
-def test_a_name_alone_is_a_part() -> None:
+def test_a_part_may_be_given_by_its_name_only() -> None:
     assert resolve({**CONFIG, "callbacks": "SpeedMonitor"})["callbacks"] == [{"name": "SpeedMonitor"}]
 
 
-def test_a_file_with_a_name_twice_and_a_setting_without_a_value_are_refused(tmp_path: Path) -> None:
+def test_duplicate_names_and_settings_without_a_value_raise(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: gpt\noptimizer: {lr: 1}\noptimizer: {lr: 2}\n")
     with pytest.raises(TrainerConfigError, match="`optimizer` is given twice"):
@@ -127,7 +127,7 @@ def test_a_file_with_a_name_twice_and_a_setting_without_a_value_are_refused(tmp_
         trainer_from(CONFIG, ["optimizer.lr=["])
 
 
-def test_the_example_of_the_readme_resolves() -> None:
+def test_the_readmes_example_resolves() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     found = resolve(yaml.safe_load(example))
@@ -136,7 +136,7 @@ def test_the_example_of_the_readme_resolves() -> None:
     assert found["training"]["precision"] == "amp_bf16"
 
 
-def test_the_defaults_are_those_of_the_trainer() -> None:
+def test_defaults_equal_those_of_the_trainer() -> None:
     found = resolve({"model": "gpt", "logging": {"log_every": 3}})
     assert found["training"]["eval_interval"] == 1
     assert found["logging"] == {**resolve({})["logging"], "log_every": 3}
@@ -165,7 +165,7 @@ def test_the_command_prints_trains_and_resumes(tmp_path: Path, capsys: pytest.Ca
         trainer_from(tmp_path / "none.yaml")
 
 
-def test_a_run_in_a_bucket_resumes_by_its_uri_alone(
+def test_a_run_in_a_bucket_resumes_from_its_uri_only(
     s3d: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in s3d.env.items():
@@ -182,7 +182,7 @@ def test_a_run_in_a_bucket_resumes_by_its_uri_alone(
     assert [entry.uri for entry in list_checkpoints(folder)] == [f"{folder}/ep1-ba6", f"{folder}/ep2-ba12"]
 
 
-def test_a_recipe_takes_its_own_settings_and_streamed_data(tmp_path: Path) -> None:
+def test_a_recipe_accepts_its_own_settings_and_streamed_data(tmp_path: Path) -> None:
     with MDSWriter(columns={"tokens": "ndarray:uint8:9"}, out=str(tmp_path / "data")) as writer:
         for number in range(16):
             writer.write({"tokens": (torch.arange(9) + number).to(torch.uint8).numpy()})
@@ -199,7 +199,7 @@ def test_a_recipe_takes_its_own_settings_and_streamed_data(tmp_path: Path) -> No
         assert trainer.state.model.config.width == 8
 
 
-def test_a_model_of_hugging_face_by_its_folder(tmp_path: Path) -> None:
+def test_a_hugging_face_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8

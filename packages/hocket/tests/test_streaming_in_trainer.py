@@ -1,4 +1,4 @@
-"""The Trainer over a data set that was looked at before."""
+"""The trainer reads a whole epoch of a data set from which a batch was read before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hocket.trainer import Trainer
 
 
 class Net(torch.nn.Module):
-    """A model that records what it is trained on."""
+    """A model that records its training samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Net(torch.nn.Module):
         return outputs.square().mean()
 
 
-def test_a_look_at_a_batch_takes_nothing_from_the_training(tmp_path: Path) -> None:
+def test_reading_a_batch_before_training_does_not_consume_it(tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=tmp_path / "data", size_limit=400) as writer:
         for number in range(80):
             writer.write({"id": number})

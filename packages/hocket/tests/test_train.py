@@ -1,4 +1,4 @@
-"""The demo's training script."""
+"""The demo's training script counts its tokens."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_the_demo_counts_its_tokens(tmp_path: Path) -> None:
             writer.write({"id": number, "tokens": np.full(length, number, dtype=np.uint8)})
     folders = {name: str(tmp_path / name) for name in ("data", "cache", "journal", "save-folder")}
     given = [part for name, folder in folders.items() for part in (f"--{name}", folder)]
-    # In a process of its own, because the script sets the seed and the number of threads.
+    # Runs in a new process, because the script sets the seed and the number of threads.
     tokens = run_ranks(num_tokens_after_a_step, 1, [*given, "--steps", "1"], timeout_s=120)
     assert tokens == [GLOBAL_BATCH * GPTConfig().context]

@@ -21,7 +21,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "p
 
 
 class Reviews(Dataset):
-    """Made reviews: those with the word `good` have label 1."""
+    """Generated reviews; those with the word `good` have label 1."""
 
     def __init__(self, tokenizer, size, seed):
         generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """Short scripts for Composer 0.32.1 and for `hocket.compat.composer`; `python oracle.py OUT.pt [NAME …]`.
 
-Each script trains a small model and returns what can be compared: the final parameters, the counts, the
-rates, the names of metrics and of what was logged, and the order of events.
+Each script trains a small model and returns values to compare: the final parameters, the counts, the learning
+rates, the names of metrics and of logged values, and the order of events.
 """
 
 import sys
@@ -96,7 +96,7 @@ def counts(state):
 
 
 def run(model=None, fit=None, **arguments):
-    """Train, and return what can be compared."""
+    """Train, and return the values to compare."""
     model = classifier() if model is None else model
     if "optimizers" not in arguments:
         arguments["optimizers"] = torch.optim.SGD(model.parameters(), lr=0.1)

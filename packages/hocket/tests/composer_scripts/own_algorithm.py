@@ -1,4 +1,4 @@
-"""A training method of one's own: an algorithm with `match` and `apply`, beside one of Composer's."""
+"""A user's own training method, an algorithm with `match` and `apply`, together with one of Composer's."""
 
 import warnings
 
@@ -19,7 +19,7 @@ def add_noise(inputs, scale):
 
 
 class InputNoise(Algorithm):
-    """Adds noise to the inputs of each batch until a given time, and less of it from step to step."""
+    """Adds noise to the inputs of each batch until a given time, decreasing from step to step."""
 
     def __init__(self, scale=0.1, until="2ep"):
         self.scale = scale

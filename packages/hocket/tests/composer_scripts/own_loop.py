@@ -1,4 +1,4 @@
-"""A training loop of one's own with Composer's functional methods, and no trainer."""
+"""A user's own training loop with Composer's functional methods, without a trainer."""
 
 import warnings
 

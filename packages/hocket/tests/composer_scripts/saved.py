@@ -60,7 +60,7 @@ trainer.fit()
 batches = (first, trainer.state.timestamp.batch.value)
 try:
     averaged = weights(average.get_ema_model(trainer.state.model))
-except ValueError:  # in Composer the last save has left the averages in the model
+except ValueError:  # in Composer the last save leaves the averages in the model
     averaged = weights(trainer.state.model)
 torch.save({"batches": batches, "trained": last.kept, "averaged": averaged}, folder / "final.pt")
 trainer.close()

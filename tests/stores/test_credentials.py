@@ -141,7 +141,7 @@ def web_identity(identity: Identity, home: Path) -> dict[str, str]:
         (web_identity, "AssumeRoleWithWebIdentity"),
     ],
 )
-def test_reading_goes_on_over_the_end_of_the_keys(
+def test_reading_continues_after_keys_expire(
     server: Server,
     identity: Identity,
     home: Path,
@@ -170,7 +170,7 @@ def test_reading_continues_with_a_web_identity_set_by_variables(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "way"), [(instance, "instance"), (container, "container")])
-def test_epochs_go_on_over_the_end_of_the_keys(
+def test_epochs_continue_after_their_keys_expire(
     server: Server,
     identity: Identity,
     home: Path,

@@ -361,7 +361,7 @@ def work(source, target, **options):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("form", ["safetensors", "zstd", "zstd-F", "dcp"])
-def test_it_stays_within_its_memory_and_goes_on_after_a_kill(tmp_path, form):
+def test_a_conversion_keeps_to_its_memory_limit_and_continues_after_a_kill(tmp_path, form):
     mib = cases(full=2560, sample=160)
     memory = max(mib // 10, 16) << 20
     array = np.arange(mib << 18, dtype=np.float32).reshape(mib << 8, 1024)

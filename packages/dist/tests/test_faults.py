@@ -66,7 +66,7 @@ def _hang(kind: str, folder: str) -> tuple[str, float] | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["late for gradients", "late for a sum", "another branch"])
-def test_a_rank_that_is_elsewhere_is_named_within_the_deadline(kind: str, tmp_path: Path) -> None:
+def test_late_and_diverged_ranks_are_named_within_the_deadline(kind: str, tmp_path: Path) -> None:
     results = run_ranks(_hang, 2, kind, str(tmp_path), timeout_s=90)
     if kind == "another branch":
         messages = [result[0] for result in results if result is not None]

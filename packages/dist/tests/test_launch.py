@@ -260,9 +260,7 @@ def test_ctrl_c_prints_the_latest_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_reaches_every_rank_and_leaves_none(
-    script: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_reaches_and_ends_every_rank(script: Path, tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         launches.command("-n", "2", script, tmp_path, "wait"),
         env=launches.environment(tmp_path),

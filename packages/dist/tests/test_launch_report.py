@@ -50,7 +50,7 @@ def test_the_rank_that_failed_first_ends_the_job_and_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", ["1", "0"])
-def test_a_failure_in_training_is_shown_once_and_first(tmp_path: Path, failing: str) -> None:
+def test_a_failed_training_is_reported_once_and_first(tmp_path: Path, failing: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(launches.DIST_SCRIPT)
     done = launches.run(tmp_path, "-n", "2", path, failing)

@@ -172,7 +172,7 @@ def test_the_roll_call_ends_after_a_minute_whatever_the_timeout() -> None:
     ("absent", "words"),
     [(1, "After 2 s rank 1 of 2 had not appeared"), (0, "where rank 0 should listen, within 2 s")],
 )
-def test_an_absent_rank_is_named_by_the_one_present(absent: int, words: str) -> None:
+def test_an_absent_rank_is_named_by_the_present_one(absent: int, words: str) -> None:
     messages = run_ranks(_come_unless, 2, (absent,), timeout_s=60)
     assert messages[absent] is None
     assert words in messages[1 - absent]

@@ -127,7 +127,9 @@ class Job:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", ["one", "all"])
-def test_ranks_killed_at_random_go_on_where_all_had_been(remote: str, tmp_path: Path, victims: str) -> None:
+def test_ranks_killed_at_random_resume_at_the_last_common_step(
+    remote: str, tmp_path: Path, victims: str
+) -> None:
     draw = random.Random(plan().seed)
 
     def stop(ranks: list[subprocess.Popen[str]]) -> None:

@@ -60,7 +60,7 @@ def fit(loader: Any, folder: Path, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_through_torchs_loader_is_the_order(
+def test_an_epoch_through_torchs_loader_is_in_the_planned_order(
     write: Callable[..., str], tmp_path: Path, workers: int
 ) -> None:
     dataset = StreamingDataset(local=write(80), batch_size=8, shuffle=True, shuffle_block_size=16)
@@ -70,7 +70,7 @@ def test_an_epoch_through_torchs_loader_is_the_order(
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StreamingDataLoader])
-def test_a_validation_after_the_sanity_check_is_whole(
+def test_validation_after_the_sanity_check_reads_every_batch(
     write: Callable[..., str], tmp_path: Path, kind: Any
 ) -> None:
     folder = write(80)

@@ -206,7 +206,9 @@ def test_a_collate_function_gets_samples(write: Callable[..., str], workers: int
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_start_any_way_after_the_parent_has_read(write: Callable[..., str], context: str) -> None:
+def test_workers_start_with_any_method_after_the_parent_has_read(
+    write: Callable[..., str], context: str
+) -> None:
     dataset = StreamingDataset(local=write(40), batch_size=8, shuffle=True)
     parent = dataset.batches()
     next(parent)

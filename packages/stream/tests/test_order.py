@@ -68,7 +68,7 @@ def test_an_epoch_has_every_sample_once(write: Callable[..., str], count: int, s
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 @pytest.mark.parametrize("count", [48, 53, 103])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_make_as_many_steps_with_any_tail(
+def test_with_any_tail_all_ranks_make_the_same_number_of_steps(
     write: Callable[..., str], tail: str, count: int, world_size: int
 ) -> None:
     folder = write(count)

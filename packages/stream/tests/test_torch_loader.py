@@ -76,7 +76,7 @@ def test_two_concurrent_iterations_read_an_epoch_each(write: Callable[..., str])
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.slow
-def test_workers_start_any_way(write: Callable[..., str], context: str) -> None:
+def test_workers_start_by_any_method(write: Callable[..., str], context: str) -> None:
     dataset = open_data(write(40))
     loader = DataLoader(
         dataset,

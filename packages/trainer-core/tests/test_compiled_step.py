@@ -111,7 +111,7 @@ def compiled_and_plain_on_ranks(backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_replicas_and_shards_train_alike_in_a_compiled_step(backend):
+def test_replicas_and_shards_train_in_a_compiled_step_as_in_the_plain_one(backend):
     for replicas, compiled_replicas, shards, compiled_shards in run_ranks(
         compiled_and_plain_on_ranks, 2, backend, timeout_s=240
     ):

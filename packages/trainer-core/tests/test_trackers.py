@@ -218,7 +218,7 @@ def use_mlflow(folder, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "server"])
-def test_mlflow_takes_everything_and_one_run_survives_a_resume(tmp_path, kind):
+def test_mlflow_continues_one_run_after_a_resume(tmp_path, kind):
     pytest.importorskip("alembic", reason="needs mlflow: `uv sync --group loggers`")
     (found,) = run_ranks(use_mlflow, 1, str(tmp_path), kind, timeout_s=280)
     assert len(set(found["ids"])) == 1

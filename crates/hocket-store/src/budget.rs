@@ -74,7 +74,7 @@ mod tests {
     use std::time::Duration;
 
     #[tokio::test]
-    async fn the_budget_is_never_exceeded_and_everybody_is_served() {
+    async fn the_budget_is_never_exceeded_and_every_waiter_is_served() {
         let budget = Arc::new(Budget::default());
         let mut tasks = tokio::task::JoinSet::new();
         for index in 0..60u64 {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_that_gives_up_holds_nothing() {
+    async fn a_cancelled_waiter_holds_no_budget() {
         let budget = Arc::new(Budget::default());
         let all = budget.take(100, 100).await;
         let waiting = tokio::time::timeout(Duration::from_millis(10), budget.take(1, 100)).await;

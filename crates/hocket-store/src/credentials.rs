@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_waits_for_good_keys_and_gets_the_newest() {
+    async fn a_request_waits_for_valid_keys_and_gets_the_newest() {
         attend();
         let waiting = tokio::spawn(keys("newest"));
         until_wanted("newest").await;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_nobody_uses_are_renewed_no_more_and_wanted_again() {
+    async fn unused_keys_are_not_renewed_until_the_next_request() {
         attend();
         let waiting = tokio::spawn(keys("idle"));
         until_wanted("idle").await;
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_a_store_calls_expired_are_sought_at_once() {
+    async fn keys_that_a_store_rejects_as_expired_are_renewed_at_once() {
         attend();
         let waiting = tokio::spawn(keys("expired"));
         until_wanted("expired").await;
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_without_an_expiry_are_wanted_again_when_a_store_calls_them_expired() {
+    async fn keys_without_an_expiry_are_renewed_when_a_store_rejects_them() {
         attend();
         let waiting = tokio::spawn(keys("rotated"));
         until_wanted("rotated").await;
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_are_sought_as_their_claim_would_end_are_still_brought() {
+    async fn keys_requested_while_their_claim_ends_are_still_provided() {
         attend();
         let waiting = tokio::spawn(keys("late"));
         until_wanted("late").await;
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_search_is_told_and_begun_again_by_the_next_request() {
+    async fn a_failed_search_is_reported_and_repeated_by_the_next_request() {
         attend();
         for _ in 0..2 {
             let waiting = tokio::spawn(keys("failed"));

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_set_variables_of_the_service_count_and_no_value_is_shown() {
+    fn only_set_variables_of_the_service_are_read_and_no_value_is_shown() {
         let all = [
             ("AWS_B", "2"),
             ("AWS_A", "TRUE"),

@@ -159,7 +159,7 @@ mod tests {
     const NEVER: Interrupted<'static> = &|| false;
 
     #[test]
-    fn each_index_is_done_once_with_a_state_for_each_worker() {
+    fn each_index_runs_once_with_one_state_per_worker() {
         let done: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
         let states = AtomicUsize::new(0);
         let start = || Ok(states.fetch_add(1, Ordering::Relaxed));
@@ -192,7 +192,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel::<()>();
         let receiver = std::sync::Mutex::new(receiver);
         let job = |(): &mut (), _| {
-            // Returns when the sender is gone.
+            // Returns when the sender is dropped.
             let _ = receiver.lock().unwrap().recv_timeout(4 * TICK);
             Ok::<(), StoreError>(())
         };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_detached_job_is_left_after_an_interrupt_and_reported_after_a_panic() {
+    fn a_detached_job_is_abandoned_after_an_interrupt_and_reported_after_a_panic() {
         let result: Result<u32, StoreError> = detached("test", NEVER, || Ok(7));
         assert_eq!(result.unwrap(), 7);
         let (sender, receiver) = mpsc::channel::<()>();

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_any_size_and_place_is_taken() {
+    fn memory_of_any_size_and_address_is_accepted() {
         for bytes in [0, 1, HUGE_PAGE - 1, 5 * HUGE_PAGE + 7] {
             let mut memory = Vec::with_capacity(bytes);
             prefer_huge_pages(memory.spare_capacity_mut());

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_number_line_does_not_overflow() {
+    fn ranges_up_to_the_largest_integer_do_not_overflow() {
         assert_eq!(split(u64::MAX - 3..u64::MAX, 2).len(), 2);
         assert_eq!(coalesce(&[0..1, u64::MAX - 1..u64::MAX], u64::MAX).len(), 1);
     }

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_moves_no_bytes_gets_no_time_for_them() {
+    fn the_deadline_grows_with_the_bytes_only_once_bytes_flow() {
         let options = StoreOptions {
             deadline_s: 3.0,
             ..StoreOptions::default()
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_has_begun_gets_time_for_its_own_bytes_and_no_more() {
+    fn a_started_response_gets_time_for_its_own_bytes_only() {
         let options = StoreOptions {
             deadline_s: 3.0,
             ..StoreOptions::default()
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_tried_again_by_its_class() {
+    fn failures_are_retried_according_to_their_class() {
         for (status, again, landed) in [
             (500, true, true),
             (502, true, true),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_connection_cannot_have_landed_and_a_lost_one_can() {
+    fn a_request_may_have_taken_effect_unless_its_connection_was_refused() {
         for sent in [false, true] {
             let fault = classify(
                 "s3://b/k",
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_with_jitter_up_to_the_longest() {
+    fn pauses_double_with_jitter_up_to_the_maximum() {
         let options = StoreOptions {
             backoff_ms: (100, 1_000),
             ..StoreOptions::default()

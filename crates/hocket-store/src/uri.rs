@@ -283,7 +283,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn each_form_of_uri_is_read() {
+    fn each_form_of_uri_is_parsed() {
         let s3 = Location::parse("s3://b/p/q/").unwrap();
         let bucket = Bucket {
             service: Service::S3,
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uri_is_refused_with_the_value() {
+    fn an_invalid_uri_is_an_error_with_the_value() {
         for uri in [
             "",
             "ftp://b/p",
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_or_a_signature_is_refused_and_not_repeated() {
+    fn a_uri_with_a_login_or_signature_is_an_error_that_does_not_show_it() {
         for uri in [
             "https://me:secret@h/p",
             "https://h/p?sig=secret",
@@ -422,7 +422,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_parser_fall(text in ".{0,60}") {
+        fn the_parser_never_panics(text in ".{0,60}") {
             let _ = Location::parse(&text);
             let _ = check_key("s3://b", &text);
         }

@@ -1,4 +1,4 @@
-//! The verbs of files and memory, as another crate uses them.
+//! The public methods of file and memory stores, as another crate uses them.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ fn pattern(size: usize) -> Bytes {
 }
 
 #[test]
-fn an_upload_in_odd_pieces_is_whole_when_finished_and_invisible_before() {
+fn an_upload_in_odd_pieces_appears_whole_when_finished() {
     let dir = tempfile::tempdir().unwrap();
     let uris = [
         "memory://upload/p".to_owned(),
@@ -71,7 +71,7 @@ fn an_upload_in_odd_pieces_is_whole_when_finished_and_invisible_before() {
 }
 
 #[test]
-fn an_upload_given_up_leaves_what_was_there() {
+fn an_abandoned_upload_keeps_the_old_object() {
     let dir = tempfile::tempdir().unwrap();
     for uri in ["memory://given-up", dir.path().to_str().unwrap()] {
         let store = open(uri);
@@ -92,7 +92,7 @@ fn an_upload_given_up_leaves_what_was_there() {
 }
 
 #[test]
-fn a_refused_write_leaves_no_hidden_file() {
+fn a_failed_write_leaves_no_hidden_file() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path().to_str().unwrap());
     wait(async move {
@@ -115,7 +115,7 @@ fn a_refused_write_leaves_no_hidden_file() {
 }
 
 #[test]
-fn an_object_is_read_of_the_version_that_was_seen_first() {
+fn reads_of_another_version_than_the_first_one_fail() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("to");
     let root = dir.path().join("root");
@@ -154,7 +154,7 @@ fn an_object_is_read_of_the_version_that_was_seen_first() {
 }
 
 #[test]
-fn an_object_of_another_size_is_refused_before_it_is_copied() {
+fn an_object_of_another_size_is_an_error_before_it_is_copied() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("to");
     let root = dir.path().join("root");
@@ -182,7 +182,7 @@ fn an_object_of_another_size_is_refused_before_it_is_copied() {
 }
 
 #[test]
-fn of_racing_conditional_writers_each_round_has_one_winner() {
+fn one_of_several_racing_conditional_writers_wins_each_round() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path().to_str().unwrap());
     wait(async move {
@@ -249,7 +249,7 @@ fn a_directory_is_no_object() {
 }
 
 #[test]
-fn a_pipe_is_no_object_and_makes_nobody_wait() {
+fn a_named_pipe_is_no_object_and_blocks_no_reader() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = CString::new(dir.path().join("k").to_str().unwrap()).unwrap();
     // SAFETY: the path ends with a zero byte and outlives the call.

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_and_comes_back_empty() {
+    fn memory_is_reused_and_returned_empty() {
         let buffers = Arc::new(Buffers::default());
         let mut first = buffers.take(1000);
         first.extend_from_slice(&[7; 1000]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_a_few_and_nothing_after_the_reader() {
+    fn only_a_few_buffers_are_kept_and_none_after_the_reader() {
         let buffers = Arc::new(Buffers::default());
         let taken: Vec<Buffer> = (0..3 * MOST_KEPT).map(|_| buffers.take(10)).collect();
         drop(taken);

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_levels() {
+    fn codecs_are_parsed_by_name_and_level() {
         for (text, shown, extension) in [
             ("br", "br:11", "br"),
             ("bz2:1", "bz2:1", "bz2"),
@@ -268,7 +268,7 @@ mod tests {
 
     /// A decompression bomb, a thousand times larger than its packed bytes and than the size in the index.
     #[test]
-    fn nothing_grows_past_the_size_in_the_index() {
+    fn decompression_stops_at_the_size_in_the_index() {
         let raw = vec![0; 8 << 20];
         for text in ALL {
             let packed = pack(text, &raw);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn several_frames_in_a_row_are_one_file() {
+    fn several_consecutive_frames_are_one_file() {
         for text in ["bz2", "gz", "zstd"] {
             let packed: Vec<u8> = [&b"one"[..], b"", b"two"]
                 .iter()
@@ -303,14 +303,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_unpacks(raw in prop::collection::vec(0u8..4, 0..3000), which in 0..ALL.len()) {
+        fn compressed_bytes_decompress_to_the_original(raw in prop::collection::vec(0u8..4, 0..3000), which in 0..ALL.len()) {
             let compression = parse(ALL[which]);
             let packed = pack(ALL[which], &raw);
             prop_assert_eq!(compression.unpack(&packed, raw.len() as u64).unwrap(), raw);
         }
 
         #[test]
-        fn a_cut_file_is_found(raw in prop::collection::vec(0u8..4, 1..3000), which in 0..ALL.len(), cut in 0.0..1.0f64) {
+        fn a_truncated_file_is_an_error(raw in prop::collection::vec(0u8..4, 1..3000), which in 0..ALL.len(), cut in 0.0..1.0f64) {
             let compression = parse(ALL[which]);
             let packed = pack(ALL[which], &raw);
             let kept = (packed.len() as f64 * cut) as usize;

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_becomes_the_target_or_nothing() {
+    fn a_partial_file_becomes_the_target_or_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
         drop(Part::lock(&target, &|| false).unwrap());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn one_makes_it_while_the_others_wait() {
+    fn one_thread_creates_the_file_while_the_others_wait() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
         let made = AtomicU32::new(0);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_leaves_when_told() {
+    fn an_interrupted_waiter_returns() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
         let _held = Part::lock(&target, &|| false).unwrap();

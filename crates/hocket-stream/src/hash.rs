@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_the_published_ones() {
+    fn digests_equal_the_published_ones() {
         // Digests of the empty input and of "abc", from the algorithms' specifications.
         assert_eq!(
             Algorithm::Md5.hex(b"abc"),

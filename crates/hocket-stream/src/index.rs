@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_samples_and_takes_empty_and_merged_shards() {
+    fn samples_are_counted_over_empty_and_merged_shards() {
         let index = parse(vec![
             shard("0/shard.00000.mds", 0, 100),
             shard("a/b/1/shard.00000.mds", 7, 100),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_names_that_leave_the_folder() {
+    fn names_outside_the_folder_are_an_error() {
         for name in [
             "../x.mds",
             "/etc/passwd",
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn errors_name_the_invalid_field() {
         let cases: [(&str, &str, &str); 8] = [
             ("/version", "3", "version 3"),
             (
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_follows_the_data_and_not_its_names() {
+    fn the_fingerprint_depends_on_the_data_and_not_on_names() {
         let one = parse(vec![shard("a.mds", 1, 10)]).unwrap();
         assert_eq!(
             one.fingerprint(),
@@ -360,7 +360,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(data: Vec<u8>) {
+        fn arbitrary_bytes_as_an_index_never_panic(data: Vec<u8>) {
             let _ = Index::parse(&data, "x");
         }
     }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_pinned() {
+    fn values_equal_the_recorded_ones() {
         // The order of every saved run depends on these numbers.
         assert_eq!(all(10, 0), PINNED_10);
         assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_is_equally_likely_and_neighbours_part() {
+    fn every_position_is_equally_likely_and_neighbours_are_separated() {
         let n = 100u64;
         let mut places = vec![0u32; 100];
         let mut adjacent = 0u32;

@@ -160,7 +160,7 @@ mod tests {
 
     /// With memory that was never accessed.
     #[test]
-    fn four_gib_are_refused() {
+    fn four_gib_of_samples_are_an_error() {
         let samples = || Samples {
             data: vec![0; 1 << 32].into(),
             ends: vec![1 << 32],
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_begin_with_a_page_and_are_padded_to_one() {
+    fn contents_start_at_a_page_and_are_padded_to_a_page() {
         for (head, rest) in [(0, 0), (0, 1), (7, 4089), (7, 4090), (5000, 100_000)] {
             let (head, rest) = (vec![1; head], vec![2; rest]);
             let contents = Contents::new(&head, rest.clone().into());

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_the_order_whatever_the_window_and_the_first_batch() {
+    fn the_reader_follows_the_order_for_any_window_and_first_batch() {
         let folder = tempfile::tempdir().unwrap();
         let index = write(folder.path());
         let (order, cache) = (order(&index), cache(folder.path(), &index));
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_look_ahead_to_all_batches_of_the_next_epoch() {
+    fn workers_prefetch_all_batches_of_the_next_epoch() {
         let folder = tempfile::tempdir().unwrap();
         let order = order(&write(folder.path()));
         let number = |first: u64, turn: u64| {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_shard_stops_the_batch_that_needs_it_and_none_before() {
+    fn a_bad_shard_fails_the_batch_that_needs_it_and_none_before() {
         let folder = tempfile::tempdir().unwrap();
         let index = write(folder.path());
         std::fs::write(folder.path().join("4.mds"), b"no shard").unwrap();
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_ends_its_threads() {
+    fn dropping_the_reader_ends_its_threads() {
         let folder = tempfile::tempdir().unwrap();
         let index = write(folder.path());
         let cache = cache(folder.path(), &index);
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_touches_no_channel_of_it() {
+    fn a_forked_child_does_not_use_the_readers_channels() {
         let (wanted, requests) = unbounded();
         let (finished, batches) = bounded(1);
         let mut reader = Reader {

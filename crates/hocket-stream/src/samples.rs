@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_that_is_kept_begins_the_next_shard() {
+    fn taking_samples_keeps_the_others_and_a_failed_push_adds_nothing() {
         let mut samples = Samples::default();
         for part in ["ab", "", "cde"] {
             let added = samples.push(|out| {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn encodings_are_known_by_their_names() {
+    fn encodings_are_parsed_by_name() {
         let number = Number::parse("uint16").unwrap();
         assert_eq!(
             (number.kind, number.bytes, number.id()),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_held_or_refused() {
+    fn numbers_that_fit_are_stored_and_others_are_an_error() {
         let mut out = Vec::new();
         let byte = Number::parse("int8").unwrap();
         assert_eq!(byte.append_int(-128, &mut out), Some(()));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_as_wide_as_their_widest_dim() {
+    fn shapes_use_the_width_of_their_largest_dim() {
         let mut out = Vec::new();
         append_shape(&[3], &mut out).unwrap();
         append_shape(&[1, 256], &mut out).unwrap();

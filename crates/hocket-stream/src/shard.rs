@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_the_layout_says() {
+    fn samples_are_read_by_the_layout() {
         let samples = read_all(good(), schema(&[None, Some(2)]), 2).unwrap();
         assert_eq!(samples[0], [b"abc".to_vec(), b"XY".to_vec()]);
         assert_eq!(samples[1], [b"".to_vec(), b"ZW".to_vec()]);

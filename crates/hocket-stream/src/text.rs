@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn errors_name_the_invalid_value() {
         for (sample, expected) in [
             (&b"{\"a\": 1}\n"[..], "a string as `b`; nothing"),
             (
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_and_texts_come_back_to_the_bit(a: i64, b in "[^:\r\n]*", c in prop::num::f64::NORMAL) {
+        fn numbers_and_texts_round_trip_bit_for_bit(a: i64, b in "[^:\r\n]*", c in prop::num::f64::NORMAL) {
             let expected = vec![a.to_le_bytes().to_vec(), b.as_bytes().to_vec(), c.to_le_bytes().to_vec()];
             let object = serde_json::json!({"a": a, "b": b, "c": c, "more": [1]});
             prop_assert_eq!(&json(format!("{object}\n").as_bytes()).unwrap(), &expected);

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_bounds_what_is_open_or_coming() {
+    fn a_limit_bounds_open_and_requested_shards() {
         let (wanted, requests) = unbounded();
         let window = Window::new(wanted, 1000, Some(25));
         std::thread::scope(|scope| {
@@ -358,7 +358,7 @@ mod tests {
         });
     }
     #[test]
-    fn a_planner_that_lags_asks_for_nothing_that_went_by() {
+    fn a_lagging_planner_requests_no_shards_of_past_batches() {
         let (wanted, requests) = unbounded();
         let window = Window::new(wanted, 15, None);
         let turns = 2 * MAX_OPEN as u32;

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_come_out_in_the_order_in_which_they_went_in() {
+    fn shards_are_written_in_the_order_of_submission() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open("memory://order", StoreOptions::default()).unwrap();
         let options = options(Some(folder.path().into()), Some(store.clone()), 3);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_surfaces_and_ends_the_writer() {
+    fn a_failure_is_returned_and_ends_the_writer() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, b"in the way").unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_touches_no_channel_of_it() {
+    fn a_forked_child_does_not_use_the_writers_channels() {
         let (jobs, queue) = bounded(0);
         let (report, outcomes) = unbounded();
         let mut writer = ShardWriter {

@@ -1,7 +1,7 @@
-//! Files that lie: whatever bytes an index, a shard or a compressed file has, nothing panics, and memory
-//! follows the bytes that are there rather than those that are promised.
+//! Invalid files: whatever bytes an index, a shard or a compressed file has, nothing panics, and memory
+//! depends on the bytes of the file and not on the lengths that it states.
 //!
-//! `HOCKET_FUZZ_CASES` says how many cases each property draws.
+//! `HOCKET_FUZZ_CASES` sets the number of cases of each property.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,7 +19,7 @@ static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 struct Watching;
 
-// SAFETY: every call goes on to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
@@ -42,10 +42,10 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// More than any decoder's own tables; less than what a lying length would ask for.
+/// More than any decoder's own tables, less than an invalid length would allocate.
 const MOST_BYTES: usize = 16 << 20;
 
-/// Changes to make in bytes: a place, and what goes there.
+/// Changes to bytes: for each one the position and the new bytes.
 type Changes = Vec<(Pick, [u8; 4], usize)>;
 
 fn changes() -> impl Strategy<Value = Changes> {
@@ -99,7 +99,7 @@ fn index(kind: &str, samples: u64, bytes: usize) -> String {
     serde_json::json!({"version": 2, "shards": [shard.clone(), shard]}).to_string()
 }
 
-/// Reads all samples; how many bytes they had.
+/// Reads all samples and returns the number of their bytes.
 fn read(index: &Index, data: Vec<u8>, meta: Option<Vec<u8>>) -> usize {
     let Some(info) = index.shard(0) else {
         return 0;
@@ -124,9 +124,9 @@ fn watch<T>(act: impl FnOnce() -> T) -> T {
     value
 }
 
-/// One test, so that no other one's memory is taken for this one's.
+/// All properties in one test, because other tests' allocations would be counted, too.
 #[test]
-fn no_file_does_worse_than_a_typed_error() {
+fn any_file_is_read_or_is_a_typed_error() {
     let cases = std::env::var("HOCKET_FUZZ_CASES").map_or(3000, |text| text.parse().unwrap());
     let mut runner = TestRunner::new(Config {
         cases,

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_is_asked_for_by_name() {
+    fn a_missing_account_is_named() {
         let error = connect(&ClientKey::test("az://c", &[], None))
             .err()
             .unwrap()
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_string_says_where_and_as_whom() {
+    fn a_connection_string_sets_account_key_and_endpoint() {
         let settings =
             connection_string("DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5==;")
                 .unwrap();

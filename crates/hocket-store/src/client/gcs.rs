@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credentials_file_that_is_not_there_is_named() {
+    fn a_missing_credentials_file_is_named() {
         let env = [("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")];
         let error = connect(&ClientKey::test("gs://b", &env, None))
             .err()

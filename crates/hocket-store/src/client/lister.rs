@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_read_whether_empty_or_not() {
+    fn empty_and_full_pages_are_parsed() {
         let empty = "<ListMultipartUploadsResult><Bucket>b</Bucket><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>";
         assert!(
             quick_xml::de::from_str::<Page>(empty)

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_credentials_are_refused_at_once_and_named() {
+    fn missing_credentials_fail_at_once_and_are_named() {
         let error = connected(ClientKey::test("s3://b", &[], None))
             .err()
             .unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_from_the_variables_or_else_from_a_profile() {
+    fn keys_are_read_from_variables_and_then_from_a_profile() {
         let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "f"), ("AWS_ROLE_ARN", "r")];
         let profile = [("AWS_PROFILE", "p")];
         for (env, source) in [
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_endpoint_is_allowed_when_it_is_asked_for() {
+    fn an_http_endpoint_is_allowed_if_it_is_given() {
         let env = [
             &KEYS[..],
             &[("AWS_BUCKET", "other"), ("AWS_EC2_THING", "x")],
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_without_certificates_is_told_by_its_name() {
+    fn a_bundle_without_certificates_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ca.pem");
         let connect = || {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_requester_pays_for_the_buckets_on_the_list() {
+    fn requester_pays_applies_to_the_listed_buckets() {
         let env = [("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "x, b")];
         assert!(is_paid_by_requester(&ClientKey::test("s3://b", &env, None)));
         assert!(!is_paid_by_requester(&ClientKey::test(
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn oracles_address_is_made_of_namespace_and_region() {
+    fn oracles_endpoint_is_built_from_namespace_and_region() {
         let env = [&KEYS[..], &[("OCI_REGION", "eu-x-1")]].concat();
         let known = ClientKey::test("oci://b@space", &env, None);
         let expected = "https://space.compat.objectstorage.eu-x-1.oraclecloud.com";

@@ -125,7 +125,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    /// Pause of a remover, far longer than the creation of a folder and a file, which it would win each time else.
+    /// Pause between removals, far longer than creating a folder and a file, so that creation can succeed.
     const PAUSE: Duration = Duration::from_millis(1);
 
     #[test]

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_takes_what_killed_writers_of_the_same_target_left() {
+    fn a_sweep_removes_files_of_killed_writers_of_the_same_target() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.bin");
         let dead = target.with_file_name(".a.bin.1.hocket-unfinished");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_names_are_hidden_names() {
+    fn only_hockets_own_names_are_hidden_names() {
         let target = Path::new("run/a.bin");
         let hidden = hidden_path(target);
         assert_eq!(hidden.parent(), target.parent());

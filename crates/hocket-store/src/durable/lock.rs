@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_is_seen_until_its_handle_closes() {
+    fn a_writer_is_detected_until_its_handle_closes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         assert_eq!(has_writer(&path), None);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_got_another_file_is_not_the_open_one() {
+    fn a_path_with_another_file_is_not_the_open_file() {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("file"), folder.path().join("other"));
         let file = File::create(&path).unwrap();

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_front_to_back_is_what_came() {
+    fn sequential_writes_produce_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
         for (count, step) in [
             (0, 1),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_surfaces_and_ends_the_stream() {
+    fn a_write_error_is_returned_and_ends_the_stream() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, b"").unwrap();

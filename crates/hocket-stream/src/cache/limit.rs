@@ -345,7 +345,7 @@ mod tests {
     use rustix::fs::{OFlags, fcntl_getfl};
 
     #[test]
-    fn what_may_go_is_locked_as_nfs_wants_it() {
+    fn evictable_files_are_opened_for_writing_which_nfs_needs_to_lock() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s.mds");
         fs::write(&path, b"x").unwrap();

@@ -110,7 +110,7 @@ fn flip(path: &Path) {
 }
 
 #[test]
-fn brings_raw_and_compressed_shards_and_nothing_else() {
+fn the_cache_has_the_fetched_shards_and_no_other_files() {
     for (level, keep_zip, expected) in [
         (None, false, vec!["s.mds"]),
         (Some("zstd"), false, vec!["s.mds"]),
@@ -130,7 +130,7 @@ fn brings_raw_and_compressed_shards_and_nothing_else() {
 }
 
 #[test]
-fn a_shard_is_read_before_it_is_kept() {
+fn a_shard_can_be_read_before_it_is_committed() {
     let fixture = Fixture::new(None, "xxh3_64");
     let cache = fixture.cache(false);
     let early = || cache.open_early(0, &|| false).unwrap();
@@ -145,7 +145,7 @@ fn a_shard_is_read_before_it_is_kept() {
 }
 
 #[test]
-fn reads_in_place_without_a_remote() {
+fn without_a_remote_shards_are_read_in_place() {
     for level in [None, Some("zstd:3")] {
         let fixture = Fixture::new(level, "sha1");
         let cache = fixture.cache_at(fixture.remote.path(), None, false);
@@ -154,7 +154,7 @@ fn reads_in_place_without_a_remote() {
 }
 
 #[test]
-fn an_altered_cached_shard_is_fetched_again_and_said() {
+fn an_altered_cached_shard_is_fetched_again_with_a_notice() {
     let fixture = Fixture::new(None, "xxh3_64");
     open(&fixture.cache(false)).unwrap();
     flip(&fixture.local.path().join("s.mds"));
@@ -166,7 +166,7 @@ fn an_altered_cached_shard_is_fetched_again_and_said() {
 }
 
 #[test]
-fn an_altered_remote_is_tried_and_then_named() {
+fn an_altered_remote_is_retried_and_then_named() {
     for (level, name) in [(None, "s.mds"), (Some("zstd"), "s.mds.zstd")] {
         let fixture = Fixture::new(level, "xxh64");
         let object = fixture.remote.path().join(name);
@@ -221,7 +221,7 @@ fn a_missing_shard_is_not_a_corrupt_one() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_no_obstacle() {
+fn a_killed_processs_partial_file_is_replaced() {
     let fixture = Fixture::new(None, "xxh3_64");
     fs::write(fixture.local.path().join(".s.mds.part"), b"half").unwrap();
     assert_eq!(third(&open(&fixture.cache(false)).unwrap()), [3, 0, 0, 0]);
@@ -248,7 +248,7 @@ fn the_index_comes_from_the_remote_and_its_absence_is_named() {
 }
 
 #[test]
-fn a_folder_by_two_names_is_locked_once() {
+fn a_folder_with_two_names_is_locked_once() {
     let fixture = Fixture::new(None, "xxh3_64");
     let name = fixture.local.path();
     let above = tempfile::tempdir().unwrap();
@@ -278,7 +278,7 @@ fn open_in_time(cache: &Cache) -> Result<Shard> {
 }
 
 #[test]
-fn a_stopped_process_that_has_a_lock_holds_nobody_up() {
+fn a_stopped_process_that_holds_a_lock_does_not_block_others() {
     for name in ["", "s.mds"] {
         let fixture = Fixture::new(None, "xxh3_64");
         let mut cache = fixture.cache(false);

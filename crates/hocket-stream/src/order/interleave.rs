@@ -65,7 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn weaves_evenly() {
+    fn streams_are_interleaved_evenly() {
         let sequences = Interleave::new(vec![2, 4, 0, 1]);
         let owners: Vec<usize> = (0..7).map(|slot| sequences.at(slot).0).collect();
         assert_eq!(owners, [3, 1, 1, 0, 1, 1, 0]);
@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_slot_has_one_owner_and_owners_go_on_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
+        fn each_slot_has_one_owner_and_owners_advance_in_order(counts in prop::collection::vec(0u64..40, 1..6)) {
             let sequences = Interleave::new(counts.clone());
             let mut had = vec![0u64; counts.len()];
             for slot in 0..sequences.total() {

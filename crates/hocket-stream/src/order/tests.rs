@@ -54,7 +54,7 @@ fn without_shuffling_one_lane_is_storage_order_in_every_epoch() {
 }
 
 #[test]
-fn lanes_take_turns_and_leave_their_rest_to_the_last_batch() {
+fn lanes_alternate_and_their_remainders_fill_the_last_batch() {
     // 11 samples in 2 lanes: 0..5 and 5..11.
     let order = Order::new(spec(4, 2, false), &whole(&[11]), 0).unwrap();
     assert_eq!(
@@ -64,7 +64,7 @@ fn lanes_take_turns_and_leave_their_rest_to_the_last_batch() {
 }
 
 #[test]
-fn the_order_is_pinned() {
+fn the_order_equals_the_recorded_one() {
     // Saved runs resume in this order, so it must never change.
     let order = Order::new(spec(8, 4, true), &whole(&[5, 7, 0, 4, 9]), 3).unwrap();
     let expected = [
@@ -77,7 +77,7 @@ fn the_order_is_pinned() {
 }
 
 #[test]
-fn tails_do_what_they_say() {
+fn each_tail_has_the_expected_last_batch() {
     let with = |tail| {
         Order::new(
             OrderSpec {
@@ -102,7 +102,7 @@ fn tails_do_what_they_say() {
 }
 
 #[test]
-fn padding_goes_round_when_there_are_fewer_samples_than_places() {
+fn padding_repeats_if_there_are_fewer_samples_than_slots() {
     let order = Order::new(
         OrderSpec {
             tail: Tail::Pad,
@@ -152,7 +152,7 @@ fn lanes_must_divide_the_batch() {
 }
 
 #[test]
-fn a_hundred_million_samples_cost_only_their_shards() {
+fn the_cost_of_an_order_depends_on_shards_and_not_on_samples() {
     // 6,104 shards of 16,384 samples: if any step were linear in the samples, this test would take seconds.
     let order = Order::new(
         OrderSpec {
@@ -183,7 +183,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn every_sample_comes_once((spec, sizes, epoch) in cases()) {
+    fn every_sample_occurs_once((spec, sizes, epoch) in cases()) {
         let order = Order::new(spec, &whole(&sizes), epoch).unwrap();
         let mut seen = epoch_ids(&order).concat();
         seen.sort_unstable();
@@ -191,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_together_are_the_batch((spec, sizes, epoch) in cases(), world in 1u64..9) {
+    fn the_ranks_parts_are_the_batch((spec, sizes, epoch) in cases(), world in 1u64..9) {
         let order = Order::new(spec, &whole(&sizes), epoch).unwrap();
         for k in 0..order.num_batches() {
             let mut together = Vec::new();
@@ -238,7 +238,7 @@ fn one_stream_is_the_same_by_any_method() {
 }
 
 #[test]
-fn mixed_orders_are_pinned() {
+fn orders_of_several_streams_equal_the_recorded_ones() {
     // Saved runs resume in these orders, so they must never change.
     let mix = streams(&[(&[5, 7], 18), (&[4, 0, 9], 6)]);
     let at = |batching| epoch_ids(&Order::new(with(batching, spec(8, 4, true)), &mix, 3).unwrap());
@@ -264,7 +264,7 @@ fn mixed_orders_are_pinned() {
 }
 
 #[test]
-fn a_stratified_batch_lacks_no_stream() {
+fn a_stratified_batch_has_every_stream() {
     let mix = streams(&[(&[955], 955), (&[45], 45)]);
     let message = Order::new(with(Batching::Stratified, spec(10, 1, true)), &mix, 0)
         .unwrap_err()
@@ -276,7 +276,7 @@ fn a_stratified_batch_lacks_no_stream() {
 }
 
 #[test]
-fn stratified_batches_end_with_the_first_stream_that_ends() {
+fn stratified_batches_end_when_the_first_stream_ends() {
     // 9 and 1 of each batch of 10: the second stream lasts 55 batches, the first would last 105.
     let mix = streams(&[(&[945], 945), (&[55], 55)]);
     let order = Order::new(with(Batching::Stratified, spec(10, 1, true)), &mix, 0).unwrap();
@@ -304,7 +304,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn mixes_are_exact((spec, parts, epoch) in mixes()) {
+    fn stream_counts_are_exact((spec, parts, epoch) in mixes()) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
         let mix = Mix::new(&storages, &wanted).unwrap();
@@ -356,7 +356,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_together_are_the_mixed_batch((spec, parts, epoch) in mixes(), world in 1u64..9) {
+    fn the_ranks_parts_are_the_batch_of_several_streams((spec, parts, epoch) in mixes(), world in 1u64..9) {
         let storages: Vec<_> = parts.iter().map(|(sizes, _)| storage(sizes)).collect();
         let wanted: Vec<u64> = parts.iter().map(|(_, wanted)| *wanted).collect();
         let Ok(order) = Order::new(spec, &Mix::new(&storages, &wanted).unwrap(), epoch) else {
@@ -380,7 +380,7 @@ proptest! {
 }
 
 #[test]
-fn a_listed_order_is_what_was_listed() {
+fn a_listed_order_has_the_listed_batches() {
     let mix = streams(&[(&[3, 0, 2], 5), (&[4], 4)]);
     let order = Order::listed(&mix, vec![8, 0, 4, 4, 7], vec![0, 2, 5]).unwrap();
     assert_eq!(epoch_ids(&order), [vec![8, 0], vec![4, 4, 7]]);

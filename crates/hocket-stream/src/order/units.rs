@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_are_units_of_their_own_and_the_rest_is_a_part() {
+    fn each_repeat_is_a_unit_and_the_remainder_a_partial_one() {
         let all = units(&draw(0, 1, true), &[4, 0, 6], 25);
         let whole = [(0, 4), (1, 0), (2, 6), (0, 4), (1, 0), (2, 6)];
         let expected: Vec<Unit> = whole.map(|(shard, take)| Unit { shard, take }).into();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_repeats_without_measure_is_refused() {
+    fn too_many_repeats_of_a_stream_are_an_error() {
         let error = draw(0, 1, true)
             .units(&[0, 1], 0..1, 1 << 40, &mut Vec::new())
             .unwrap_err();

@@ -61,7 +61,7 @@ fn fourth(shard: &Shard) -> u8 {
 }
 
 #[test]
-fn a_data_set_written_anew_brings_files_without_digests_again() {
+fn a_rewritten_data_set_without_digests_is_fetched_again() {
     for (hashes, is_kept) in [(&[][..], false), (&["xxh3_64"][..], true)] {
         let fixture = Fixture::of(&[[1u8; 4], [2; 4], [3; 4], [4; 4]], None, hashes);
         let index = fixture.remote.path().join(INDEX_NAME);
@@ -95,7 +95,7 @@ fn a_data_set_written_anew_brings_files_without_digests_again() {
 }
 
 #[test]
-fn samples_are_picked_out_of_a_large_shard_alone() {
+fn samples_of_a_large_shard_are_fetched_alone() {
     let fixture = big(&["xxh3_64"]);
     let cache = fixture.cache(false);
     let of = |number: u8| vec![number; BIG];
@@ -117,7 +117,7 @@ fn samples_are_picked_out_of_a_large_shard_alone() {
 }
 
 #[test]
-fn offsets_that_cannot_be_are_named_and_nothing_is_read_by_them() {
+fn invalid_offsets_are_named_and_not_read() {
     for (at, offset) in [(4, 0u32), (8, 7), (8, u32::MAX)] {
         let fixture = big(&[]);
         replace(&fixture.remote.path().join("s.mds"), |bytes| {
@@ -132,7 +132,7 @@ fn offsets_that_cannot_be_are_named_and_nothing_is_read_by_them() {
 }
 
 #[test]
-fn an_object_replaced_between_two_picks_is_not_mixed() {
+fn samples_of_an_object_replaced_between_two_reads_are_not_mixed() {
     let fixture = big(&[]);
     let object = fixture.remote.path().join("s.mds");
     let cache = fixture.cache(false);
@@ -154,7 +154,7 @@ fn an_object_replaced_between_two_picks_is_not_mixed() {
 }
 
 #[test]
-fn an_object_replaced_by_its_equal_is_read_on_once_a_digest_says_so() {
+fn an_object_replaced_by_an_equal_one_is_read_on_once_its_digest_matches() {
     let fixture = big(&["xxh3_64"]);
     let cache = fixture.cache(false);
     assert!(pick(&cache, &[1]).unwrap().is_some());
@@ -165,7 +165,7 @@ fn an_object_replaced_by_its_equal_is_read_on_once_a_digest_says_so() {
 }
 
 #[test]
-fn a_wrong_object_that_was_met_first_does_not_stay_the_version() {
+fn a_corrupt_object_read_first_does_not_stay_the_expected_version() {
     let fixture = big(&[]);
     let object = fixture.remote.path().join("s.mds");
     replace(&object, |bytes| bytes.push(0));
@@ -177,7 +177,7 @@ fn a_wrong_object_that_was_met_first_does_not_stay_the_version() {
 }
 
 #[test]
-fn a_file_that_was_replaced_since_it_was_checked_is_checked_again() {
+fn a_file_replaced_after_its_check_is_checked_again() {
     for limit in [None, Some(1 << 20)] {
         let fixture = Fixture::new(None, "xxh3_64");
         let mut cache = fixture.cache(false);
@@ -188,14 +188,14 @@ fn a_file_that_was_replaced_since_it_was_checked_is_checked_again() {
         let held = fixture.local.path().join("s.mds");
         let other = |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1;
         let open_map = open(&cache).unwrap();
-        // As another data set in the same folder would.
+        // Replace the file as another data set in the same folder would.
         replace(&held, other);
         assert!(cache.take_notices().is_empty());
         open(&cache).unwrap();
         assert!(cache.take_notices().concat().contains("fetched again"));
         assert_eq!(third(&open(&cache).unwrap()), third(&open_map));
         assert_eq!((cache.counts().fetches, cache.counts().hits), (2, 1));
-        // As another process would after the data set was rewritten.
+        // Replace the file as another process would after the data set was rewritten.
         replace(&fixture.remote.path().join("s.mds"), other);
         replace(&held, other);
         let error = open(&cache).unwrap_err();
@@ -229,7 +229,7 @@ fn two_data_sets_without_digests_in_one_folder_are_not_mixed() {
 }
 
 #[test]
-fn a_process_that_began_before_the_data_set_was_written_anew_does_not_go_on_with_the_new() {
+fn a_process_started_before_a_rewrite_does_not_continue_with_the_new_data() {
     for is_held in [true, false] {
         let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
         let (index, object) = (
@@ -263,7 +263,7 @@ fn a_process_that_began_before_the_data_set_was_written_anew_does_not_go_on_with
 }
 
 #[test]
-fn a_shard_written_later_is_refused_once_the_index_has_changed() {
+fn a_shard_written_later_is_an_error_once_the_index_has_changed() {
     let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
     let (index, object) = (
         fixture.remote.path().join(INDEX_NAME),
@@ -324,7 +324,7 @@ fn a_file_fetched_within_the_second_of_its_index_is_fetched_again_by_the_next_pr
 }
 
 #[test]
-fn files_that_others_left_without_a_mark_are_used() {
+fn files_without_a_mark_from_other_programs_are_used() {
     let fixture = Fixture::of(&[[1u8; 4]; 9], None, &[]);
     for name in [INDEX_NAME, "s.mds"] {
         let copy = fixture.local.path().join(name);
@@ -336,7 +336,7 @@ fn files_that_others_left_without_a_mark_are_used() {
 }
 
 #[test]
-fn the_index_that_was_kept_is_of_this_data_set() {
+fn a_kept_index_of_another_data_set_is_not_used() {
     let [one, other] = [1, 2].map(|value| Fixture::of(&[[value; 4]; 9], None, &["xxh3_64"]));
     let remotes = [&one, &other].map(|fixture| fixture.cache(false).remote.unwrap());
     let local = one.local.path();

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hocket.trainer.loss.cross_entropy import as_dense
+from hocket.trainer.loss.cross_entropy import Reduction, as_dense
 
 
 class DiceLoss(nn.Module):
-    """1 minus the soft Dice coefficient, averaged over samples and classes.
+    """1 minus the soft Dice coefficient, by default averaged over samples and classes.
 
     Source: Milletari et al., V-Net, 2016, section 3; the squared denominator is its equation 2.
 
@@ -21,9 +21,11 @@ class DiceLoss(nn.Module):
             a batch is then no mean over samples, and depends on how the batch is split.
         ignore_absent_classes: Leave out classes that a target does not have.
         smooth: Added to numerator and denominator, so that an empty class is no division by zero.
+        reduction: `"mean"` over samples and classes (those that are present, if absent ones are left out),
+            `"sum"`, or `"none"`.
 
     Raises:
-        ValueError: If both `sigmoid` and `softmax` are set.
+        ValueError: If both `sigmoid` and `softmax` are set, or the reduction is unknown.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class DiceLoss(nn.Module):
         batch: bool = False,
         ignore_absent_classes: bool = False,
         smooth: float = 1e-5,
+        reduction: Reduction = "mean",
     ) -> None:
         super().__init__()
         if sigmoid and softmax:
@@ -47,9 +50,12 @@ class DiceLoss(nn.Module):
         self.batch = batch
         self.ignore_absent_classes = ignore_absent_classes
         self.smooth = smooth
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"`reduction` is {reduction!r}; expected `mean`, `sum` or `none`")
+        self.reduction = reduction
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, a scalar.
+        """Return the loss: a scalar, or without reduction `(N, C)`, or `(C,)` of a whole batch.
 
         Args:
             outputs: Predictions or logits, `(N, C, ...)`.
@@ -72,7 +78,11 @@ class DiceLoss(nn.Module):
             share = (intersection + self.smooth) / (sizes - intersection + self.smooth)
         else:
             share = (2 * intersection + self.smooth) / (sizes + self.smooth)
-        if not self.ignore_absent_classes:
-            return 1 - share.mean()
-        is_present = (total(dense) > 0).to(share.dtype)
-        return ((1 - share) * is_present).sum() / is_present.sum().clamp(min=1)
+        losses = 1 - share
+        num_losses: Tensor | int = share.numel()
+        if self.ignore_absent_classes:
+            is_present = (total(dense) > 0).to(share.dtype)
+            losses, num_losses = losses * is_present, is_present.sum().clamp(min=1)
+        if self.reduction == "none":
+            return losses
+        return losses.sum() if self.reduction == "sum" else losses.sum() / num_losses

@@ -78,6 +78,19 @@ def test_a_key_to_ignore_may_be_in_the_checkpoint_alone(saved: str) -> None:
     trainer.close()
 
 
+def test_a_run_from_anothers_checkpoint_has_a_name_of_its_own(tmp_path: Path) -> None:
+    # It took the other run's name, and logged and saved under it.
+    with make_trainer(save_folder=str(tmp_path), run_name="first") as trainer:
+        trainer.fit()
+        (path,) = trainer.saved_checkpoints
+    for keys in (None, ["state/callbacks/*"], lambda tree: None):
+        with make_trainer(load_path=path, load_ignore_keys=keys, callbacks=[Rates()]) as trainer:
+            assert trainer.state.timestamp.batch == 4
+            assert trainer.state.run_name != "first"
+    with make_trainer(save_folder=str(tmp_path), run_name="first", autoresume=True) as trainer:
+        assert trainer.state.run_name == "first"
+
+
 def test_a_key_to_ignore_has_the_name_that_the_model_has(saved: str) -> None:
     settings: dict[str, Any] = {"load_path": saved, "load_weights_only": True}
     with make_trainer(**settings, load_ignore_keys=["state/model/module.bias"]) as trainer:
@@ -215,10 +228,10 @@ def test_torch_profiler_is_a_callback_that_sets_the_profilers_settings(tmp_path:
 
 
 def test_inner_names_without_counterpart_say_what_to_use() -> None:
-    for name in ("EMAParameters", "BERTGatedFFOutput", "make_resnet_bottleneck_stochastic"):
+    for name in ("BERTGatedFFOutput", "make_resnet_bottleneck_stochastic"):
         with pytest.raises(NotImplementedError, match=f"Hocket has no `composer.algorithms.{name}`; "):
             getattr(methods, name)()
-    assert not hasattr(algorithms, "EMAParameters")
+    assert not hasattr(algorithms, "BERTGatedFFOutput")
 
 
 def test_images_are_shown_each_second_epoch() -> None:

@@ -251,6 +251,7 @@ def test_checkpoints_by_the_names_of_tutorials(tmp_path: Path, monkeypatch: pyte
         "checkpoints",
         "checkpoints/latest",
         "checkpoints/ep5-ba20-rank0.pt",
+        f"file://{tmp_path}/checkpoints/latest-rank0.pt",
     ):
         with make_trainer(load_path=path, max_duration="6ep") as trainer:
             assert trainer.state.timestamp.batch == 20
@@ -400,6 +401,9 @@ def test_a_users_own_algorithm_matches_and_applies() -> None:
 
     fit(algorithms=[Scale()], max_duration="1ep")
     assert times == ["0ba", "2ba"]
+    Scale.backwards_create_graph = True  # type: ignore[attr-defined]  # of no effect, and without a word
+    with pytest.raises(TrainerConfigError, match=r"`Scale\.backwards_create_graph` is set"):
+        make_trainer(algorithms=[Scale()])
 
 
 def test_the_loop_in_the_users_own_hands() -> None:

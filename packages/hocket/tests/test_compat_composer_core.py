@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -16,8 +17,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from hocket.compat.composer import DataSpec, Engine, Logger, State, Trainer
-from hocket.compat.composer.core import Precision, Trace, ensure_data_spec, sort_to_back, sort_to_front
+from hocket.compat.composer.core import (
+    Precision,
+    Trace,
+    default_split_batch,
+    ensure_data_spec,
+    get_precision_context,
+    sort_to_back,
+    sort_to_front,
+)
 from hocket.compat.composer.devices import Device, DeviceCPU, DeviceGPU
+from hocket.compat.composer.loggers import ProgressBarLogger
 from hocket.compat.composer.models import ComposerClassifier
 from hocket.compat.composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from hocket.compat.composer.utils import get_device
@@ -82,7 +92,41 @@ def test_a_state_is_made_with_composers_arguments():
     assert (state.schedulers, state.max_duration, state.callbacks) == ([schedule], Time(3, "ba"), [one])
     assert state.timestamp == "0ba"
     assert not state.is_model_ddp
+    assert state.scaler is None
     assert not state.fsdp_enabled
+
+
+def test_a_state_is_given_and_taken_as_a_dict():
+    class Counting(Callback):
+        count = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.count = state["count"]
+
+    with make_trainer(callbacks=[first := Counting()], run_name="first") as trainer:
+        trainer.fit()
+        first.count = 3
+        saved = trainer.state.state_dict()
+        expected = copy.deepcopy(trainer.state.model.state_dict())
+    with make_trainer(callbacks=[second := Counting()], run_name="second") as trainer:
+        trainer.state.load_state_dict({"timestamp": saved["timestamp"]}, trainer.logger)
+        assert trainer.state.timestamp.batch == 2
+        trainer.state.load_state_dict(saved, trainer.logger, strict=True)
+        assert (trainer.state.run_name, second.count) == ("second", 3)
+        for name, value in trainer.state.model.state_dict().items():
+            torch.testing.assert_close(value, expected[name])
+    model = nn.Linear(2, 2)
+    state = make_state(model=model, optimizers=torch.optim.Adam(model.parameters(), lr=0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    state.optimizers[0].step()
+    moments = state.state_dict()["optimizers"]["Adam"]["state"]["weight"]["exp_avg"]
+    other = nn.Linear(2, 2)
+    taken = make_state(model=other, optimizers=torch.optim.Adam(other.parameters(), lr=0.1))
+    taken.load_state_dict(state.state_dict())
+    torch.testing.assert_close(taken.optimizers[0].state[other.weight]["exp_avg"], moments)
 
 
 def test_the_active_loader_of_a_state_has_a_label_and_a_length():
@@ -220,7 +264,8 @@ def test_the_functions_of_a_data_spec_answer_whether_given_or_not():
     assert counted.get_num_tokens_in_batch({}, token_type="loss_generating") == 4
     whole = DataSpec([], get_num_tokens_in_batch=lambda batch: 8)
     assert whole.get_num_tokens_in_batch({}, token_type="loss_generating") == 8
-    assert ensure_data_spec(plain) is plain
+    assert [len(part[0]) for part in default_split_batch(batch, 3)] == [3, 2]
+    assert ensure_data_spec(dataloader=plain) is plain
     assert ensure_data_spec({"dataloader": [], "num_tokens": 3}).num_tokens == 3
 
 
@@ -260,6 +305,24 @@ def test_a_profiler_is_bound_to_a_state_without_a_trainer(tmp_path: Any):
     profiler.bind_to_state(state)
     assert state.profiler is profiler
     assert state.callbacks == [profiler]
+
+
+def test_precisions_are_contexts_with_composers_arguments():
+    for settings in ((), ({"margin": 0},), (None, False)):
+        with get_precision_context("amp_bf16", *settings):
+            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+    with get_precision_context(Precision.AMP_FP8, fp8_autocast_enabled=False):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
+def test_handlers_and_bars_take_composers_arguments(tmp_path: Any, capsys: pytest.CaptureFixture[str]):
+    handler = JSONTraceHandler(
+        str(tmp_path), "rank{rank}.json", "remote.json", None, "merged.json", overwrite=True
+    )
+    assert (handler.folder, handler.merged_trace_filename) == (str(tmp_path), None)
+    with make_trainer(loggers=[ProgressBarLogger("stdout", True)]) as trainer:
+        trainer.fit()
+    assert "[train" in capsys.readouterr().out
 
 
 def test_helpers_of_passes_sort_by_class():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,73 @@ def test_points_have_the_time_at_which_they_were_logged():
     assert kept.most_recent_timestamps["loss"].epoch == "2ep"
     logger.close()
     assert len(kept.data["loss"]) == 3
+
+
+class Store(LoggerDestination):
+    """A script's own destination, with Composer's arguments."""
+
+    def __init__(self):
+        self.kept: list[Any] = []
+
+    def can_upload_files(self) -> bool:
+        return True
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite=False):
+        self.kept.append((state.run_name, remote_file_name, file_path.name, overwrite))
+
+    def log_images(
+        self,
+        images,
+        name="Images",
+        channels_last=False,
+        step=None,
+        masks=None,
+        mask_class_labels=None,
+        use_table=True,
+    ):
+        shapes = [tuple(image.shape) for image in images]
+        self.kept.append((shapes, name, channels_last, step, masks, mask_class_labels, use_table))
+
+
+def test_a_destination_of_the_script_is_called_with_composers_arguments(tmp_path: Path):
+    # `upload_file` had no state, and `log_images` the step for `channels_last`.
+    store, path = Store(), tmp_path / "model.pt"
+    path.touch()
+    for run in ("first", "second"):
+        state = State(nn.Linear(2, 2), 0, run, "cpu")
+        logger = Logger(state, store)
+        logger.upload_file("remote/model.pt", path, overwrite=True)
+        store.upload_file(state, "by-hand", path)
+        logger.log_images(torch.zeros(2, 3, 4, 5), "Seen", step=7, use_table=False)
+        logger.close()
+        store.log_images([torch.zeros(3, 4, 5)])
+    assert sorted(map(str, store.kept)) == sorted(
+        str(one)
+        for run in ("first", "second")
+        for one in (
+            (run, "remote/model.pt", "model.pt", True),
+            (run, "by-hand", "model.pt", False),
+            ([(4, 5, 3)] * 2, "Seen", True, 7, None, None, False),
+            ([(3, 4, 5)], "Images", False, None, None, None, True),
+        )
+    )
+
+
+def test_a_script_logs_images_to_a_destination_itself():
+    # `log_images(…, channels_last=True)` was a `TypeError`.
+    class Seen(LoggerDestination):
+        def log_images(self, images: Any, name: str = "Images", step: int = 0) -> None:
+            self.seen = [tuple(image.shape) for image in images.images], name, step, images.use_table
+
+    seen = Seen()
+    state = State(nn.Linear(2, 2), 0, "run", "cpu")
+    logger = Logger(state, seen)
+    state.timestamp = Timestamp(batch=5)
+    seen.log_images(torch.zeros(2, 4, 5, 3), "Direct", channels_last=True, use_table=False)
+    assert seen.seen == ([(4, 5, 3)] * 2, "Direct", 5, False)
+    logger.log_images(torch.zeros(1, 3, 4, 5), "Through", step=7)
+    logger.close()
+    assert seen.seen == ([(4, 5, 3)], "Through", 7, True)
 
 
 def test_a_time_series_has_the_counts_beside_the_numbers():

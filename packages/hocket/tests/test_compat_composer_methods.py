@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.compat.composer import methods
+from hocket.compat.composer import algorithms, methods
 from hocket.compat.composer.methods import SAMOptimizer, apply_blurpool
+from hocket.compat.composer.models import ComposerClassifier
+from hocket.compat.composer.optim import LinearScheduler
+from hocket.compat.composer.trainer import Trainer
+from hocket.trainer import Callback
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -87,3 +91,92 @@ def test_blur_layers_are_drop_in_replacements_for_torchs():
     torch.testing.assert_close(pooled, methods.BlurMaxPool2d(2, 2)(image))
     assert methods.BlurPool2d(16, 2)(image).shape == (2, 16, 4, 4)
     torch.testing.assert_close(methods.BlurPool2d(stride=1)(image), methods.blur_2d(image))
+
+
+class Watch(Callback):
+    """What methods say of themselves, and the rate in force, at the end of each batch."""
+
+    def __init__(self, *read):
+        self.read, self.seen = read, []
+
+    def batch_end(self, state, logger):
+        self.seen.append([one(state) for one in self.read])
+
+
+def fit(model, method, *read):
+    watch = Watch(*read)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.arange(8) % 3)
+    with Trainer(
+        model=ComposerClassifier(model, num_classes=3),
+        train_dataloader=torch.utils.data.DataLoader(data, batch_size=4),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        schedulers=LinearScheduler(alpha_i=1.0, alpha_f=0.0),
+        max_duration="2ep",
+        algorithms=[method],
+        callbacks=[watch],
+        progress_bar=False,
+    ) as trainer:
+        trainer.fit()
+    return watch.seen
+
+
+def test_methods_have_composers_names_for_what_they_do():
+    mixup = algorithms.MixUp(alpha=0.2)
+    seen = fit(nn.Linear(4, 3), mixup, lambda _: mixup.mixing, lambda _: mixup.indices.tolist())
+    assert all(0 <= mixing <= 0.5 and sorted(indices) == [0, 1, 2, 3] for mixing, indices in seen)
+    assert len({mixing for mixing, _ in seen}) == 4
+
+    ema = algorithms.EMA(half_life="2ba", ema_start="2ba")
+    assert ema.ema_model is None
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    seen = fit(model, ema, lambda _: ema.ema_started, lambda _: ema.ema_weights_active)
+    assert [started for started, _ in seen] == [False, True, True, True]
+    assert not any(active for _, active in seen)
+    assert "module.0.weight" in ema.ema_model.named_parameters_dict
+    assert "module.1.running_mean" in ema.ema_model.named_buffers_dict
+
+    swa = algorithms.SWA(swa_start="1ep", swa_end="2ep")
+    seen = fit(nn.Linear(4, 3), swa, lambda _: swa.swa_started)
+    assert (seen, swa.swa_started, swa.swa_completed) == ([[False], [False], [True], [True]], True, True)
+
+    depth = algorithms.StochasticDepth("ResNetBasicBlock", drop_rate=1.0)
+    with pytest.warns(methods.NoEffectWarning):
+        fit(nn.Linear(4, 3), depth)
+    assert depth.num_stochastic_layers == 0
+
+
+def test_schedules_of_the_state_answer_for_the_rates_in_force():
+    # `state.schedulers[0].get_last_lr()` was an attribute error.
+    seen = fit(
+        nn.Linear(4, 3),
+        algorithms.LabelSmoothing(0.1),
+        lambda state: state.schedulers[0].get_last_lr(),
+        lambda state: state.optimizers[0].param_groups[0]["lr"],
+        lambda state: state.schedulers[0].alpha_f,
+    )
+    assert [rates for rates, _, _ in seen] == [[rate] for _, rate, _ in seen]
+    assert [rate for _, rate, _ in seen] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+
+
+def test_ema_parameters_are_averages_beside_the_model():
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    first = copy.deepcopy(model)
+    averages = methods.EMAParameters(model)
+    assert "0.bias" not in dict(averages.named_parameters())
+    with torch.no_grad():
+        model[0].weight += 1
+        model[1].running_mean += 1
+    methods.compute_ema(model, averages, smoothing=0.75)
+    expected = first[0].weight + 0.25
+    torch.testing.assert_close(averages.named_parameters_dict["0.weight"], expected)
+    torch.testing.assert_close(dict(averages.named_buffers())["1.running_mean"], torch.full((2,), 0.25))
+    averages.swap_params(model)
+    torch.testing.assert_close(model[0].weight, expected)
+    torch.testing.assert_close(averages.named_parameters_dict["0.weight"], first[0].weight + 1)
+    averages.transfer_ema_params(model)
+    torch.testing.assert_close(model[0].weight, first[0].weight + 1)
+    averages.move_params_to_device(model.to("meta"))
+    assert averages.named_parameters_dict["0.weight"].is_meta
+    assert methods.EMAParameters(None).named_parameters_dict == {}

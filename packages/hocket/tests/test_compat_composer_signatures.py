@@ -10,10 +10,12 @@ from torch import nn
 
 import hocket.trainer.metrics as own_metrics
 import hocket.trainer.optim as own_optim
-from hocket.compat.composer import functional, loss, metrics, optim
+from hocket.compat.composer import functional, loss, metrics, optim, utils
 from hocket.compat.composer.core import ensure_time
 from hocket.compat.composer.utils import map_collection
 from hocket.compat.composer.utils.module_surgery import replace_module_classes
+from hocket.dist import FSDPConfig
+from hocket.dist.errors import ConfigError
 from hocket.trainer import Time
 
 
@@ -63,3 +65,57 @@ def test_the_first_argument_of_a_language_metric_is_no_index_to_ignore():
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
     torch.testing.assert_close(metric.compute(), expected)
     assert type(pickle.loads(pickle.dumps(metric))) is metrics.LanguageCrossEntropy
+
+
+def test_configurations_of_sharding_are_made_of_composers_keys():
+    # `FSDPConfig(use_orig_params=True)` was a `TypeError`.
+    config = utils.FSDPConfig(sharding_strategy="SHARD_GRAD_OP", use_orig_params=True, limit_all_gathers=True)
+    assert isinstance(config, FSDPConfig)
+    assert not config.should_reshard
+    for name in ("fsdp", "fsdp2"):
+        layout = utils.ParallelismConfig(**{name: config})
+        assert layout.fsdp is layout.fsdp2 is config
+    assert utils.FSDP2Config(state_dict_type="sharded", verbose=True).verbose
+    with pytest.raises(ConfigError, match="`sharding_stratgy`"):
+        utils.FSDPConfig(sharding_stratgy="FULL_SHARD")
+
+
+def test_collectives_and_samplers_take_composers_arguments():
+    tensor = torch.ones(2)
+    assert utils.dist.all_gather(tensor, group=None) == [tensor]
+    assert utils.dist.all_gather_object("a", group=None) == ["a"]
+    utils.dist.all_reduce(tensor, "SUM", group=None)
+    utils.dist.broadcast(tensor, 0, group=None)
+    utils.dist.broadcast_object_list([tensor], 0, group=None)
+    utils.dist.barrier(group=None)
+    assert utils.dist.get_global_rank(group=None) == 0
+    orders = [list(utils.dist.get_sampler(range(99), shuffle=True, seed=seed)) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert utils.ensure_tuple(x=3) == (3,)
+
+
+def test_targets_of_losses_are_told_apart_and_made_dense():
+    logits, indices = torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2, 0], [2, 2, 1, 1]])
+    dense = loss.ensure_targets_one_hot(logits, indices)
+    assert (dense.shape, dense.dtype) == (logits.shape, torch.float32)
+    assert torch.equal(dense.argmax(1), indices)
+    assert loss.ensure_targets_one_hot(logits, indices, num_classes=5).shape == (2, 5, 4)
+    assert loss.infer_target_type(logits, indices) == "indices"
+    assert loss.infer_target_type(logits, dense) == "one_hot"
+    assert loss.check_for_index_targets(indices)
+    assert not loss.check_for_index_targets(dense)
+    with pytest.raises(ValueError, match=r"`targets` has the shape \(2,\) beside logits of \(2, 3, 4\)"):
+        loss.infer_target_type(logits, torch.tensor([0, 1]))
+
+
+def test_the_dice_loss_reduces_as_it_is_told():
+    outputs, targets = torch.rand(2, 3, 5), torch.tensor([[0, 1, 1, 0, 1], [2, 0, 0, 1, 1]])
+    single = loss.DiceLoss(reduction="none")(outputs, targets)
+    assert single.shape == (2, 3)
+    assert loss.DiceLoss(False, True, reduction="mean").softmax
+    torch.testing.assert_close(loss.DiceLoss()(outputs, targets), single.mean())
+    torch.testing.assert_close(loss.DiceLoss(reduction="sum")(outputs, targets), single.sum())
+    present = loss.DiceLoss(ignore_absent_classes=True, reduction="none")(outputs, targets)
+    assert present[0, 2] == 0 != single[0, 2]
+    with pytest.raises(ValueError, match="`reduction` is 'max'"):
+        loss.DiceLoss(reduction="max")

@@ -123,6 +123,30 @@ def test_an_object_store_uploads_downloads_and_lists(tmp_path: Path) -> None:
     assert "more/a" in store.list_objects()
 
 
+def test_a_store_of_the_script_need_not_list_its_objects(tmp_path: Path) -> None:
+    class Folder(utils.ObjectStore):
+        def get_uri(self, object_name: str) -> str:
+            return f"folder://{object_name}"
+
+        def upload_object(self, object_name: str, filename: Any, callback: Any = None, **kwargs: Any) -> None:
+            shutil.copy(filename, tmp_path / object_name)
+
+        def get_object_size(self, object_name: str) -> int:
+            return (tmp_path / object_name).stat().st_size
+
+        def download_object(
+            self, object_name: str, filename: Any, overwrite: bool = False, callback: Any = None
+        ) -> None:
+            shutil.copy(tmp_path / object_name, filename)
+
+    store = Folder()
+    sample = torch.ones(2, 2)
+    utils.export_for_inference(torch.nn.Linear(2, 1), "torch_export", "model.pt2", store, sample_input=sample)
+    assert store.get_object_size("model.pt2") > 0
+    with pytest.raises(NotImplementedError, match="`Folder` does not list its objects"):
+        store.list_objects()
+
+
 def test_files_are_uploaded_beside_the_training(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     uploader = utils.RemoteUploader("memory://uploads", num_concurrent_uploads=2)
@@ -277,6 +301,21 @@ def test_a_model_is_exported(tmp_path: Path) -> None:
     assert (tmp_path / "b.pt2").is_file()
     with pytest.raises(TrainerConfigError, match="TorchScript"):
         utils.export_for_inference(model, "torchscript", str(tmp_path / "c"), sample_input=sample)
+
+
+def test_a_trainer_exports_by_composers_arguments_and_samples(tmp_path: Path) -> None:
+    at_end = composer.callbacks.ExportForInferenceCallback("torch_export", str(tmp_path / "{run_name}.pt2"))
+    with make_trainer(callbacks=[at_end]) as trainer:
+        trainer.fit()
+        model, batch = trainer.state.model.eval(), (torch.randn(4, 2), torch.zeros(4, dtype=torch.long))
+        samples = {"batch": batch, "arguments": (batch,), "named": (batch, {})}
+        for name, sample in samples.items():
+            trainer.export_for_inference("torch_export", str(tmp_path / f"{name}.pt2"), sample_input=sample)
+        for name in samples:
+            program = torch.export.load(tmp_path / f"{name}.pt2").module()
+            torch.testing.assert_close(program(batch), model(batch))
+        program = torch.export.load(tmp_path / "run.pt2").module()
+        torch.testing.assert_close(program(list(batch)), model(batch))  # a loader's batch is a list
 
 
 def test_a_checkpoint_saver_stands_for_the_arguments_of_the_trainer(tmp_path: Path) -> None:

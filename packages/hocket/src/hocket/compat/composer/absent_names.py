@@ -11,7 +11,6 @@ _TP = "tensor parallelism is not implemented; shard with `fsdp`"
 ABSENT: dict[str, dict[str, str]] = {
     "composer.algorithms": {
         "BERTGatedFFOutput": "`GatedLinearUnits` makes a `hocket.algos.gated_linear_units.GatedIntermediate`",
-        "EMAParameters": "`EMA` has the averages in its `state_dict()`",
         "make_resnet_bottleneck_stochastic": "use `apply_stochastic_depth`",
     },
     "composer.callbacks": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import hocket.trainer.callbacks as _callbacks
@@ -10,11 +11,11 @@ from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.checkpoint_saver import CheckpointSaver
 from hocket.compat.composer.ignore_keys import IgnoreKeys, as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
-from hocket.trainer import Event, Logger, State, TimeUnit
+from hocket.compat.composer.utils.inference import ExportFormat, Transform, export_with_logger
+from hocket.trainer import Callback, Event, Logger, State, TimeUnit
 from hocket.trainer.callbacks import (
     ActivationMonitor,
     EvalOutputLogging,
-    ExportForInferenceCallback,
     FreeOutputs,
     Generate,
     LRMonitor,
@@ -45,6 +46,53 @@ class EarlyStopper(_callbacks.EarlyStopper):
         """Check a training metric that is not checked after each batch."""
         if self.patience.unit is not TimeUnit.BATCH:
             super().epoch_end(state, logger)
+
+
+class ExportForInferenceCallback(Callback):
+    """Writes the model as a program at the end of training, on rank 0, with Composer's arguments.
+
+    Args:
+        save_format: `"onnx"` or `"torch_export"`.
+        save_path: A path, a URI, or a name in `save_object_store`; `{run_name}` is replaced.
+        save_object_store: Where to; None for the path or URI itself, or the loggers that keep files.
+        sample_input: A batch as `forward` takes it; the last batch of training by default.
+        transforms: Change a copy of the model first.
+        input_names: Must be None: inputs have the names of `forward`'s arguments.
+        output_names: Must be None.
+
+    Raises:
+        TrainerConfigError: At the end of training, if an argument cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        save_format: str | ExportFormat,
+        save_path: str,
+        save_object_store: Any = None,
+        sample_input: Any = None,
+        transforms: Transform | Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        self.save_format, self.save_path = save_format, save_path
+        self.save_object_store = save_object_store
+        self.sample_input, self.transforms = sample_input, transforms
+        self.input_names, self.output_names = input_names, output_names
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Write the file."""
+        if state.parallelism.data_parallel[0] == 0:
+            export_with_logger(
+                state.model,
+                self.save_format,
+                self.save_path.format(run_name=state.run_name),
+                logger,
+                self.save_object_store,
+                state.batch if self.sample_input is None else self.sample_input,
+                self.transforms,
+                self.input_names,
+                self.output_names,
+            )
 
 
 class ImageVisualizer(_callbacks.ImageVisualizer):

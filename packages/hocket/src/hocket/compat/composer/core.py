@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import Dataset
 
-from hocket.compat.composer.data_spec import DataSpec, ensure_data_spec
+from hocket.compat.composer.data_spec import DataSpec, default_split_batch, ensure_data_spec
 from hocket.compat.composer.engine import Engine, Trace
 from hocket.compat.composer.signatures import in_order
 from hocket.compat.composer.state import State
@@ -74,14 +74,25 @@ class MemoryFormat(StrEnum):
     PRESERVE_FORMAT = "preserve_format"
 
 
-def get_precision_context(precision: str) -> contextlib.AbstractContextManager[Any]:
+def get_precision_context(
+    precision: str, precision_config: Mapping[str, Any] | None = None, fp8_autocast_enabled: bool = True
+) -> contextlib.AbstractContextManager[Any]:
     """Return the context of forward passes in a precision, on a GPU if there is one.
+
+    Args:
+        precision: Its name.
+        precision_config: The scaling of fp8; without effect in other precisions.
+        fp8_autocast_enabled: False for bf16 in place of fp8.
 
     Raises:
         TrainerConfigError: If the precision is not supported.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return _Numerics(str(precision), device).forward()
+    name = str(precision)
+    if name == Precision.AMP_FP8 and not fp8_autocast_enabled:
+        name = str(Precision.AMP_BF16)
+    config = precision_config if name == Precision.AMP_FP8 else None
+    return _Numerics(name, device, config).forward()
 
 
 def ensure_evaluator(evaluator: Any, default_metric_names: list[str] | None = None) -> Evaluator:
@@ -114,6 +125,7 @@ __all__ = [
     "Timestamp",
     "Trace",
     "TrainerMode",
+    "default_split_batch",
     "ensure_data_spec",
     "ensure_evaluator",
     "ensure_time",

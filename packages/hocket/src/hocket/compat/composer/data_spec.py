@@ -98,11 +98,18 @@ class DataSpec(_DataSpec):
         return self._stated
 
 
-def ensure_data_spec(given: Any) -> DataSpec:
+def default_split_batch(batch: Any, microbatch_size: int) -> Sequence[Any]:
+    """Return a batch in parts of so many samples, as the trainer splits it without `split_batch`."""
+    split: Any = DataSpec([]).split_batch
+    parts: Sequence[Any] = split(batch, microbatch_size)
+    return parts
+
+
+def ensure_data_spec(dataloader: Any) -> DataSpec:
     """Return the `DataSpec` of a data loader, of a dict of its arguments, or itself."""
-    if isinstance(given, DataSpec):
-        return given
-    stated = as_data_spec(given)
+    if isinstance(dataloader, DataSpec):
+        return dataloader
+    stated = as_data_spec(dataloader)
     return DataSpec(
         stated.dataloader,
         stated.num_samples,
@@ -117,4 +124,4 @@ def ensure_data_spec(given: Any) -> DataSpec:
     )
 
 
-__all__ = ["DataSpec", "ensure_data_spec"]
+__all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]

@@ -75,15 +75,18 @@ assert trainer.state.timestamp.batch == "8ba"
   gives it their averages. Composer's last save leaves the averages in the model.
 - `State.get_elapsed_duration` advances with each batch; Composer's counts whole units of `max_duration`: with
   `"4ep"` it is one of 0, 0.25, 0.5, 0.75 and 1.
-- Half precision works on a CPU too.
+- Half precision works on a CPU too. `trainer.state.scaler` is None: gradients of fp16 are unscaled before
+  `AFTER_TRAIN_BATCH`.
+- The backward pass keeps no graph of itself: `Algorithm.backwards_create_graph` is refused.
 - Times of different units are unequal, where Composer's comparison raises. A `Timestamp` never changes:
   `copy(batch=3)` makes another one. `Timestamp.to_next_iteration` leaves the counts within the epoch as they
   are, because an iteration of tokens may end in the middle of one.
 - Errors have types and texts of their own; each is a `ValueError`, `RuntimeError` or the like.
 - `trainer.state.device` is a `torch.device`. `composer.utils.get_device(…)` returns a `Device`, which has
   `module_to_device` and `batch_to_device`; `State` and `Trainer` take both.
-- `trainer.state.schedulers` has the schedulers as they were given, and `trainer.state.callbacks` the
-  callbacks without the loggers, which are in `trainer.logger.destinations`.
+- `trainer.state.schedulers` has schedules of the time, with `get_last_lr` and `step`, in the place of torch's
+  `LambdaLR`; `trainer.state.callbacks` has the callbacks without the loggers, which are in
+  `trainer.logger.destinations`.
 - An algorithm that was given a pass of its own by `algorithm_passes` runs where Composer has it; the default
   passes sort by `Algorithm.order`, and reverse at the events that end what another began.
 - `FileLogger` writes one JSON object a line, Composer's a line of text. `InMemoryLogger` is read when the

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hocket.compat.composer.in_memory_logger import InMemoryLogger, TimedStep
+from hocket.compat.composer.own_destination import accept_calls
 from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import Engine as _Engine
 from hocket.trainer import Event, LoggerDestination, State
@@ -127,6 +128,7 @@ class Logger(_Logger):
     def __init__(self, state: State, destinations: Any = None) -> None:
         super().__init__(state, ensure_tuple(destinations))
         for one in self.destinations:
+            accept_calls(one, state)
             if isinstance(one, InMemoryLogger):
                 one.bind(self)
 

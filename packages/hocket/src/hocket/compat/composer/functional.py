@@ -20,7 +20,6 @@ from hocket.algos import (
     apply_stochastic_depth,
     augmix_image,
     colout_batch,
-    compute_ema,
     cutmix_batch,
     cutout_batch,
     freeze_layers,
@@ -32,6 +31,7 @@ from hocket.algos import (
     should_selective_backprop,
 )
 from hocket.algos.gradient_clipping.gradient_clipping import ClippingType
+from hocket.compat.composer.ema_parameters import compute_ema
 from hocket.compat.composer.signatures import in_order
 
 smooth_labels = in_order(_algos.smooth_labels, "logits target smoothing")

@@ -31,4 +31,21 @@ def as_lenient(given: IgnoreKeys, argument: str) -> Callable[[dict[str, Any]], o
     return LenientGlobs([given] if isinstance(given, str) else given, tell)
 
 
-__all__ = ["IgnoreKeys", "as_lenient"]
+def and_key(
+    ignored: Callable[[dict[str, Any]], object] | None, key: str
+) -> Callable[[dict[str, Any]], object]:
+    """Return what leaves out one part more than `ignored`, which `as_lenient` made."""
+    if ignored is None:
+        return LenientGlobs([key], lambda _: None)
+    if isinstance(ignored, LenientGlobs):
+        ignored.globs.append(key)
+        return ignored
+
+    def change(tree: dict[str, Any]) -> None:
+        ignored(tree)
+        tree.pop(key, None)
+
+    return change
+
+
+__all__ = ["IgnoreKeys", "and_key", "as_lenient"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TextIO
 
 from hocket.compat.composer.console_logger import ConsoleLogger, format_log_data_value
 from hocket.compat.composer.engine import Logger
@@ -19,11 +20,11 @@ from hocket.trainer.loggers import (
     CometMLLogger,
     MosaicMLLogger,
     NeptuneLogger,
-    ProgressBarLogger,
     SlackLogger,
     TensorboardLogger,
 )
 from hocket.trainer.loggers import FileLogger as _FileLogger
+from hocket.trainer.loggers import ProgressBarLogger as _ProgressBarLogger
 
 
 class FileLogger(_FileLogger):
@@ -56,6 +57,21 @@ class FileLogger(_FileLogger):
         super().init(state, logger)
         if is_continued and self.path is not None:
             self._write({"run_name": state.run_name})
+
+
+class ProgressBarLogger(_ProgressBarLogger):
+    """`hocket.trainer.loggers.ProgressBarLogger` with Composer's arguments.
+
+    Args:
+        stream: A stream, or `stdout` or `stderr`; standard error by default.
+        log_traces: Accepted for Composer's users: traces are not shown beside the bar.
+    """
+
+    shares_thread = True
+
+    def __init__(self, stream: str | TextIO | None = None, log_traces: bool = False) -> None:
+        del log_traces
+        super().__init__(getattr(sys, stream) if stream in ("stdout", "stderr") else stream)
 
 
 #: The progress bar's past name.

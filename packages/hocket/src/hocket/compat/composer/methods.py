@@ -18,6 +18,7 @@ from hocket.algos.no_op_model import NoOpModelClass
 from hocket.compat.composer import algorithms, functional
 from hocket.compat.composer.absent import absent_from
 from hocket.compat.composer.algorithms import *  # noqa: F403
+from hocket.compat.composer.ema_parameters import EMAParameters
 from hocket.compat.composer.functional import *  # noqa: F403
 from hocket.compat.composer.sam_optimizer import SAMOptimizer
 
@@ -27,6 +28,7 @@ __all__ = [
     "BlurConv2d",
     "BlurMaxPool2d",
     "BlurPool2d",
+    "EMAParameters",
     "FactorizedConv2d",
     "FactorizedLinear",
     "GyroDropoutLayer",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from hocket.trainer import Callback, Logger, State
 from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.profiler import JSONTraceHandler as _JSONTraceHandler
 from hocket.trainer.profiler import (
-    JSONTraceHandler,
     Marker,
     ProfilerAction,
     TraceHandler,
@@ -23,6 +25,40 @@ class Profiler(_Profiler):
         """Be the state's profiler, and one of its callbacks. A trainer does so by itself."""
         state.profiler = self
         state.callbacks.append(self)
+
+
+class JSONTraceHandler(_JSONTraceHandler):
+    """`hocket.trainer.profiler.JSONTraceHandler` with Composer's arguments.
+
+    Args:
+        folder: The folder of the traces.
+        filename: The trace of one rank.
+        remote_file_name: Accepted for Composer's users: loggers upload no traces.
+        merged_trace_filename: The merged file; None for no merging.
+        merged_trace_remote_file_name: Likewise.
+        overwrite: Whether an existing file is replaced.
+        num_traces_to_keep: The number of each rank's newest files to keep; -1 for all.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] = "{run_name}/traces",
+        filename: str = "ep{epoch}-ba{batch}-rank{rank}.json",
+        remote_file_name: str | None = None,
+        merged_trace_filename: str | None = "merged_trace.json",
+        merged_trace_remote_file_name: str | None = None,
+        *,
+        overwrite: bool = False,
+        num_traces_to_keep: int = -1,
+    ) -> None:
+        del remote_file_name, merged_trace_remote_file_name
+        super().__init__(
+            folder,
+            filename,
+            merged_trace_filename=merged_trace_filename,
+            overwrite=overwrite,
+            num_traces_to_keep=num_traces_to_keep,
+        )
 
 
 class SystemProfiler(Callback):

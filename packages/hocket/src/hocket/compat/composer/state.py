@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.compat.composer.devices import as_torch_device
+from hocket.compat.composer.optim.timed_schedule import as_timed
+from hocket.compat.composer.state_dicts import StateDicts
 from hocket.compat.composer.utils.small import ensure_tuple
 from hocket.trainer import State as _State
 from hocket.trainer import Time
@@ -33,7 +35,14 @@ class _Several:
         setattr(state, self._name, list(ensure_tuple(given)))
 
 
-class State(_State):
+class _Schedules(_Several):
+    """The schedules, each with the learning rates that are in force."""
+
+    def __set__(self, state: Any, given: Any) -> None:
+        super().__set__(state, [as_timed(one, state) for one in ensure_tuple(given)])
+
+
+class State(StateDicts, _State):
     """`hocket.trainer.State`, made with Composer's arguments; the trainer of this layer has one.
 
     Args:
@@ -107,7 +116,7 @@ class State(_State):
             self.set_dataloader(dataloader, dataloader_label, dataloader_len)
 
     optimizers: Any = _Several()
-    schedulers: Any = _Several()
+    schedulers: Any = _Schedules()
     evaluators: Any = _Several()
 
     @property
@@ -170,6 +179,11 @@ class State(_State):
     def rank_zero_seed(self) -> int:
         """The seed of rank 0."""
         return self.seed
+
+    @property
+    def scaler(self) -> None:
+        """None, in fp16 too: gradients are unscaled before `AFTER_TRAIN_BATCH`, where they may be changed."""
+        return None
 
     @property
     def is_model_ddp(self) -> bool:

@@ -6,7 +6,7 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from hocket.compat.composer.composer_files import (
 from hocket.compat.composer.console_logger import ConsoleLogger
 from hocket.compat.composer.devices import as_torch_device
 from hocket.compat.composer.engine import Engine, Logger
-from hocket.compat.composer.ignore_keys import as_lenient
+from hocket.compat.composer.ignore_keys import and_key, as_lenient
 from hocket.compat.composer.load_paths import find_checkpoint
 from hocket.compat.composer.mixed_precision import MixedPrecision
 from hocket.compat.composer.models import HasLogger
@@ -31,6 +31,7 @@ from hocket.compat.composer.progress_log import ProgressLog
 from hocket.compat.composer.spellings import translate
 from hocket.compat.composer.state import State
 from hocket.compat.composer.utils import dist
+from hocket.compat.composer.utils.inference import ExportFormat, Transform, export_with_logger
 from hocket.dist import read_world, translate_deepspeed
 from hocket.trainer import DataSpec, Evaluator
 from hocket.trainer import Trainer as _Trainer
@@ -104,6 +105,29 @@ class Trainer(_Trainer):
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
         """Evaluate, as `hocket.trainer.Trainer.eval`."""
         super().eval(label_loaders(eval_dataloader), subset_num_batches)
+
+    def export_for_inference(  # type: ignore[override]  # Composer's arguments
+        self,
+        save_format: str | ExportFormat,
+        save_path: str,
+        save_object_store: Any = None,
+        sample_input: Any = None,
+        transforms: Transform | Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        """Write the model as a program, by default for the last batch, as `utils.export_with_logger`."""
+        export_with_logger(
+            self.state.model,
+            save_format,
+            save_path,
+            self.logger,
+            save_object_store,
+            self.state.batch if sample_input is None else sample_input,
+            transforms,
+            input_names,
+            output_names,
+        )
 
     @property
     def saved_checkpoints(self) -> list[str]:
@@ -180,6 +204,13 @@ def _console(given: dict[str, Any]) -> None:
 
 def _numerics(given: dict[str, Any]) -> None:
     algorithms = as_list(given.get("algorithms"))
+    for one in algorithms:
+        if getattr(one, "backwards_create_graph", False):
+            raise TrainerConfigError(
+                f"`{type(one).__name__}.backwards_create_graph` is set, and the trainer's backward pass "
+                "keeps no graph of itself; leave it out, and compute second derivatives in the algorithm by "
+                "`torch.autograd.grad(…, create_graph=True)`"
+            )
     if given.get("precision") is None and any(isinstance(one, MixedPrecision) for one in algorithms):
         has_bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
         given["precision"] = "amp_bf16" if has_bf16 else "amp_fp16"
@@ -228,8 +259,10 @@ def _checkpoints(given: dict[str, Any]) -> None:
         path = os.fspath(given["load_path"])
         if given.get("run_name") is not None:
             path = path.replace("{run_name}", given["run_name"])
-        found = find_checkpoint(path, autoresume=bool(given.get("autoresume")))
-        given["load_path"] = found
+        given["load_path"] = find_checkpoint(path, autoresume=bool(given.get("autoresume")))
+        if given.get("run_name") is None and not given.get("autoresume"):
+            # A run that starts from another one's checkpoint has a name of its own, as in Composer.
+            given["load_ignore_keys"] = and_key(given["load_ignore_keys"], "run_name")
 
 
 __all__ = ["Trainer"]

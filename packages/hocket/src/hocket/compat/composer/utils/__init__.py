@@ -67,7 +67,12 @@ from hocket.compat.composer.utils.object_store import (
     maybe_create_object_store_from_uri,
     validate_credentials,
 )
-from hocket.compat.composer.utils.parallelism import FSDP2Config, ParallelismType
+from hocket.compat.composer.utils.parallelism import (
+    FSDP2Config,
+    FSDPConfig,
+    ParallelismConfig,
+    ParallelismType,
+)
 from hocket.compat.composer.utils.retrying import retry
 from hocket.compat.composer.utils.small import (
     STR_TO_DTYPE,
@@ -87,7 +92,6 @@ from hocket.compat.composer.utils.uploads import (
     RemoteUploader,
     maybe_create_remote_uploader_downloader_from_uri,
 )
-from hocket.dist import FSDPConfig, ParallelismConfig
 from hocket.trainer.errors import MissingExtraError as MissingConditionalImportError
 
 __all__ = [

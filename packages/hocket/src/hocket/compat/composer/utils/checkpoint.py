@@ -103,6 +103,7 @@ def load_checkpoint(
     progress_bar: bool = True,  # noqa: ARG001
     ignore_keys: Any = None,
     exclude_algorithms: list[str] | None = None,
+    algorithm_passes: Any = None,  # noqa: ARG001 - the state's algorithms are in their order
 ) -> None:
     """Load a checkpoint into a state. Collective.
 
@@ -116,6 +117,7 @@ def load_checkpoint(
         progress_bar: Accepted for Composer's users.
         ignore_keys: Parts of the run that are not loaded.
         exclude_algorithms: Class names of algorithms whose state is not loaded.
+        algorithm_passes: Accepted for Composer's users: loading applies no algorithm.
     """
     source = find_checkpoint(path)
     assert source is not None

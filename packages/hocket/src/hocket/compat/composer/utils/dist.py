@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as torch_dist
+from torch.distributed import ProcessGroup
 from torch.utils.data import Dataset, DistributedSampler
 
 from hocket.compat.composer.devices import as_torch_device
@@ -53,9 +54,9 @@ def get_world_size() -> int:
     return torch_dist.get_world_size() if is_initialized() else _world().world_size
 
 
-def get_global_rank() -> int:
-    """Return this process's rank."""
-    return torch_dist.get_rank() if is_initialized() else _world().rank
+def get_global_rank(group: ProcessGroup | None = None) -> int:
+    """Return this process's rank, or that in a group."""
+    return torch_dist.get_rank(group) if is_initialized() else _world().rank
 
 
 def get_local_rank() -> int:
@@ -74,46 +75,48 @@ def get_node_rank() -> int:
     return world.rank // world.local_world_size
 
 
-def barrier() -> None:
-    """Wait for the other ranks."""
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Wait for the other ranks, or for those of a group."""
     if is_initialized():
-        torch_dist.barrier()
+        torch_dist.barrier(group=group)
 
 
-def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM") -> None:
+def all_reduce(
+    tensor: torch.Tensor, reduce_operation: str = "SUM", group: ProcessGroup | None = None
+) -> None:
     """Reduce a tensor over ranks, in place: `SUM`, `PRODUCT`, `MIN` or `MAX`."""
     if is_initialized():
-        torch_dist.all_reduce(tensor, op=_REDUCTIONS[reduce_operation])
+        torch_dist.all_reduce(tensor, op=_REDUCTIONS[reduce_operation], group=group)
 
 
-def all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> list[torch.Tensor]:
     """Return every rank's tensor; all have one shape."""
     if not is_initialized():
         return [tensor]
-    gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
-    torch_dist.all_gather(gathered, tensor)
+    gathered = [torch.empty_like(tensor) for _ in range(torch_dist.get_world_size(group))]
+    torch_dist.all_gather(gathered, tensor, group=group)
     return gathered
 
 
-def all_gather_object(obj: Any) -> list[Any]:
+def all_gather_object(obj: Any, group: ProcessGroup | None = None) -> list[Any]:
     """Return every rank's object."""
     if not is_initialized():
         return [obj]
-    gathered: list[Any] = [None] * get_world_size()
-    torch_dist.all_gather_object(gathered, obj)
+    gathered: list[Any] = [None] * torch_dist.get_world_size(group)
+    torch_dist.all_gather_object(gathered, obj, group=group)
     return gathered
 
 
-def broadcast(tensor: torch.Tensor, src: int) -> None:
+def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> None:
     """Give every rank the tensor of rank `src`, in place."""
     if is_initialized():
-        torch_dist.broadcast(tensor, src)
+        torch_dist.broadcast(tensor, src, group=group)
 
 
-def broadcast_object_list(object_list: list[Any], src: int = 0) -> None:
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: ProcessGroup | None = None) -> None:
     """Give every rank the objects of rank `src`, in place."""
     if is_initialized():
-        torch_dist.broadcast_object_list(object_list, src)
+        torch_dist.broadcast_object_list(object_list, src, group=group)
 
 
 def get_sampler(
@@ -123,14 +126,16 @@ def get_sampler(
     shuffle: bool = False,
     num_replicas: int | None = None,
     rank: int | None = None,
+    seed: int = 0,
 ) -> DistributedSampler[Any]:
-    """Return a sampler of this rank's share of a data set."""
+    """Return a sampler of this rank's share of a data set, shuffled by a seed."""
     return DistributedSampler(
         dataset,
         drop_last=drop_last,
         shuffle=shuffle,
         num_replicas=get_world_size() if num_replicas is None else num_replicas,
         rank=get_global_rank() if rank is None else rank,
+        seed=seed,
     )
 
 

@@ -56,7 +56,7 @@ def export_for_inference(
         save_format: `"onnx"` or `"torch_export"`.
         save_path: A path, a URI, or a name in `save_object_store`.
         save_object_store: Where to; None for the path or URI itself.
-        sample_input: A batch as `forward` takes it.
+        sample_input: A batch as `forward` takes it, or the arguments of `forward`: `(batch,)`, `(batch, {})`.
         dynamic_axes: Must be None or name the first dim alone: it is the one that may vary.
         surgery_algs: Change a copy of the model first.
         transforms: Change it after these.
@@ -92,7 +92,7 @@ def export_for_inference(
         _export(
             model,
             path,
-            sample_input=sample_input,
+            sample_input=_batch_of(sample_input),
             save_format=str(getattr(save_format, "value", save_format)),
             transforms=change if steps else None,
             dynamic_batch=dynamic_batch,
@@ -129,6 +129,16 @@ def _state_of(model: nn.Module) -> State:
         run_name="",
         seed=0,
     )
+
+
+def _batch_of(sample_input: Any) -> Any:
+    """Return the batch of a sample input, which torch's exporters take as the arguments of `forward`."""
+    match sample_input:
+        case (batch, dict(names)) if not names:
+            return batch
+        case (tuple() | list() | dict() as batch,):
+            return batch
+    return sample_input
 
 
 def _is_batch_alone(dynamic_axes: Any) -> bool:

@@ -52,9 +52,9 @@ class ObjectStore(abc.ABC):
     ) -> None:
         """Write an object to a file."""
 
-    @abc.abstractmethod
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """Return the names of objects that start with a prefix."""
+        """Return the names of objects that start with a prefix; a script's own store may leave it out."""
+        raise NotImplementedError(f"`{type(self).__name__}` does not list its objects")
 
     def close(self) -> None:  # noqa: B027 - a store may have nothing to close
         """Release what the store holds."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+import hocket.dist as _dist
 from hocket.compat.composer.utils.small import StringEnum
-from hocket.dist import FSDPConfig
 from hocket.trainer.errors import TrainerConfigError
 
 
@@ -15,6 +16,50 @@ class ParallelismType(StringEnum):
     FSDP = "fsdp"
     FSDP2 = "fsdp2"
     TP = "tp"
+
+
+class FSDPConfig(_dist.FSDPConfig):
+    """`hocket.dist.FSDPConfig`, made of the keys that `Trainer(fsdp_config=…)` takes.
+
+    Args:
+        **keys: As `hocket.dist.FSDPConfig.from_mapping`; those without an effect under FSDP2 are accepted.
+
+    Raises:
+        ConfigError: If a key is unknown or cannot be honoured.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, **keys: Any) -> None:
+        _take_fields(self, _dist.FSDPConfig.from_mapping(keys))
+
+
+class ParallelismConfig(_dist.ParallelismConfig):
+    """`hocket.dist.ParallelismConfig` with Composer's arguments.
+
+    Args:
+        fsdp: How the model is sharded; a dict becomes an `FSDPConfig`.
+        tp: Not implemented; None.
+        fsdp2: Another name of `fsdp`.
+
+    Raises:
+        ConfigError: If both names are given, or tensor parallelism is asked for.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, fsdp: Any = None, tp: Any = None, fsdp2: Any = None) -> None:
+        _take_fields(self, _dist.ParallelismConfig.from_mapping({"fsdp": fsdp, "tp": tp, "fsdp2": fsdp2}))
+
+    @property
+    def fsdp2(self) -> _dist.FSDPConfig | None:
+        """The same as `fsdp`: every sharding is FSDP2's here."""
+        return self.fsdp
+
+
+def _take_fields(config: Any, made: Any) -> None:
+    for field in fields(made):
+        object.__setattr__(config, field.name, getattr(made, field.name))
 
 
 def FSDP2Config(device_mesh: Any = None, **keys: Any) -> FSDPConfig:  # noqa: N802 - Composer's name
@@ -32,4 +77,7 @@ def FSDP2Config(device_mesh: Any = None, **keys: Any) -> FSDPConfig:  # noqa: N8
             "`device_mesh` is given to `FSDP2Config`; expected `data_parallel_shard_degree` and "
             "`data_parallel_replicate_degree`, of which the mesh is made"
         )
-    return FSDPConfig.from_mapping(keys)
+    return FSDPConfig(**keys)
+
+
+__all__ = ["FSDP2Config", "FSDPConfig", "ParallelismConfig", "ParallelismType"]

@@ -45,15 +45,15 @@ class StringEnum(Enum):
         return hash(self.name)
 
 
-def ensure_tuple(given: Any) -> tuple[Any, ...]:
+def ensure_tuple(x: Any) -> tuple[Any, ...]:
     """Return None, one thing, several, or the values of a mapping, as a tuple."""
-    if given is None:
+    if x is None:
         return ()
-    if isinstance(given, (str, bytes, bytearray, torch.Tensor, np.ndarray)):
-        return (given,)
-    if isinstance(given, Mapping):
-        return tuple(given.values())
-    return tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(x, (str, bytes, bytearray, torch.Tensor, np.ndarray)):
+        return (x,)
+    if isinstance(x, Mapping):
+        return tuple(x.values())
+    return tuple(x) if isinstance(x, Iterable) else (x,)
 
 
 def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:

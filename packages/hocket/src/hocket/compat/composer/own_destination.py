@@ -1,0 +1,96 @@
+"""Destinations whose methods are called, or take their arguments, as Composer's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hocket.trainer import State
+from hocket.trainer.destination import Destination
+from hocket.trainer.logged_images import ImageBatch, capture_images
+
+
+def accept_calls(destination: Destination, state: State) -> None:
+    """Let the trainer call a script's own destination, and a script Hocket's destinations.
+
+    A script's own has Composer's `upload_file(state, remote_file_name, file_path, overwrite)` and
+    `log_images(images, name, channels_last, step, masks, mask_class_labels, use_table)`, and a script calls
+    `log_images` of any destination so.
+
+    Args:
+        destination: Changed in place.
+        state: The run's, for its time and for `upload_file`.
+    """
+    run = weakref.ref(state)
+    own = _own(destination, "upload_file")
+    if "state" in inspect.signature(own).parameters:
+        destination.upload_file = functools.partial(_upload, own, run)  # type: ignore[method-assign]
+    own = _own(destination, "log_images")
+    is_composers = "channels_last" in inspect.signature(own).parameters
+    show = _show if is_composers else _capture
+    destination.log_images = functools.partial(show, own, run)  # type: ignore[method-assign]
+
+
+def _own(destination: Destination, name: str) -> Callable[..., None]:
+    """Return a method, as it was before the run before changed it."""
+    method: Any = getattr(destination, name)
+    return method.args[0] if isinstance(method, functools.partial) else method
+
+
+def _upload(own: Callable[..., None], run: weakref.ref[State], *args: Any, **arguments: Any) -> None:
+    if args and isinstance(args[0], (str, Path)) and "state" not in arguments:
+        args = (run(), *args)
+    own(*args, **arguments)
+
+
+def _show(own: Callable[..., None], _: Any, images: Any, *args: Any, **arguments: Any) -> None:
+    if not isinstance(images, ImageBatch):
+        own(images, *args, **arguments)
+        return
+    name, step = args
+    own(
+        images.images,
+        name,
+        channels_last=True,
+        step=step,
+        masks=images.masks or None,
+        mask_class_labels=images.mask_class_labels or None,
+        use_table=images.use_table,
+    )
+
+
+def _capture(
+    own: Callable[..., None], run: weakref.ref[State], images: Any, *args: Any, **arguments: Any
+) -> None:
+    if isinstance(images, ImageBatch):
+        own(images, *args, **arguments)
+    else:
+        own(*_captured(run(), images, *args, **arguments))
+
+
+def _captured(
+    state: Any,
+    images: Any,
+    name: str = "Images",
+    channels_last: bool = False,
+    step: int | None = None,
+    masks: Any = None,
+    mask_class_labels: Any = None,
+    use_table: bool = True,
+) -> tuple[ImageBatch, str, int]:
+    """Return what Hocket's destinations take for Composer's arguments."""
+    read = capture_images(
+        images,
+        channels_last=channels_last,
+        masks=masks,
+        mask_class_labels=mask_class_labels,
+        use_table=use_table,
+    )
+    return read(), name, state.timestamp.counts.batch if step is None else step
+
+
+__all__ = ["accept_calls"]

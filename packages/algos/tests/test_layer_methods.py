@@ -1,4 +1,4 @@
-"""What the layers compute that methods put into a model, against formulas written out by hand."""
+"""The layers that methods put into a model, compared with formulas written by hand."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def _blurred(x: torch.Tensor, stride: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("blur_first", [True, False])
-def test_blurpool_blurs_around_strides(blur_first: bool) -> None:
+def test_blurpool_blurs_before_or_after_strided_layers(blur_first: bool) -> None:
     conv, pool = nn.Conv2d(16, 8, 3, stride=2, padding=1), nn.MaxPool2d(3, 2, 1)
     model = nn.Sequential(conv, pool)
     x = torch.randn(2, 16, 12, 12)
@@ -57,7 +57,7 @@ def test_squeeze_excite_scales_channels_by_their_means() -> None:
     torch.testing.assert_close(model(x), convolved * scales[:, :, None, None])
 
 
-def test_ghost_batches_have_statistics_of_their_own() -> None:
+def test_ghost_batches_have_their_own_statistics() -> None:
     norm = nn.BatchNorm2d(4, momentum=0.5)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
@@ -66,7 +66,7 @@ def test_ghost_batches_have_statistics_of_their_own() -> None:
     x = torch.randn(10, 4, 3, 3)
     mean, var = torch.zeros(4), torch.ones(4)
     parts = []
-    for part in x.chunk(3):  # 4, 4 and 2 samples
+    for part in x.chunk(3):  # ghost batches of 4, 4 and 2 samples
         parts.append(F.batch_norm(part, None, None, norm.weight, norm.bias, True, 0.0, norm.eps))
         mean = mean.lerp(part.mean((0, 2, 3)), 0.5 / 3)
         var = var.lerp(part.var((0, 2, 3)), 0.5 / 3)
@@ -77,7 +77,7 @@ def test_ghost_batches_have_statistics_of_their_own() -> None:
     assert torch.equal(model(x), norm(x))
 
 
-def test_layers_of_low_rank_compute_the_same_when_factorized() -> None:
+def test_factorized_layers_of_low_rank_give_the_same_outputs() -> None:
     conv, linear = nn.Conv2d(16, 16, 3), nn.Linear(16, 16)
     for layer in (conv, linear):
         thin = torch.randn(16, 3) @ torch.randn(3, layer.weight[0].numel())
@@ -104,10 +104,10 @@ def test_gated_units_are_products_of_two_projections(bias: bool) -> None:
     assert (model[0].gate.bias is not None) == bias
 
 
-def test_each_sample_drops_its_own_branch() -> None:
+def test_branches_are_dropped_per_sample() -> None:
     torch.manual_seed(0)
     model: Any = nn.Sequential(BasicBlock(4), BasicBlock(4)).eval()
-    branch = model[0](torch.zeros(64, 4, 3, 3))  # of an input of zeros, the rectified branch alone
+    branch = model[0](torch.zeros(64, 4, 3, 3))  # for an input of zeros, the output is the rectified branch
     apply_stochastic_depth(model, "ResNetBasicBlock", "sample", drop_rate=0.5)
     assert [block.drop_rate for block in model] == [0.25, 0.5]
     model[0].train()
@@ -131,7 +131,7 @@ def test_a_rate_of_1_always_drops_the_branch(method: str) -> None:
         apply_stochastic_depth(model, "ResNetBasicBlock", method, drop_rate=1.1)
 
 
-def test_a_dropped_branch_leaves_the_outputs_of_the_layer_before() -> None:
+def test_a_dropped_branch_passes_the_previous_layers_outputs_through() -> None:
     resnet = pytest.importorskip("torchvision.models.resnet", reason="needs torchvision")
     down = nn.Sequential(nn.Conv2d(4, 16, 1))
     model: Any = nn.Sequential(resnet.Bottleneck(4, 4, downsample=down), resnet.Bottleneck(16, 4))
@@ -143,12 +143,12 @@ def test_a_dropped_branch_leaves_the_outputs_of_the_layer_before() -> None:
         model.zero_grad()
         model(x).square().sum().backward()
         first = torch.relu(down(x)) if drops[0] else model[0].block(x)
-        second = first if drops[1] else model[1].block(first)  # rectified twice is rectified
+        second = first if drops[1] else model[1].block(first)  # rectifying twice equals rectifying once
         expected = torch.autograd.grad(second.square().sum(), down[0].weight)[0]
         torch.testing.assert_close(down[0].weight.grad, expected)
 
 
-def test_channels_last_changes_strides_and_nothing_else() -> None:
+def test_channels_last_changes_strides_only() -> None:
     model: Any = make_model("convnet").eval()
     batch = (torch.randn(2, 3, 16, 16), torch.zeros(2, dtype=torch.long))
     expected, weight = model(batch), model.stem.weight
@@ -186,7 +186,7 @@ def test_norms_compute_in_autocasts_precision(kind: str, affine: bool) -> None:
     torch.testing.assert_close(lowered.float(), expected, atol=0.05, rtol=0.05)
 
 
-def test_norms_written_out_become_torchs_own() -> None:
+def test_norms_written_in_python_become_torchs() -> None:
     model: Any = nn.Sequential(RMSNorm(8), nn.LayerNorm(8))
     weight = nn.init.normal_(model[0].weight)
     x = torch.randn(4, 8)
@@ -198,7 +198,7 @@ def test_norms_written_out_become_torchs_own() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
-def test_layers_freeze_from_the_first_on() -> None:
+def test_layers_freeze_starting_with_the_first() -> None:
     shares = {0.4: 0, 0.5: 0, 0.75: 1, 1.0: 3}
     for duration, num_frozen in shares.items():
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
@@ -210,7 +210,7 @@ def test_layers_freeze_from_the_first_on() -> None:
 
 
 class Weights(Callback):
-    """Keeps the parameters after each batch."""
+    """A callback that keeps the parameters after each batch."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, torch.Tensor]] = []
@@ -219,9 +219,9 @@ class Weights(Callback):
         self.seen.append({name: one.detach().clone() for name, one in state.model.named_parameters()})
 
 
-def test_frozen_layers_stand_still_while_the_others_train() -> None:
+def test_frozen_layers_do_not_change_while_the_others_train() -> None:
     weights = Weights()
-    train(["LayerFreezing"], callbacks_more=[weights])  # two epochs of two batches; 0.9 of half freezes
+    train(["LayerFreezing"], callbacks_more=[weights])  # two epochs of two batches; 0.9 of the half is frozen
     first, _, second, last = weights.seen
     still = {name for name in first if torch.equal(second[name], last[name])}
     assert {"stem.weight", "norm.weight"} <= still
@@ -229,7 +229,7 @@ def test_frozen_layers_stand_still_while_the_others_train() -> None:
     assert not any(torch.equal(first[name], second[name]) for name in ("stem.weight", "head.weight"))
 
 
-def test_gyro_dropout_keeps_its_masks_for_a_period() -> None:
+def test_gyro_dropout_uses_a_mask_for_a_period() -> None:
     model: Any = nn.Sequential(nn.Dropout(0.25))
     apply_gyro_dropout(model, iters_per_epoch=8, max_epoch=1, p=0.25, sigma=8, tau=4)
     layer = model[0]
@@ -238,7 +238,7 @@ def test_gyro_dropout_keeps_its_masks_for_a_period() -> None:
     assert torch.equal(model.eval()(x), x)
     for mask in masks:
         assert sorted(mask.unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
-        groups = mask.view(4, 3, 1000)  # each of the 4 masks serves 3 samples
+        groups = mask.view(4, 3, 1000)  # each of the 4 masks is used for 3 samples
         assert torch.equal(groups, groups[:, :1].expand(-1, 3, -1))
         assert not torch.equal(groups[0], groups[1])
         assert float((mask == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
@@ -248,7 +248,7 @@ def test_gyro_dropout_keeps_its_masks_for_a_period() -> None:
     assert not torch.equal(masks[0], masks[period])
 
 
-def test_a_model_without_computation_takes_the_models_place() -> None:
+def test_noopmodel_replaces_the_model() -> None:
     seen: list[Any] = []
 
     def look(trainer: Any) -> None:

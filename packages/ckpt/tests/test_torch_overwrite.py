@@ -60,7 +60,7 @@ def test_a_save_replaces_a_checkpoint_only_with_overwrite(prefix):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_two_writers_one_wins_and_nothing_of_the_other_stays(prefix, overwrite):
+def test_one_of_two_concurrent_saves_wins_and_the_other_leaves_no_files(prefix, overwrite):
     trials = cases(full=100, sample=8)
     barrier = threading.Barrier(2, timeout=60)
     stores = [alone(prefix), alone(prefix)]

@@ -79,7 +79,7 @@ def test_a_silent_machine_0_is_named(
         pytest.param("2", "timeout", "torchrun does not take these options", marks=pytest.mark.slow),
     ],
 )
-def test_machines_that_do_not_come_to_machine_0_are_missed(
+def test_machine_0_reports_machines_that_do_not_join(
     tmp_path: Path, nodes: str, option: str, words: str
 ) -> None:
     """Test a fixed number of machines and MIN:MAX, whose rendezvous raises other errors."""

@@ -205,7 +205,7 @@ def test_real_workers_resume_on_any_other_number(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_workers_that_start_any_way_resume_on_another_number(folder: str, context: str) -> None:
+def test_workers_of_any_start_method_resume_on_another_number(folder: str, context: str) -> None:
     uninterrupted, _ = run_job(folder, 1, None, 6)
     assert sorted(chain(*uninterrupted)) == list(range(67))
     # Ranks and workers per rank. Every worker imports torch, so a plain run starts with one.

@@ -71,7 +71,7 @@ def test_a_failed_upload_raises_and_leaves_no_data_set(server: Server) -> None:
         Store(server.uri("bad")).get("index.json")
 
 
-def test_an_append_that_fails_leaves_the_data_set_as_it_was(server: Server, tmp_path: Any) -> None:
+def test_a_failed_append_leaves_the_data_set_unchanged(server: Server, tmp_path: Any) -> None:
     uri = server.uri("more")
     with MDSWriter(columns=COLUMNS, out=uri) as writer:
         fill(writer, 0, 20)

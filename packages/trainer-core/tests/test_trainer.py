@@ -129,7 +129,7 @@ def test_an_invalid_duration_raises(duration):
         make(max_duration=duration)
 
 
-def test_fit_continues_as_if_it_had_not_stopped():
+def test_a_second_fit_continues_as_an_uninterrupted_one():
     with make(max_duration="7ba", train_dataloader=loader(shuffle=True)) as trainer:
         trainer.fit()
         expected = parameters(trainer)

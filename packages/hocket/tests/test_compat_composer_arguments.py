@@ -1,4 +1,4 @@
-"""Arguments that Composer takes and Hocket's own classes do not, or take in another way."""
+"""Arguments of Composer that Hocket's own classes do not have, or treat differently."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fit(**arguments: Any) -> composer.Trainer:
 
 
 class Rates(composer.Callback):
-    """The learning rate of each batch."""
+    """A callback that records the learning rate of each batch."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -56,7 +56,7 @@ def saved(tmp_path: Path) -> str:
     return path
 
 
-def test_a_key_to_ignore_that_matches_nothing_is_a_warning(saved: str, tmp_path: Path) -> None:
+def test_a_load_ignore_key_that_matches_nothing_warns(saved: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"`state/modle/\*` of `load_ignore_keys` matches nothing"):
         trainer = make_trainer(load_path=saved, load_ignore_keys=["state/modle/*", "state/optimizers"])
     with trainer:
@@ -65,7 +65,7 @@ def test_a_key_to_ignore_that_matches_nothing_is_a_warning(saved: str, tmp_path:
         fit(save_folder=str(tmp_path / "more"), save_ignore_keys=["nothing"])
 
 
-def test_a_key_to_ignore_may_be_in_the_checkpoint_alone(saved: str) -> None:
+def test_a_load_ignore_key_may_be_in_the_checkpoint_only(saved: str) -> None:
     with pytest.warns(UserWarning, match="matches nothing in this run"):
         trainer = make_trainer(
             model=(model := ComposerClassifier(nn.Linear(2, 3, bias=False), num_classes=3)),
@@ -78,8 +78,8 @@ def test_a_key_to_ignore_may_be_in_the_checkpoint_alone(saved: str) -> None:
     trainer.close()
 
 
-def test_a_run_from_anothers_checkpoint_has_a_name_of_its_own(tmp_path: Path) -> None:
-    # It took the other run's name, and logged and saved under it.
+def test_a_run_loaded_from_another_runs_checkpoint_has_its_own_name(tmp_path: Path) -> None:
+    # The run must not log and save under the other run's name.
     with make_trainer(save_folder=str(tmp_path), run_name="first") as trainer:
         trainer.fit()
         (path,) = trainer.saved_checkpoints
@@ -91,7 +91,7 @@ def test_a_run_from_anothers_checkpoint_has_a_name_of_its_own(tmp_path: Path) ->
         assert trainer.state.run_name == "first"
 
 
-def test_a_key_to_ignore_has_the_name_that_the_model_has(saved: str) -> None:
+def test_load_ignore_keys_use_the_models_names(saved: str) -> None:
     settings: dict[str, Any] = {"load_path": saved, "load_weights_only": True}
     with make_trainer(**settings, load_ignore_keys=["state/model/module.bias"]) as trainer:
         kept = trainer.state.model.state_dict()
@@ -101,7 +101,7 @@ def test_a_key_to_ignore_has_the_name_that_the_model_has(saved: str) -> None:
     assert not torch.equal(kept["module.bias"], loaded["module.bias"])
 
 
-def test_a_function_gets_what_to_ignore_under_the_key_state(saved: str) -> None:
+def test_a_load_ignore_function_gets_the_tree_under_the_key_state(saved: str) -> None:
     fresh = make_trainer(load_path=None)
     weight = fresh.state.model.state_dict()["module.weight"].clone()
     fresh.close()
@@ -113,7 +113,7 @@ def test_a_function_gets_what_to_ignore_under_the_key_state(saved: str) -> None:
         assert torch.equal(trainer.state.model.state_dict()["module.weight"], weight)
 
 
-def test_a_schedule_may_be_a_function_of_the_state_alone() -> None:
+def test_a_schedule_may_be_a_function_of_the_state_only() -> None:
     rates = Rates()
     fit(schedulers=lambda state: 1.0 if state.timestamp.batch < 2 else 0.5, callbacks=[rates])
     assert rates.seen == pytest.approx([0.1, 0.1, 0.05, 0.05])
@@ -129,7 +129,7 @@ def test_a_schedule_may_be_a_function_of_the_state_alone() -> None:
         fit(schedulers=Halves(), scale_schedule_ratio=2.0)
 
 
-def test_a_warmup_over_the_whole_run_ends_at_its_top() -> None:
+def test_a_warmup_over_the_whole_run_ends_at_its_highest_rate() -> None:
     rates = Rates()
     trainer = fit(schedulers=optim.LinearWithWarmupScheduler("4ba", 1.0, 0.0, "4ba"), callbacks=[rates])
     assert rates.seen == pytest.approx([0.0, 0.025, 0.05, 0.075])
@@ -137,7 +137,7 @@ def test_a_warmup_over_the_whole_run_ends_at_its_top() -> None:
     assert schedule(trainer.state) == 1.0
 
 
-def test_load_checkpoint_takes_composers_arguments_and_names(saved: str) -> None:
+def test_load_checkpoint_accepts_composers_arguments_and_names(saved: str) -> None:
     latest = f"{saved.rpartition('/')[0]}/latest-rank0.pt"
     load = callbacks.LoadCheckpoint(latest, load_weights_only=True, strict_model_weights=False)
     with make_trainer() as trained:
@@ -150,7 +150,7 @@ def test_load_checkpoint_takes_composers_arguments_and_names(saved: str) -> None
     assert load.load_path == saved
 
 
-def test_save_metrics_gives_back_what_both_kinds_of_metrics_measured(tmp_path: Path) -> None:
+def test_save_metrics_restores_train_and_eval_metrics(tmp_path: Path) -> None:
     data = DataLoader(TensorDataset(torch.randn(16, 2), torch.arange(16) % 3), batch_size=4)
     settings: dict[str, Any] = {"eval_dataloader": data, "max_duration": "1ep"}
     first = fit(**settings, save_folder=str(tmp_path), save_metrics=True)
@@ -165,7 +165,7 @@ def test_save_metrics_gives_back_what_both_kinds_of_metrics_measured(tmp_path: P
             assert float(found[name].compute()) == pytest.approx(float(before[name]))
 
 
-def test_mlflow_takes_composers_arguments(tmp_path: Path) -> None:
+def test_mlflow_logger_accepts_composers_arguments(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     made = loggers.MLFlowLogger(
@@ -190,7 +190,7 @@ def test_mlflow_takes_composers_arguments(tmp_path: Path) -> None:
     assert vars(made).items() >= {"experiment_name": "experiment", "run_name": "run"}.items()
 
 
-def test_export_takes_composers_arguments(saved: str, tmp_path: Path) -> None:
+def test_export_accepts_composers_arguments(saved: str, tmp_path: Path) -> None:
     torch.manual_seed(9)
     model = ComposerClassifier(nn.Linear(2, 3), num_classes=3)
     before = model.state_dict()["module.weight"].clone()
@@ -208,7 +208,7 @@ def test_export_takes_composers_arguments(saved: str, tmp_path: Path) -> None:
         utils.export_for_inference(model, "onnx", path, None, sample, input_names=["x"])
 
 
-def test_torch_profiler_is_a_callback_that_sets_the_profilers_settings(tmp_path: Path) -> None:
+def test_torchprofiler_is_a_callback_that_configures_the_profiler(tmp_path: Path) -> None:
     with pytest.raises(TrainerConfigError, match="`TorchProfiler` follows the schedule of a profiler"):
         make_trainer(callbacks=[profiler.TorchProfiler()])
     fit(
@@ -227,14 +227,14 @@ def test_torch_profiler_is_a_callback_that_sets_the_profilers_settings(tmp_path:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
-def test_inner_names_without_counterpart_say_what_to_use() -> None:
+def test_inner_names_without_counterpart_raise_with_the_alternative() -> None:
     for name in ("BERTGatedFFOutput", "make_resnet_bottleneck_stochastic"):
         with pytest.raises(NotImplementedError, match=f"Hocket has no `composer.algorithms.{name}`; "):
             getattr(methods, name)()
     assert not hasattr(algorithms, "BERTGatedFFOutput")
 
 
-def test_images_are_shown_each_second_epoch() -> None:
+def test_images_are_logged_every_second_epoch() -> None:
     logger = loggers.InMemoryLogger()
     images = TensorDataset(torch.rand(8, 1, 2, 2), torch.arange(8) % 3)
     fit(
@@ -249,7 +249,7 @@ def test_images_are_shown_each_second_epoch() -> None:
 
 
 @pytest.mark.parametrize(("interval", "asks_at"), [("3ba", [3, 4]), ("2ba", [2, 4])])
-def test_an_interval_may_end_with_an_event_of_its_own(interval: str, asks_at: list[int]) -> None:
+def test_an_interval_may_have_its_own_final_event(interval: str, asks_at: list[int]) -> None:
     is_time = utils.create_interval_scheduler(
         interval, checkpoint_events=False, final_events={composer.Event.FIT_END}
     )
@@ -266,14 +266,14 @@ def test_an_interval_may_end_with_an_event_of_its_own(interval: str, asks_at: li
     assert seen[-1][0] == ("fit_end" if interval == "3ba" else "batch_end")
 
 
-def test_the_run_name_stands_in_for_its_field_in_load_path(tmp_path: Path) -> None:
+def test_the_run_name_replaces_its_field_in_load_path(tmp_path: Path) -> None:
     folder = str(tmp_path / "{run_name}")
     fit(run_name="a-run", save_folder=folder, max_duration="2ba")
     again = fit(run_name="a-run", load_path=f"{folder}/ep0-ba2-rank0.pt", max_duration="3ba")
     assert again.state.timestamp.batch == "3ba"
 
 
-def test_a_schedule_of_two_units_is_a_value_error_as_in_composer() -> None:
+def test_a_schedule_with_two_units_raises_a_value_error_as_in_composer() -> None:
     schedule = optim.LinearWithWarmupScheduler(t_warmup="10tok", t_max="4ba")
     with pytest.raises(ValueError, match="give both in one unit"):
         fit(schedulers=schedule)

@@ -1,4 +1,4 @@
-"""Calls that Composer's guides and tutorials print; each runs."""
+"""Calls from Composer's guides and tutorials run with the layer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fit(**arguments: Any) -> composer.Trainer:
     return trainer
 
 
-def test_a_store_for_loading_and_a_scaling_of_fp8_reach_the_trainer() -> None:
+def test_load_object_store_and_fp8_arguments_reach_the_trainer() -> None:
     with pytest.raises(TrainerConfigError, match=r"`load_object_store` is a `object`"):
         make_trainer(load_path="run/ep0-ba2", load_object_store=object())
     with pytest.raises(TrainerConfigError, match=r"`precision_config` has the scaling of fp8"):
@@ -100,7 +100,7 @@ def test_stoppers_read_the_label_from_the_metrics_name() -> None:
         fit(callbacks=[EarlyStopper(monitor="metrics/train/Accuracy", patience="2ep")])
 
 
-def test_a_hugging_face_model_measures_its_tasks_own_metrics() -> None:
+def test_a_hugging_face_model_measures_its_tasks_metrics() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=11,
@@ -175,7 +175,7 @@ def test_other_ranks_log_to_files_of_their_own(tmp_path: Path) -> None:
 
 
 class SwappedLoss(composer.ComposerModel):
-    """A model whose `loss` takes the batch first, and whose `__init__` leaves out `super`'s."""
+    """A model whose `loss` has the batch as first argument, and whose `__init__` does not call `super`'s."""
 
     def __init__(self) -> None:
         self.layer = torch.nn.Linear(2, 3)
@@ -187,24 +187,24 @@ class SwappedLoss(composer.ComposerModel):
         return torch.nn.functional.cross_entropy(outputs, batch[1])
 
 
-def test_a_loss_that_takes_the_batch_first_is_known_by_its_argument_names() -> None:
+def test_a_loss_with_the_batch_first_is_recognized_by_its_argument_names() -> None:
     trainer = fit(model=SwappedLoss())
     assert trainer.state.timestamp.batch == 8
 
 
 @pytest.mark.parametrize(("duration", "batches"), [(3, 12), ("3ep", 12), ("5ba", 5)])
-def test_durations(duration: Any, batches: int) -> None:
+def test_durations_may_be_integers_and_strings(duration: Any, batches: int) -> None:
     assert fit(max_duration=duration).state.timestamp.batch == batches
 
 
-def test_without_an_optimizer_it_is_decoupled_sgd() -> None:
+def test_the_default_optimizer_is_decoupled_sgd() -> None:
     with pytest.warns(UserWarning, match="DecoupledSGDW"):
         trainer = fit(optimizers=None)
     assert type(trainer.state.optimizers[0]).__name__ == "DecoupledSGDW"
     assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1
 
 
-def test_torchs_schedule_beside_one_of_composers() -> None:
+def test_schedules_of_torch_and_composer_work_together() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     logger = InMemoryLogger()
@@ -223,7 +223,7 @@ def test_torchs_schedule_beside_one_of_composers() -> None:
     assert rates == pytest.approx([0.5, 0.75, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.001])
 
 
-def test_monitors_and_loggers_of_tutorials() -> None:
+def test_monitors_and_loggers_of_tutorials_run() -> None:
     logger = InMemoryLogger()
     fit(
         max_duration="10ep",
@@ -234,7 +234,7 @@ def test_monitors_and_loggers_of_tutorials() -> None:
     assert any(name.startswith("time/remaining") for name in logger.data)
 
 
-def test_checkpoints_by_the_names_of_tutorials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_names_of_tutorials_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saving = {
         "save_folder": "./checkpoints",
@@ -262,7 +262,7 @@ def test_checkpoints_by_the_names_of_tutorials(tmp_path: Path, monkeypatch: pyte
 
 
 def composer_file(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a file laid out as Composer's trainer does."""
+    """Write a checkpoint file in the layout of Composer's trainer."""
     names = [name for name, _ in model.named_parameters()]
     given = optimizer.state_dict()
     state = {
@@ -281,7 +281,7 @@ def composer_file(path: Path, model: torch.nn.Module, optimizer: torch.optim.Opt
     torch.save({"state": state, "rng": []}, path)
 
 
-def test_a_run_goes_on_from_a_file_that_composer_saved(tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_of_composer(tmp_path: Path) -> None:
     model = make_model()
     optimizer = DecoupledAdamW(model.parameters(), lr=0.01)
     half = fit(model=model, optimizers=optimizer, max_duration="1ep", train_dataloader=make_loader())
@@ -306,7 +306,7 @@ def test_a_run_goes_on_from_a_file_that_composer_saved(tmp_path: Path) -> None:
         make_trainer(load_path=str(tmp_path / "text.pt"))
 
 
-def test_a_file_that_composer_saved_with_averages_in_the_model_goes_on_from_its_trained_weights(
+def test_composers_checkpoint_with_averages_in_the_model_resumes_from_the_trained_weights(
     tmp_path: Path,
 ) -> None:
     def run(**arguments: Any) -> tuple[composer.Trainer, EMA]:
@@ -362,7 +362,7 @@ def test_a_composer_file_of_a_hugging_face_model_becomes_a_folder(tmp_path: Path
     assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]\na\nb"
 
 
-def test_a_resnet_over_torchvision() -> None:
+def test_composers_resnet_uses_torchvision() -> None:
     model = ComposerResNet(
         model_name="resnet18", num_classes=7, initializers=["kaiming_normal", "bn_uniform"]
     )
@@ -373,7 +373,7 @@ def test_a_resnet_over_torchvision() -> None:
         ComposerResNet("resnet_fifty")
 
 
-def test_a_data_spec_with_composers_functions() -> None:
+def test_a_data_spec_works_with_composers_functions() -> None:
     def split(batch: Any, microbatch_size: int) -> list[Any]:
         starts = range(0, len(batch[0]), microbatch_size)
         return [tuple(part[start : start + microbatch_size] for part in batch) for start in starts]
@@ -406,7 +406,7 @@ def test_a_users_own_algorithm_matches_and_applies() -> None:
         make_trainer(algorithms=[Scale()])
 
 
-def test_the_loop_in_the_users_own_hands() -> None:
+def test_a_users_own_loop_works_with_functional_methods() -> None:
     import hocket.compat.composer.functional as cf
 
     torch.manual_seed(0)
@@ -434,7 +434,7 @@ def test_the_loop_in_the_users_own_hands() -> None:
 
 
 class Logging(SwappedLoss):
-    """A model that logs what it computes."""
+    """A model that logs values in its forward pass."""
 
     def forward(self, batch: Any) -> torch.Tensor:
         outputs = super().forward(batch)
@@ -442,7 +442,7 @@ class Logging(SwappedLoss):
         return outputs
 
 
-def test_a_model_logs_by_its_trainers_logger_which_copies_share_and_pickles_leave_out() -> None:
+def test_a_model_has_its_trainers_logger_which_copies_share_and_pickles_drop() -> None:
     model, logger = Logging(), InMemoryLogger()
     assert model.logger is None
     trainer = fit(model=model, loggers=[logger], max_duration="1ep")
@@ -456,7 +456,7 @@ def test_a_model_logs_by_its_trainers_logger_which_copies_share_and_pickles_leav
     assert model.logger is trainer.logger
 
 
-def test_the_modules_of_methods_have_their_functions_and_layers() -> None:
+def test_modules_of_methods_have_their_functions_and_layers() -> None:
     for name, target in MODULES.items():
         importlib.import_module(target)
         assert name.startswith("composer")
@@ -471,7 +471,7 @@ def test_the_modules_of_methods_have_their_functions_and_layers() -> None:
 
 
 @pytest.mark.parametrize("interval", ["6ba", composer.Time.from_batch(6)])
-def test_an_interval_in_batches(tmp_path: Path, interval: Any) -> None:
+def test_a_save_interval_may_be_in_batches(tmp_path: Path, interval: Any) -> None:
     fit(save_folder=str(tmp_path), save_interval=interval, max_duration="14ba")
     assert sorted(os.listdir(tmp_path)) == ["ep1-ba6", "ep2-ba12", "ep3-ba14"]
 

@@ -1,4 +1,4 @@
-"""`composer.core` of the compatibility layer: a state, an engine and data specs made by hand, and devices."""
+"""`composer.core` of the layer: states, engines and data specs that a script makes itself, and devices."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_state_is_made_with_composers_arguments():
     assert not state.fsdp_enabled
 
 
-def test_a_state_is_given_and_taken_as_a_dict():
+def test_a_state_is_saved_to_and_loaded_from_a_dict():
     class Counting(Callback):
         count = 0
 
@@ -144,7 +144,7 @@ def test_the_active_loader_of_a_state_has_a_label_and_a_length():
     assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)
 
 
-def test_what_a_state_by_hand_cannot_heed_is_refused():
+def test_arguments_that_a_scripts_own_state_cannot_use_raise():
     with pytest.raises(TrainerConfigError, match="`scaler` of a `State` made by hand has no effect"):
         make_state(scaler=object())
     with pytest.raises(TrainerConfigError, match="`State` has no argument `max_epochs`"):
@@ -152,7 +152,7 @@ def test_what_a_state_by_hand_cannot_heed_is_refused():
     make_state(scaler=None, save_metrics=False)
 
 
-def test_an_engine_by_hand_asks_all_algorithms_and_tells_what_they_did():
+def test_a_scripts_own_engine_runs_all_algorithms_and_returns_their_traces():
     notes: list[str] = []
     state = make_state(algorithms=[Noting("a", notes), Noting("b", notes, matches=False), Noting("c", notes)])
     engine = Engine(state, Logger(state))
@@ -169,7 +169,7 @@ def test_an_engine_by_hand_asks_all_algorithms_and_tells_what_they_did():
         engine.run_event(Event.FIT_START)
 
 
-def test_loggers_hear_init_first_and_other_events_last():
+def test_loggers_run_first_at_init_and_last_at_other_events():
     heard: list[str] = []
 
     class Destination(Closing):
@@ -189,7 +189,7 @@ def test_loggers_hear_init_first_and_other_events_last():
     assert heard == ["ToFile init", "Destination init", "Destination batch_end", "ToFile batch_end"]
 
 
-def test_an_engine_that_nothing_refers_to_is_closed():
+def test_a_garbage_collected_engine_is_closed():
     callback = Closing()
     state = make_state(callbacks=[callback])
     engine = Engine(state, Logger(state))
@@ -198,7 +198,7 @@ def test_an_engine_that_nothing_refers_to_is_closed():
     assert callback.is_closed
 
 
-def test_a_pass_of_the_user_runs_after_the_default_ones_as_in_composer():
+def test_a_users_pass_runs_after_the_default_ones_as_in_composer():
     def by_name(algorithms: Any, event: Event) -> Any:
         return sorted(algorithms, key=lambda one: one.name)
 
@@ -215,24 +215,24 @@ def test_a_pass_of_the_user_runs_after_the_default_ones_as_in_composer():
         assert isinstance(trainer.state, State)
         assert isinstance(trainer.engine, Engine)
         notes.clear()
-        # A pass before the one that reverses would run `b` first here.
+        # If the user's pass ran before the reversing one, `b` would run first here.
         trainer.engine.run_event(Event.AFTER_LOSS)
     assert [note for note in notes if "?" not in note][:2] == ["a", "b"]
 
 
-def test_stand_ins_of_a_test_are_algorithms():
+def test_mocks_are_accepted_as_algorithms():
     stand_ins = [Mock(match=Mock(return_value=True), apply=Mock(return_value=n)) for n in range(3)]
     state = make_state(algorithms=stand_ins)
     traces = Engine(state, Logger(state)).run_event(Event.BATCH_START)
     assert [one.exit_code for one in traces.values()] == [0, 1, 2]
 
 
-def test_devices_move_what_they_are_given():
+def test_devices_move_batches_and_modules():
     device = DeviceCPU()
     assert isinstance(get_device("cpu"), DeviceCPU)
     assert get_device(device) is device
     assert (device.name, device.dist_backend) == ("cpu", "gloo")
-    # A trainer's device is torch's own.
+    # A trainer's device is a `torch.device`.
     assert isinstance(torch.device("cpu"), DeviceCPU)
     assert isinstance(torch.device("cuda"), (DeviceGPU, Device))
     assert not isinstance(torch.device("cuda"), DeviceCPU)
@@ -250,7 +250,7 @@ def test_devices_move_what_they_are_given():
     assert next(Device(torch.device("meta")).module_to_device(nn.Linear(1, 1)).parameters()).is_meta
 
 
-def test_the_functions_of_a_data_spec_answer_whether_given_or_not():
+def test_the_functions_of_a_data_spec_work_with_and_without_arguments():
     plain = DataSpec(loader(), 8)
     batch = (torch.ones(5, 2), torch.zeros(5))
     assert plain.num_samples == 8
@@ -269,7 +269,7 @@ def test_the_functions_of_a_data_spec_answer_whether_given_or_not():
     assert ensure_data_spec({"dataloader": [], "num_tokens": 3}).num_tokens == 3
 
 
-def test_a_data_spec_counts_in_a_trainer_as_its_user_says():
+def test_a_trainer_uses_the_counts_of_a_users_data_spec():
     spec = DataSpec(
         loader(8, 4),
         get_num_tokens_in_batch=lambda batch: {"total": 10, "loss_generating": len(batch[0])},
@@ -287,7 +287,7 @@ def test_a_data_spec_counts_in_a_trainer_as_its_user_says():
         assert trainer.state.timestamp.counts[3:5] == (8, 20)
 
 
-def test_several_loaders_to_evaluate_on_need_no_labels():
+def test_several_evaluation_loaders_need_no_labels():
     with make_trainer(eval_dataloader=(loader(), loader(4))) as trainer:
         trainer.fit()
         assert sorted(trainer.state.eval_metrics) == ["eval", "eval_1"]
@@ -295,7 +295,7 @@ def test_several_loaders_to_evaluate_on_need_no_labels():
         assert sorted(trainer.state.eval_metrics) == ["eval", "eval_1", "eval_2"]
 
 
-def test_a_profiler_is_bound_to_a_state_without_a_trainer(tmp_path: Any):
+def test_a_profiler_can_be_bound_to_a_state_without_a_trainer(tmp_path: Any):
     profiler = Profiler(
         trace_handlers=[JSONTraceHandler(folder=str(tmp_path))],
         schedule=cyclic_schedule(),
@@ -315,7 +315,9 @@ def test_precisions_are_contexts_with_composers_arguments():
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
 
 
-def test_handlers_and_bars_take_composers_arguments(tmp_path: Any, capsys: pytest.CaptureFixture[str]):
+def test_trace_handlers_and_progress_bars_accept_composers_arguments(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+):
     handler = JSONTraceHandler(
         str(tmp_path), "rank{rank}.json", "remote.json", None, "merged.json", overwrite=True
     )
@@ -325,17 +327,17 @@ def test_handlers_and_bars_take_composers_arguments(tmp_path: Any, capsys: pytes
     assert "[train" in capsys.readouterr().out
 
 
-def test_helpers_of_passes_sort_by_class():
+def test_sorting_helpers_of_passes_sort_by_class():
     assert sort_to_back([1, "a", "c", 2, 3.0], int) == ["a", "c", 3.0, 1, 2]
     assert sort_to_front([1, "a", "c", 2, 3.0], int) == [1, 2, "a", "c", 3.0]
 
 
-def test_a_timestamp_goes_on_by_composers_arguments():
+def test_a_timestamp_advances_by_composers_arguments():
     now = Timestamp().to_next_batch(10, 20, timedelta(seconds=5)).to_next_epoch(duration=timedelta(seconds=5))
     assert (now.sample, now.token, now.epoch) == ("10sp", "20tok", "1ep")
     assert (now.total_wct.seconds, now.iteration_wct.seconds, now.epoch_wct.seconds) == (10, 10, 0)
     assert now.to_next_iteration(duration=1).total_wct.seconds == 11
-    # In Composer's scripts a timestamp is compared with a time, which says the unit.
+    # Scripts compare a timestamp with a time, whose unit decides.
     assert now == "1ba"
     assert now == Time(1, "ep")
     assert now != "2ba"
@@ -366,7 +368,7 @@ print("end", flush=True)
 """
 
 
-def test_a_script_that_does_not_close_its_trainer_is_closed_when_it_ends():
+def test_an_unclosed_trainer_is_closed_when_the_script_ends():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-3:] == ["end", "closed at 2ba", "closed after the others"]
@@ -386,7 +388,7 @@ def test_a_classifiers_metrics_are_attributes_that_may_be_replaced():
         model.no_such_attribute  # noqa: B018
 
 
-def test_to_keep_no_checkpoint_keeps_the_newest(tmp_path: Any):
+def test_keeping_0_checkpoints_keeps_the_newest(tmp_path: Any):
     settings = {"save_folder": str(tmp_path), "save_interval": "1ba", "save_num_checkpoints_to_keep": 0}
     with pytest.warns(UserWarning, match="the newest checkpoint is kept"):
         trainer = make_trainer(**settings)

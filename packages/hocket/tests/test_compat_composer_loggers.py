@@ -24,14 +24,14 @@ def by_hand() -> tuple[State, InMemoryLogger, Logger]:
     return state, kept, Logger(state, kept)
 
 
-def test_points_have_the_time_at_which_they_were_logged():
+def test_points_have_the_timestamp_of_their_logging():
     state, kept, logger = by_hand()
     logger.log_metrics({"loss": 2.5})
     state.timestamp = Timestamp(epoch=1, batch=3)
     logger.log_metrics({"loss": torch.tensor(1.5)})
     state.timestamp = Timestamp(epoch=2, batch=3)  # the same step, and a later time
     logger.log_metrics({"loss": 0.5})
-    # What is read has arrived, without a flush.
+    # Reading needs no flush.
     assert [(time.epoch.value, time.batch.value, value) for time, value in kept.data["loss"]] == [
         (0, 0, 2.5),
         (1, 3, 1.5),
@@ -70,7 +70,7 @@ class Store(LoggerDestination):
 
 
 def test_a_destination_of_the_script_is_called_with_composers_arguments(tmp_path: Path):
-    # `upload_file` had no state, and `log_images` the step for `channels_last`.
+    # `upload_file` must get the state, and `log_images` must not get the step as `channels_last`.
     store, path = Store(), tmp_path / "model.pt"
     path.touch()
     for run in ("first", "second"):
@@ -94,7 +94,7 @@ def test_a_destination_of_the_script_is_called_with_composers_arguments(tmp_path
 
 
 def test_a_script_logs_images_to_a_destination_itself():
-    # `log_images(…, channels_last=True)` was a `TypeError`.
+    # `log_images(…, channels_last=True)` must not raise a `TypeError`.
     class Seen(LoggerDestination):
         def log_images(self, images: Any, name: str = "Images", step: int = 0) -> None:
             self.seen = [tuple(image.shape) for image in images.images], name, step, images.use_table
@@ -110,12 +110,12 @@ def test_a_script_logs_images_to_a_destination_itself():
     assert seen.seen == ([(4, 5, 3)], "Through", 7, True)
 
 
-def test_a_time_series_has_the_counts_beside_the_numbers():
+def test_a_time_series_has_the_counts_of_each_value():
     state, kept, logger = by_hand()
     kept.init(state, logger)
     for batch in range(4):
         state.timestamp = Timestamp(batch=batch, batch_in_epoch=batch % 3)
-        kept.log_metrics({"accuracy": batch / 2}, step=batch)  # by hand, as a script may
+        kept.log_metrics({"accuracy": batch / 2}, step=batch)  # called by the script itself
     series = kept.get_timeseries("accuracy")
     assert series["accuracy"].tolist() == [0.0, 0.5, 1.0, 1.5]
     assert (series["batch"].tolist(), series["batch_in_epoch"].tolist()) == ([0, 1, 2, 3], [0, 1, 2, 0])
@@ -134,7 +134,7 @@ def test_tables_and_settings_are_kept():
 
 
 class SetAccuracy(Callback):
-    """Has the training metric say a number of its own after each batch."""
+    """Sets the training metric to a given value after each batch."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = values
@@ -164,7 +164,7 @@ def test_patience_in_batches_checks_a_training_metric_after_each_batch(patience:
         assert trainer.state.timestamp.batch == end
 
 
-def test_the_hosts_numbers_have_composers_names():
+def test_system_metrics_have_composers_names():
     model, kept = ComposerClassifier(nn.Linear(2, 2), num_classes=2), InMemoryLogger()
     data: Any = DataLoader(TensorDataset(torch.ones(8, 2), torch.arange(8) % 2), batch_size=4)
     with Trainer(
@@ -183,7 +183,7 @@ def test_the_hosts_numbers_have_composers_names():
 
 
 class KeepImages(LoggerDestination):
-    """Keeps the name and number of the images that it gets, and whether they are a table."""
+    """Records the name and number of logged images, and whether they are a table."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, int, bool]] = []
@@ -192,7 +192,7 @@ class KeepImages(LoggerDestination):
         self.got.append((name, len(images.images), images.use_table))
 
 
-def test_images_are_tables_named_as_composers():
+def test_images_are_logged_as_tables_with_composers_names():
     data = DataLoader(TensorDataset(torch.rand(8, 3, 4, 4), torch.arange(8) % 3), batch_size=4)
     model = ComposerClassifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), num_classes=3)
     kept = KeepImages()

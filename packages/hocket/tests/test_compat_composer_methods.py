@@ -1,4 +1,4 @@
-"""`composer.algorithms.<method>`: layers and optimizers that scripts make by themselves."""
+"""`composer.algorithms.<method>`: layers and optimizers that scripts create themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
     return losses
 
 
-def test_sam_optimizer_takes_the_gradient_at_the_worst_point_nearby():
+def test_sam_optimizer_uses_the_gradient_at_the_ascended_point():
     torch.manual_seed(3)
     model = nn.Linear(4, 3)
     expected, inputs = copy.deepcopy(model), batch()[0]
@@ -59,7 +59,7 @@ def test_sam_optimizer_takes_the_gradient_at_the_worst_point_nearby():
         torch.testing.assert_close(parameter, before - 0.1 * gradient)
 
 
-def test_sam_optimizer_is_plain_between_intervals_and_needs_a_closure():
+def test_sam_optimizer_makes_plain_steps_between_intervals_and_needs_a_closure():
     torch.manual_seed(3)
     model = nn.Linear(4, 3)
     plain = copy.deepcopy(model)
@@ -94,7 +94,7 @@ def test_blur_layers_are_drop_in_replacements_for_torchs():
 
 
 class Watch(Callback):
-    """What methods say of themselves, and the rate in force, at the end of each batch."""
+    """A callback that records attributes of methods, and the current learning rate, after each batch."""
 
     def __init__(self, *read):
         self.read, self.seen = read, []
@@ -120,7 +120,7 @@ def fit(model, method, *read):
     return watch.seen
 
 
-def test_methods_have_composers_names_for_what_they_do():
+def test_methods_have_composers_attributes():
     mixup = algorithms.MixUp(alpha=0.2)
     seen = fit(nn.Linear(4, 3), mixup, lambda _: mixup.mixing, lambda _: mixup.indices.tolist())
     assert all(0 <= mixing <= 0.5 and sorted(indices) == [0, 1, 2, 3] for mixing, indices in seen)
@@ -145,8 +145,8 @@ def test_methods_have_composers_names_for_what_they_do():
     assert depth.num_stochastic_layers == 0
 
 
-def test_schedules_of_the_state_answer_for_the_rates_in_force():
-    # `state.schedulers[0].get_last_lr()` was an attribute error.
+def test_schedules_of_the_state_return_the_current_rates():
+    # `state.schedulers[0].get_last_lr()` must exist.
     seen = fit(
         nn.Linear(4, 3),
         algorithms.LabelSmoothing(0.1),
@@ -158,7 +158,7 @@ def test_schedules_of_the_state_answer_for_the_rates_in_force():
     assert [rate for _, rate, _ in seen] == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
-def test_ema_parameters_are_averages_beside_the_model():
+def test_emaparameters_keep_averages_apart_from_the_model():
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)

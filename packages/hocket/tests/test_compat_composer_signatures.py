@@ -1,4 +1,4 @@
-"""Arguments by position and by Composer's names, where Hocket's own differ."""
+"""Arguments by position and by Composer's names, where Hocket's names differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hocket.dist.errors import ConfigError
 from hocket.trainer import Time
 
 
-def test_functions_take_arguments_by_position_and_by_composers_names():
+def test_functions_accept_arguments_by_position_and_by_composers_names():
     logits, targets = torch.randn(6, 4), torch.arange(6) % 4
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     smoothed = functional.smooth_labels(logits, targets, 0.4)
@@ -41,7 +41,7 @@ def test_functions_take_arguments_by_position_and_by_composers_names():
         functional.smooth_labels(logits, targets, 0.4, 1)
 
 
-def test_schedules_take_all_their_arguments_by_position():
+def test_schedules_accept_all_arguments_by_position():
     made = optim.LinearWithWarmupScheduler("2ba", 1.0, 0.1, "8ba", True)
     named = own_optim.LinearWithWarmupScheduler(
         t_warmup="2ba", alpha_i=1.0, alpha_f=0.1, t_max="8ba", scale_warmup=True
@@ -54,8 +54,8 @@ def test_schedules_take_all_their_arguments_by_position():
     assert type(pickle.loads(pickle.dumps(made))) is optim.LinearWithWarmupScheduler
 
 
-def test_the_first_argument_of_a_language_metric_is_no_index_to_ignore():
-    # `LanguageCrossEntropy(False)` ignored token 0.
+def test_the_first_argument_of_a_language_metric_is_not_ignore_index():
+    # Taken as `ignore_index`, `False` would ignore token 0.
     metric = metrics.LanguageCrossEntropy(False, -1)
     assert (metric.ignore_index, metric.dist_sync_on_step) == (-1, False)
     assert metrics.LanguagePerplexity(dist_sync_on_step=False).ignore_index == -100
@@ -67,8 +67,8 @@ def test_the_first_argument_of_a_language_metric_is_no_index_to_ignore():
     assert type(pickle.loads(pickle.dumps(metric))) is metrics.LanguageCrossEntropy
 
 
-def test_configurations_of_sharding_are_made_of_composers_keys():
-    # `FSDPConfig(use_orig_params=True)` was a `TypeError`.
+def test_sharding_configurations_accept_composers_keys():
+    # `FSDPConfig(use_orig_params=True)` must not raise a `TypeError`.
     config = utils.FSDPConfig(sharding_strategy="SHARD_GRAD_OP", use_orig_params=True, limit_all_gathers=True)
     assert isinstance(config, FSDPConfig)
     assert not config.should_reshard
@@ -80,7 +80,7 @@ def test_configurations_of_sharding_are_made_of_composers_keys():
         utils.FSDPConfig(sharding_stratgy="FULL_SHARD")
 
 
-def test_collectives_and_samplers_take_composers_arguments():
+def test_collectives_and_samplers_accept_composers_arguments():
     tensor = torch.ones(2)
     assert utils.dist.all_gather(tensor, group=None) == [tensor]
     assert utils.dist.all_gather_object("a", group=None) == ["a"]
@@ -94,7 +94,7 @@ def test_collectives_and_samplers_take_composers_arguments():
     assert utils.ensure_tuple(x=3) == (3,)
 
 
-def test_targets_of_losses_are_told_apart_and_made_dense():
+def test_targets_of_losses_are_recognized_and_converted_to_dense_ones():
     logits, indices = torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2, 0], [2, 2, 1, 1]])
     dense = loss.ensure_targets_one_hot(logits, indices)
     assert (dense.shape, dense.dtype) == (logits.shape, torch.float32)
@@ -108,7 +108,7 @@ def test_targets_of_losses_are_told_apart_and_made_dense():
         loss.infer_target_type(logits, torch.tensor([0, 1]))
 
 
-def test_the_dice_loss_reduces_as_it_is_told():
+def test_the_dice_loss_reduces_by_its_reduction_argument():
     outputs, targets = torch.rand(2, 3, 5), torch.tensor([[0, 1, 1, 0, 1], [2, 0, 0, 1, 1]])
     single = loss.DiceLoss(reduction="none")(outputs, targets)
     assert single.shape == (2, 3)

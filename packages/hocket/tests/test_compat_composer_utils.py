@@ -1,4 +1,4 @@
-"""`hocket.compat.composer`'s tools: names, files, object stores, states, layouts and the like."""
+"""`composer.utils` of the layer: names, files, object stores, retries, states, layouts and batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_trainer(folder: Path | None = None, **arguments: Any) -> composer.Train
     )
 
 
-def test_names_are_filled_in_with_run_rank_and_time() -> None:
+def test_names_are_formatted_with_run_rank_and_time() -> None:
     time = Timestamp(epoch=2, batch=9, batch_in_epoch=1)
     assert utils.partial_format("{a}-{b:03d}-{c}", a=1, c=3) == "1-{b:03d}-3"
     assert (
@@ -61,7 +61,7 @@ def test_names_are_filled_in_with_run_rank_and_time() -> None:
     assert "{batch_wct}" in utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE
 
 
-def test_folders_links_and_compressed_files(tmp_path: Path) -> None:
+def test_helpers_for_folders_links_and_compressed_files(tmp_path: Path) -> None:
     utils.ensure_folder_is_empty(tmp_path)
     (tmp_path / "ep3-ba7-rank0.pt").write_bytes(b"weights")
     with pytest.raises(FileExistsError, match="not empty"):
@@ -147,7 +147,7 @@ def test_a_store_of_the_script_need_not_list_its_objects(tmp_path: Path) -> None
         store.list_objects()
 
 
-def test_files_are_uploaded_beside_the_training(tmp_path: Path) -> None:
+def test_files_are_uploaded_during_the_training(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     uploader = utils.RemoteUploader("memory://uploads", num_concurrent_uploads=2)
     wait = uploader.check_remote_files_exist_async(["a"], wait_before_next_try_in_seconds=0.01)
@@ -169,7 +169,7 @@ def test_files_are_uploaded_beside_the_training(tmp_path: Path) -> None:
     assert make("memory://other/x", [logger]) is not None
 
 
-def test_a_call_is_tried_again() -> None:
+def test_retry_repeats_a_failed_call() -> None:
     calls: list[int] = []
 
     @utils.retry(OSError, num_attempts=3, initial_backoff=0.0, max_jitter=0.0)
@@ -186,7 +186,7 @@ def test_a_call_is_tried_again() -> None:
     assert utils.retry(len)("abc") == 3
 
 
-def test_settings_become_plain_values() -> None:
+def test_settings_are_converted_to_plain_values() -> None:
     class Owner:
         def __init__(self) -> None:
             self.local_hparams = {"lr": 0.1}
@@ -216,7 +216,7 @@ def test_the_machine_is_reported_after_an_exception(
     utils.enable_env_report()
 
 
-def test_generators_go_on_after_a_seed_of_their_own() -> None:
+def test_random_generators_are_restored_after_a_seeded_block() -> None:
     states = reproducibility.get_rng_state()
     with reproducibility.seed_context(7):
         inside = torch.rand(2)
@@ -229,7 +229,7 @@ def test_generators_go_on_after_a_seed_of_their_own() -> None:
         reproducibility.load_rng_state([])
 
 
-def test_a_transform_is_put_before_or_after_the_conversion() -> None:
+def test_a_transform_is_added_before_or_after_the_tensor_conversion() -> None:
     def add(one: Any) -> Any:
         return one
 
@@ -270,7 +270,7 @@ def test_a_state_is_saved_and_loaded_without_a_trainer(tmp_path: Path) -> None:
         assert [int(step) for step in steps] == [4, 4]
 
 
-def test_states_as_dicts() -> None:
+def test_states_are_read_and_written_as_dicts() -> None:
     with make_trainer() as trainer:
         trainer.fit()
         model, optimizer = trainer.state.model, trainer.state.optimizers[0]
@@ -303,7 +303,7 @@ def test_a_model_is_exported(tmp_path: Path) -> None:
         utils.export_for_inference(model, "torchscript", str(tmp_path / "c"), sample_input=sample)
 
 
-def test_a_trainer_exports_by_composers_arguments_and_samples(tmp_path: Path) -> None:
+def test_trainer_export_accepts_composers_arguments_and_sample_inputs(tmp_path: Path) -> None:
     at_end = composer.callbacks.ExportForInferenceCallback("torch_export", str(tmp_path / "{run_name}.pt2"))
     with make_trainer(callbacks=[at_end]) as trainer:
         trainer.fit()
@@ -318,7 +318,7 @@ def test_a_trainer_exports_by_composers_arguments_and_samples(tmp_path: Path) ->
         torch.testing.assert_close(program(list(batch)), model(batch))  # a loader's batch is a list
 
 
-def test_a_checkpoint_saver_stands_for_the_arguments_of_the_trainer(tmp_path: Path) -> None:
+def test_a_checkpointsaver_replaces_the_trainers_save_arguments(tmp_path: Path) -> None:
     saver = composer.callbacks.CheckpointSaver(tmp_path, save_interval="2ba", num_checkpoints_to_keep=1)
     with make_trainer(callbacks=[saver]) as trainer:
         trainer.fit()
@@ -351,7 +351,7 @@ def lay_out() -> tuple[bool, list[int], bool, float]:
 
 
 @pytest.mark.slow
-def test_a_model_is_laid_out_without_a_trainer() -> None:
+def test_a_model_is_sharded_without_a_trainer() -> None:
     for is_sharded, shape, is_replica, change in run_ranks(lay_out, 2, init="gloo", timeout_s=120):
         assert is_sharded
         assert shape == [4, 4]
@@ -397,7 +397,7 @@ def test_functions_read_and_set_parts_of_a_batch() -> None:
         utils.batch_set({"a": 1, "b": 2}, ["a", "b"], [3])
 
 
-def test_uris_and_settings_are_read_as_in_composer() -> None:
+def test_uris_and_settings_are_parsed_as_in_composer() -> None:
     assert utils.parse_uri("oci://bucket@namespace/a/b") == ("oci", "bucket", "a/b")
     assert utils.extract_hparams({"unit": TimeUnit.EPOCH, "size": 3}) == {"unit": "ep", "size": 3}
     assert utils.partial_format("{foo} {} {}", "a") == "{foo} a {}"
@@ -406,7 +406,7 @@ def test_uris_and_settings_are_read_as_in_composer() -> None:
     assert utils.ensure_tuple(bytearray(b"ab")) == (b"ab",)
 
 
-def test_a_member_is_made_of_its_name_or_its_text() -> None:
+def test_an_enum_member_is_made_from_its_name_or_value() -> None:
     class Kind(utils.StringEnum):
         FIRST = "one"
 

@@ -1,4 +1,4 @@
-"""What LoRA, QLoRA, quantization-aware training and float8 do to a fine-tuning.
+"""The effects of LoRA, QLoRA, quantization-aware training and float8 on a fine-tuning.
 
 A small GPT is trained once on the source of Python's library, then fine-tuned on the text of Python's
 reference manual (`pydoc_data.topics`): all weights plainly, and with each method. The table has, for each

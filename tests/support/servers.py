@@ -1,8 +1,8 @@
 """Third-party object-store servers, for tests marked `stores`: MinIO, versitygw, Azurite, fake-gcs-server.
 
-Each is installed by its own package manager when it is first needed, and kept in the folder
-`$XDG_CACHE_HOME/hocket-test-servers` (`~/.cache` by default), by its version. MinIO's repository is archived:
-its version stays, and versitygw is the maintained S3 server beside it.
+Each is installed by its own package manager at the first use, and kept in the folder
+`$XDG_CACHE_HOME/hocket-test-servers` (`~/.cache` by default), by its version. MinIO's repository is archived,
+so its version is fixed; versitygw is a maintained S3 server.
 """
 
 from __future__ import annotations

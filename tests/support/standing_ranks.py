@@ -19,9 +19,8 @@ START_TIMEOUT_S = 120
 class StandingRanks:
     """Processes with a gloo group that run one function after the other.
 
-    For functions that leave the process and its default group as they were; one that ends the group, changes
-    the environment or is meant to fail belongs into `run_ranks`. After a failure the processes are started
-    anew.
+    For functions that do not change the process or its default group; a function that ends the group, changes
+    the environment or is meant to fail belongs in `run_ranks`. After a failure the processes are restarted.
     """
 
     def __init__(self, world_size: int, folder: Path) -> None:

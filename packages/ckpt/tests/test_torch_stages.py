@@ -12,7 +12,7 @@ from hocket.ckpt.converting import convert
 from hocket.ckpt.torch import CheckpointStore
 from support.states import stepped, whole, wrong
 
-LARGE = 300_000  # items: larger than a tensor may be that stages hold alike
+LARGE = 300_000  # items; too many for a tensor that several stages hold
 
 
 class Mixture(torch.nn.Module):

@@ -128,8 +128,8 @@ def _load(kind: str, path: str, rows: int) -> Wide:
 class _ResidentGrowth:
     """Measures the growth of resident memory to its peak within a block, in multiples of the model.
 
-    Large blocks get mappings of their own, which go back to the system as soon as they are freed: the peak is
-    then what is in use at once, whatever the allocator would keep for later.
+    Large blocks get mappings of their own, which return to the system as soon as they are freed, so that the
+    peak is the memory in use and excludes memory that the allocator would keep.
     """
 
     def __enter__(self) -> Self:

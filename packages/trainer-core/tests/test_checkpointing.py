@@ -1,4 +1,4 @@
-"""Whether a checkpoint is due, computed from the run's plain numbers."""
+"""Batches at which no checkpoint can be due are recognized from the run's plain numbers."""
 
 from __future__ import annotations
 

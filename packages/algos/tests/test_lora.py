@@ -61,7 +61,7 @@ def test_adapters_change_no_output_at_first_and_only_they_train() -> None:
     assert "its state dropped" in str(report)
 
 
-def test_modules_to_save_train_in_full() -> None:
+def test_modules_of_also_train_train_in_full() -> None:
     model = make_model("transformer")
     report = apply_lora(model, r=4, target_modules=["qkv"], also_train=["head", "*_norm"])
     assert [one.names[0] for one in report] == ["attention.qkv"]

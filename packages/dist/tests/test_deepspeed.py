@@ -150,7 +150,7 @@ def test_batch_sizes_are_derived(sizes: dict, expected: tuple) -> None:
     assert (settings.train_batch_size, settings.device_train_microbatch_size) == expected
 
 
-def test_accumulation_steps_must_divide_the_loaders_batch() -> None:
+def test_accumulation_steps_divide_the_loaders_batch_into_microbatches() -> None:
     settings = translate_deepspeed({"gradient_accumulation_steps": 4}, world_size=2, train_batch_size=16)
     assert settings.device_train_microbatch_size == 2
 

@@ -175,7 +175,7 @@ def test_a_full_disk_raises_and_a_smaller_cache_limit_avoids_it(
     assert read_ids(remote=remote, local=small_disk, cache_limit=3 * SHARD) == list(range(COUNT))
 
 
-def test_a_read_only_cache_is_read_and_a_missing_one_raises(
+def test_a_read_only_cache_is_read_and_writing_to_one_raises(
     server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     remote = server.uri("data")

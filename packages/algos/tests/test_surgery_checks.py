@@ -121,7 +121,7 @@ def test_a_replacement_with_an_ambiguous_device_raises_with_its_name() -> None:
             replace_module_classes(spread(), {nn.ReLU: lambda module, index: both if index else None})
 
 
-def test_replacements_that_do_not_fit_raise() -> None:
+def test_replacements_too_large_for_memory_raise() -> None:
     check_memory(1, torch.device("cpu"), "a byte")
     with pytest.raises(IncompatibleError, match=r"all of it takes \d+\.0 GiB, and cpu has"):
         check_memory(1 << 60, torch.device("cpu"), "all of it")

@@ -252,7 +252,7 @@ def test_tied_and_strided_tensors_round_trip(store, tmp_path):
 
 
 @pytest.mark.parametrize("work", ["convert", "diff", "reshard", "verify"])
-def test_a_long_operation_reads_one_version_of_a_replaced_checkpoint(store, tmp_path, work):
+def test_an_operation_on_a_checkpoint_replaced_meanwhile_raises(store, tmp_path, work):
     last, out = str(tmp_path / "last"), str(tmp_path / "out")
 
     def save(step, name):

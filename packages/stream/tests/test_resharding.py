@@ -177,6 +177,6 @@ def test_lightning(folder: str) -> None:
     assert len(ranks[0] + ranks[1]) <= COUNT + 1
 
 
-def test_the_loader_is_never_refused(folder: str) -> None:
+def test_streamingdataloader_reads_a_divided_data_set(folder: str) -> None:
     dataset = StreamingDataset(local=folder, batch_size=4, rank=0, world_size=2)
     assert len(list(StreamingDataLoader(dataset))) == 26

@@ -9,7 +9,6 @@ use hocket_store::durable::PageBuffer;
 use crate::data_reader::{Caching, DataReader};
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
-use crate::location::Location;
 use crate::manifest::DataFile;
 use crate::plan::Read;
 
@@ -24,10 +23,10 @@ pub(crate) struct Table {
 
 impl Table {
     /// Decodes what `check` needs, or else only what reading needs: files of other formats have no digests.
-    pub(crate) fn of(location: &Location, file: &DataFile, check: bool) -> Result<Self> {
+    pub(crate) fn of(uri: &str, file: &DataFile, check: bool) -> Result<Self> {
         let unusable = |what: &str| {
             CkptError::bad_manifest(
-                location.uri(),
+                uri,
                 format!(
                     "file `{}`: `{what}` does not have one entry per block",
                     file.path
@@ -57,7 +56,7 @@ impl Table {
 
 /// A block of a file.
 pub(crate) struct Block<'a> {
-    pub(crate) location: &'a Location,
+    pub(crate) uri: &'a str,
     pub(crate) file: &'a DataFile,
     pub(crate) table: &'a Table,
     pub(crate) number: u64,
@@ -144,7 +143,7 @@ impl Block<'_> {
 
     fn corrupt(&self, reason: String) -> CkptError {
         CkptError::Corrupt {
-            uri: self.location.uri().to_owned(),
+            uri: self.uri.to_owned(),
             file: Some(self.file.path.clone()),
             offset: Some(self.start()),
             reason,
@@ -193,37 +192,38 @@ impl Source<'_> {
 /// Opens a data file, checks its size against the manifest, and prepares to read about `wanted` bytes of it.
 pub(crate) fn open_data(
     root: &Path,
-    location: &Location,
+    uri: &str,
     file: &DataFile,
     wanted: u64,
     caching: Caching,
 ) -> Result<DataReader> {
     let path = root.join(&file.path);
     let handle = DataReader::open(&path, wanted, caching).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => missing(location, file),
+        io::ErrorKind::NotFound => missing(uri, file),
         _ => CkptError::io(&path, "open the data file", &error),
     })?;
     let size = handle
         .size()
         .map_err(|error| CkptError::io(&path, "look at the data file", &error))?;
-    check_size(location, file, size)?;
+    check_size(uri, file, size)?;
     Ok(handle)
 }
 
-pub(crate) fn missing(location: &Location, file: &DataFile) -> CkptError {
-    location.not_found(format!(
+pub(crate) fn missing(uri: &str, file: &DataFile) -> CkptError {
+    let reason = format!(
         "the manifest names data file `{}`, which does not exist",
         file.path
-    ))
+    );
+    CkptError::not_found(uri, reason)
 }
 
-pub(crate) fn check_size(location: &Location, file: &DataFile, size: u64) -> Result<()> {
+pub(crate) fn check_size(uri: &str, file: &DataFile, size: u64) -> Result<()> {
     let expected = file.stored_bytes();
     if size == expected {
         return Ok(());
     }
     Err(CkptError::Corrupt {
-        uri: location.uri().to_owned(),
+        uri: uri.to_owned(),
         file: Some(file.path.clone()),
         offset: None,
         reason: format!("it has {size} bytes, {expected} were written"),

@@ -10,6 +10,7 @@ use crate::location::Location;
 use crate::manifest::DataFile;
 use crate::plan::{Read, plan};
 use crate::read::Job;
+use crate::verify::{Bad, Check};
 use crate::workers::Interrupted;
 
 /// Reads that together fit this share of the free memory go through the page cache; larger ones would only
@@ -36,7 +37,7 @@ impl DataFiles {
     pub fn new(location: Location, mut files: Vec<DataFile>, check: bool) -> Result<Self> {
         let mut tables = Vec::with_capacity(files.len());
         for file in &mut files {
-            tables.push(Table::of(&location, file, check)?);
+            tables.push(Table::of(location.uri(), file, check)?);
             // The table has them decoded, and for a large checkpoint they are most of the manifest.
             file.digests = String::new();
         }
@@ -64,14 +65,24 @@ impl DataFiles {
         } else {
             Caching::Bypass
         };
-        Job::new(
-            &self.location,
-            &self.files,
-            &self.tables,
-            reads,
-            &touches,
-            self.check,
-        )
-        .run(caching, interrupted)
+        let uri = self.location.uri();
+        let job = Job::new(uri, &self.files, &self.tables, reads, &touches, self.check);
+        self.location.files().read(&job, caching, interrupted)
     }
+}
+
+/// Returns every bad block of a file as (block, offset in the data); (-1, -`data_start`) is a header that
+/// differs.
+///
+/// # Errors
+/// `NotFound` if the file is gone, `Corrupt` if its size differs, and errors of the disk or the store.
+pub fn verify_file(
+    location: &Location,
+    file: &DataFile,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<Bad>> {
+    let check = Check::new(location.uri(), file)?;
+    let mut bad = location.files().verify(&check, interrupted)?;
+    bad.sort_unstable();
+    Ok(bad)
 }

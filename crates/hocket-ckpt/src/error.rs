@@ -99,6 +99,14 @@ pub enum CkptError {
 }
 
 impl CkptError {
+    /// Builds the error that nothing exists at `uri`.
+    pub(crate) fn not_found(uri: &str, reason: impl Into<String>) -> Self {
+        Self::NotFound {
+            uri: uri.to_owned(),
+            reason: reason.into(),
+        }
+    }
+
     /// Builds the error of a failed system call on `path`; `action` is a verb such as "write".
     pub(crate) fn io(path: &Path, action: &str, error: &io::Error) -> Self {
         let uri = path.display().to_string();

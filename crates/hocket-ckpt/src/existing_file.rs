@@ -1,6 +1,7 @@
 //! A file completed by an earlier run, compared with the new data and left unchanged.
 
 use crate::error::{CkptError, Result};
+use crate::files::Target;
 use crate::foreign::blob::Blob;
 use crate::location::Location;
 use crate::workers::Interrupted;
@@ -34,8 +35,23 @@ impl ExistingFile {
         Ok(Some(found))
     }
 
+    fn differs(&self) -> CkptError {
+        CkptError::Exists {
+            uri: format!(
+                "{}/{}",
+                self.blob.uri().trim_end_matches('/'),
+                self.blob.name()
+            ),
+            reason: "it is not what would be written here, and was not touched. Name another destination, or delete it \
+                     first"
+                .to_owned(),
+        }
+    }
+}
+
+impl Target for ExistingFile {
     /// Compares the next bytes.
-    pub(crate) fn compare(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
+    fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
         for piece in bytes.chunks(PIECE_BYTES) {
             let end = self.at + piece.len() as u64;
             if end > self.blob.size() || self.blob.read(self.at..end, interrupted)? != piece {
@@ -50,23 +66,10 @@ impl ExistingFile {
     }
 
     /// Ends the comparison; all data has been passed.
-    pub(crate) fn end(self) -> Result<()> {
+    fn finish(self: Box<Self>, _: Interrupted<'_>) -> Result<()> {
         if self.at == self.blob.size() {
             return Ok(());
         }
         Err(self.differs())
-    }
-
-    fn differs(&self) -> CkptError {
-        CkptError::Exists {
-            uri: format!(
-                "{}/{}",
-                self.blob.uri().trim_end_matches('/'),
-                self.blob.name()
-            ),
-            reason: "it is not what would be written here, and was not touched. Name another destination, or delete it \
-                     first"
-                .to_owned(),
-        }
     }
 }

@@ -29,6 +29,16 @@ pub(crate) fn is_ours(path: &str) -> bool {
     name.is_some_and(|name| save_of(name_of_hidden(name).unwrap_or(name)).is_some())
 }
 
+/// Prefix of the key on which a commit tests its store; the save's id follows.
+pub(crate) const PROBE_PREFIX: &str = ".hocket-probe-";
+
+/// Returns the first digits of the id of the save that wrote a probe with this key, if it is a probe.
+pub(crate) fn save_of_probe(key: &str) -> Option<&str> {
+    let (id, pid) = key.strip_prefix(PROBE_PREFIX)?.split_once('-')?;
+    let is_hex = |digit: u8| digit.is_ascii_hexdigit();
+    (id.len() == 32 && id.bytes().all(is_hex) && pid.parse::<u32>().is_ok()).then(|| id.get(..8))?
+}
+
 /// Returns whether `path` is a plain relative path below `data/`, as data files must have.
 pub(crate) fn is_data_path(path: &str) -> bool {
     path.len() <= 1024 && path.starts_with("data/") && path.split('/').all(is_plain_name)

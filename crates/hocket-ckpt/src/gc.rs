@@ -5,19 +5,14 @@
 //! younger than the minimum age.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use hocket_store::Store;
-use hocket_store::durable::sync_folder;
-
 use crate::error::{CkptError, Result};
-use crate::list::folders;
-use crate::location::{Kind, Location};
-use crate::manifest::{MANIFEST_NAME, data_paths, read_document, read_head};
-use crate::orphans::{Found, Waste, files_of, hidden_files, uploads_by_name};
-use crate::remote;
-use crate::remove::{delete_files, remove};
+use crate::fetch::{read_document, read_head};
+use crate::location::Location;
+use crate::manifest::data_paths;
+use crate::orphans::{Found, Waste};
+use crate::remove::delete_files;
 use crate::workers::Interrupted;
 
 /// An item that was or would be removed.
@@ -58,13 +53,14 @@ pub fn gc(
     dry_run: bool,
     interrupted: Interrupted<'_>,
 ) -> Result<Collected> {
-    let mut uploads = uploads_by_name(location, interrupted)?;
-    let mut names = match folders(location, interrupted) {
-        Err(CkptError::NotFound { .. }) if !uploads.is_empty() => Vec::new(),
+    let mut beside = location.files().garbage_beside(interrupted)?;
+    let of_none = beside.remove(".").unwrap_or_default();
+    let mut names = match location.files().folders(interrupted) {
+        Err(CkptError::NotFound { .. }) if !beside.is_empty() => Vec::new(),
         names => names?,
     };
     names.extend(
-        uploads
+        beside
             .keys()
             .filter(|name| !names.contains(name))
             .cloned()
@@ -76,13 +72,10 @@ pub fn gc(
         now: SystemTime::now(),
         collected: Collected::default(),
     };
-    if let Kind::Local(root) = location.kind() {
-        // A conversion to a single file writes it beside the checkpoints.
-        let waste = collection.choose(hidden_files(root)?, None);
-        collection.take(location, ".", waste, false, interrupted)?;
-    }
+    let waste = collection.choose(of_none, None);
+    collection.take(location, ".", waste, false, interrupted)?;
     for name in names {
-        let uploads = uploads.remove(&name).unwrap_or_default();
+        let uploads = beside.remove(&name).unwrap_or_default();
         collection.visit(&location.child(&name)?, &name, uploads, interrupted)?;
     }
     Ok(collection.collected)
@@ -105,7 +98,7 @@ impl Collection {
         uploads: Vec<Found>,
         interrupted: Interrupted<'_>,
     ) -> Result<()> {
-        let mut found = files_of(child, interrupted)?;
+        let mut found = child.files().garbage(interrupted)?;
         found.extend(uploads);
         if found.is_empty() {
             return Ok(());
@@ -205,53 +198,5 @@ fn sweep(
     if !files.is_empty() {
         delete_files(location, &files, interrupted)?;
     }
-    match location.kind() {
-        Kind::Local(root) => sweep_folder(root, waste, is_partial),
-        Kind::Remote(store) => sweep_prefix(store, waste, interrupted),
-    }
-}
-
-/// Removes hidden files, and folders that are then empty; other files and their folders are kept.
-fn sweep_folder(root: &Path, waste: &[(Found, Duration)], is_partial: bool) -> Result<()> {
-    let is_hidden = |waste: Waste| matches!(waste, Waste::Manifest | Waste::Unfinished);
-    for (one, _) in waste.iter().filter(|(one, _)| is_hidden(one.waste)) {
-        remove(&root.join(&one.path))?;
-    }
-    let data = root.join("data");
-    let is_of_saves = waste.iter().any(|(one, _)| one.waste != Waste::Unfinished);
-    if is_of_saves && std::fs::remove_dir(&data).is_ok() && is_partial {
-        remove(&root.join(format!(".{MANIFEST_NAME}.lock")))?;
-    }
-    if is_partial {
-        let _ = std::fs::remove_dir(root);
-    }
-    for folder in [data.as_path(), root] {
-        if folder.is_dir() {
-            sync_folder(folder)?;
-        }
-    }
-    Ok(())
-}
-
-/// Aborts uploads and removes probes.
-fn sweep_prefix(
-    store: &Store,
-    waste: &[(Found, Duration)],
-    interrupted: Interrupted<'_>,
-) -> Result<()> {
-    let others: Vec<_> = waste
-        .iter()
-        .filter(|(one, _)| matches!(one.waste, Waste::Upload | Waste::Probe))
-        .map(|(one, _)| (one.path.clone(), one.upload.clone()))
-        .collect();
-    let end = |index: usize| {
-        let (store, (key, upload)) = (store.clone(), others[index].clone());
-        async move {
-            match upload {
-                Some(id) => Ok(store.abort_upload(&key, &id).await?),
-                None => Ok(store.delete(&key).await?),
-            }
-        }
-    };
-    remote::gather(others.len(), end, |_, ()| Ok(()), interrupted)
+    location.files().sweep(waste, is_partial, interrupted)
 }

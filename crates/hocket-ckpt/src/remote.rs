@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use bytes::Bytes;
 use hocket_store::execution::{defect, receive};
-use hocket_store::{Store, StoreError, Upload, runtime};
+use hocket_store::{Listing, Store, StoreError, Upload, runtime};
 
 use crate::digest::{BLOCK_BYTES, xxh3_128};
 use crate::error::{CkptError, NEVER_REPLACED, Result};
@@ -67,6 +67,25 @@ where
         take(index, result?)?;
     }
     Ok(())
+}
+
+/// Runs futures as [`gather`] does, and returns their results in the order of the futures.
+pub(crate) fn gather_all<T, F>(
+    count: usize,
+    make: impl FnMut(usize) -> F,
+    interrupted: Interrupted<'_>,
+) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    let take = |index: usize, result| {
+        results[index] = Some(result);
+        Ok(())
+    };
+    gather(count, make, take, interrupted)?;
+    Ok(results.into_iter().flatten().collect())
 }
 
 /// The result slot of a task. If it is dropped unset because the task panicked, it reports that, so that the
@@ -188,10 +207,17 @@ pub(crate) async fn get_start(store: Store, key: String, limit: u64) -> Result<O
     }
 }
 
-/// Returns whether data files of Hocket exist.
-pub(crate) async fn has_data(store: Store) -> Result<bool> {
-    let listing = store.list_dirs("data").await?;
-    Ok(listing.objects.iter().any(|object| is_ours(&object.key)))
+/// Returns whether data files of Hocket exist below `prefix`, which ends with `/` or is empty.
+pub(crate) async fn has_data(store: Store, prefix: String) -> Result<bool> {
+    let listing = store.list_dirs(&format!("{prefix}data")).await?;
+    let mut keys = listing.objects.iter().map(|object| &object.key);
+    Ok(keys.any(|key| key.strip_prefix(&prefix).is_some_and(is_ours)))
+}
+
+/// Lists the objects and folders directly below the store's prefix.
+pub(crate) fn level(store: &Store, interrupted: Interrupted<'_>) -> Result<Listing> {
+    let store = store.clone();
+    wait(async move { Ok(store.list_dirs("").await?) }, interrupted)
 }
 
 /// Returns the size of an object in bytes; none if it does not exist.

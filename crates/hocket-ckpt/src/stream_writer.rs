@@ -3,26 +3,15 @@
 //! The file appears under its final name when it is complete, and never replaces another. An existing file is
 //! compared with the incoming data: a file that an earlier run completed before it was killed is kept.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::path::{Path, PathBuf};
-
-use bytes::Bytes;
-use hocket_store::Upload;
-use hocket_store::durable::{
-    Direct, SequentialWriter, hidden_path, mark_alive, sweep, sync_parent,
-};
-
 use crate::compress::FrameWriter;
 use crate::digest::{BLOCK_BYTES, to_base64, xxh3_128};
-use crate::error::{CkptError, NEVER_REPLACED, Result};
+use crate::error::{CkptError, Result};
 use crate::existing_file::ExistingFile;
 use crate::file_names::is_plain_name;
-use crate::local_file::create_folder;
-use crate::location::{Kind, Location};
+use crate::files::Target;
+use crate::location::Location;
 use crate::manifest::DataFile;
-use crate::remote;
-use crate::workers::{self, Interrupted};
+use crate::workers::Interrupted;
 
 /// Options of a sequential write.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,14 +27,9 @@ pub struct StreamWriter {
     path: String,
     size: u64,
     written: u64,
-    target: Option<Target>,
+    target: Option<Box<dyn Target>>,
+    is_found: bool,
     digests: Option<Digests>,
-}
-
-enum Target {
-    Local(Staged),
-    Remote(Upload),
-    ExistingFile(ExistingFile),
 }
 
 /// The result of a finished file.
@@ -73,20 +57,24 @@ impl StreamWriter {
                 "`{path}`: expected a plain relative path"
             )));
         }
-        if let Kind::Local(root) = location.kind() {
-            sweep(&root.join(path));
-        }
+        location.files().sweep_beside(path);
         // The size of a compressed file is not known in advance.
         let expected = options.level.is_none().then_some(size);
-        let target = match ExistingFile::find(location, path, expected, interrupted)? {
-            Some(finished) => Target::ExistingFile(finished),
-            None => Self::begin(location, path, size, expected.is_some(), interrupted)?,
+        let found = ExistingFile::find(location, path, expected, interrupted)?;
+        let is_found = found.is_some();
+        let target: Box<dyn Target> = match found {
+            Some(finished) => Box::new(finished),
+            None => {
+                let is_exact = expected.is_some();
+                location.files().begin(path, size, is_exact, interrupted)?
+            }
         };
         Ok(Self {
             path: path.to_owned(),
             size,
             written: 0,
             target: Some(target),
+            is_found,
             digests: options
                 .data_start
                 .map(|data_start| Digests::new(data_start, options.level))
@@ -94,30 +82,10 @@ impl StreamWriter {
         })
     }
 
-    fn begin(
-        location: &Location,
-        path: &str,
-        size: u64,
-        is_reserved: bool,
-        interrupted: Interrupted<'_>,
-    ) -> Result<Target> {
-        match location.kind() {
-            Kind::Local(root) => {
-                let reserved = if is_reserved { size } else { 0 };
-                Ok(Target::Local(Staged::create(&root.join(path), reserved)?))
-            }
-            Kind::Remote(store) => {
-                let (store, key) = (store.clone(), path.to_owned());
-                let start = async move { Ok(store.upload(&key, Some(size)).await?) };
-                Ok(Target::Remote(remote::wait(start, interrupted)?))
-            }
-        }
-    }
-
     /// Returns whether the file existed already, so that the data is only compared with it.
     #[must_use]
     pub fn is_found(&self) -> bool {
-        matches!(self.target, Some(Target::ExistingFile(_)))
+        self.is_found
     }
 
     /// Appends bytes.
@@ -136,22 +104,15 @@ impl StreamWriter {
     }
 
     fn put(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()> {
-        self.target = match self.target.take() {
-            Some(Target::Local(mut staged)) => {
-                staged.write(bytes)?;
-                Some(Target::Local(staged))
-            }
-            Some(Target::Remote(upload)) => {
-                let piece = Bytes::copy_from_slice(bytes);
-                Some(Target::Remote(remote::send(upload, piece, interrupted)?))
-            }
-            Some(Target::ExistingFile(mut finished)) => {
-                finished.compare(bytes, interrupted)?;
-                Some(Target::ExistingFile(finished))
-            }
-            None => return Err(CkptError::Invalid(format!("`{}` was given up", self.path))),
-        };
+        let mut target = self.take()?;
+        target.write(bytes, interrupted)?;
+        self.target = Some(target);
         Ok(())
+    }
+
+    fn take(&mut self) -> Result<Box<dyn Target>> {
+        let given_up = || CkptError::Invalid(format!("`{}` was given up", self.path));
+        self.target.take().ok_or_else(given_up)
     }
 
     /// Makes the file durable and gives it its final name.
@@ -172,27 +133,11 @@ impl StreamWriter {
                 self.put(&frames, interrupted)?;
             }
         }
-        match self.target.take() {
-            Some(Target::Local(staged)) => {
-                workers::detached(interrupted, move || staged.publish())?
-            }
-            Some(Target::Remote(upload)) => {
-                remote::wait(async move { Ok(upload.finish().await?) }, interrupted)?;
-            }
-            Some(Target::ExistingFile(finished)) => finished.end()?,
-            None => return Err(CkptError::Invalid(format!("`{}` was given up", self.path))),
-        }
+        self.take()?.finish(interrupted)?;
         let (path, size) = (self.path, self.size);
         Ok(Streamed {
             file: self.digests.map(|digests| digests.describe(path, size)),
         })
-    }
-}
-
-fn taken(uri: String) -> CkptError {
-    CkptError::Exists {
-        uri,
-        reason: NEVER_REPLACED.to_owned(),
     }
 }
 
@@ -277,100 +222,5 @@ impl Digests {
             header: to_base64(&xxh3_128(&self.header)),
             digests: to_base64(&self.digests),
         }
-    }
-}
-
-/// A local file under a hidden name.
-struct Staged {
-    hidden: PathBuf,
-    target: PathBuf,
-    file: File,
-    stream: Option<SequentialWriter>,
-    pid: u32,
-}
-
-impl Staged {
-    fn create(target: &Path, size: u64) -> Result<Self> {
-        if target.symlink_metadata().is_ok() {
-            return Err(taken(target.display().to_string()));
-        }
-        let folder = target.parent().unwrap_or(Path::new("."));
-        create_folder(folder)?;
-        let hidden = hidden_path(target);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&hidden)
-            .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
-        mark_alive(&file);
-        let direct = Direct::open(&hidden, &file, size)
-            .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
-        let staged = Self {
-            hidden,
-            target: target.to_owned(),
-            file,
-            stream: Some(SequentialWriter::new(direct)),
-            pid: std::process::id(),
-        };
-        // Reserves the space, so that a full disk is reported before anything is written; some file systems do
-        // not support it.
-        match reserve(&staged.file, size.max(1)) {
-            Err(error @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
-                let action = format!("reserve {size} bytes");
-                Err(CkptError::io(
-                    &staged.hidden,
-                    &action,
-                    &io::Error::from(error),
-                ))
-            }
-            _ => Ok(staged),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let outcome = match &mut self.stream {
-            Some(stream) => stream.write(bytes),
-            None => Ok(()),
-        };
-        outcome.map_err(|error| CkptError::io(&self.hidden, "write", &error))
-    }
-
-    fn publish(mut self) -> Result<()> {
-        let written = self.stream.take().map_or(Ok(()), SequentialWriter::finish);
-        written.map_err(|error| CkptError::io(&self.hidden, "write", &error))?;
-        self.file
-            .sync_all()
-            .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
-        // A hard link, unlike a rename, fails if the name exists.
-        std::fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => taken(self.target.display().to_string()),
-            _ => CkptError::io(&self.target, "link the file to its name", &error),
-        })?;
-        let _ = std::fs::remove_file(&self.hidden);
-        Ok(sync_parent(&self.target)?)
-    }
-}
-
-/// Reserves space, and leaves the length of the file as it is. Only Linux does both.
-#[cfg(target_os = "linux")]
-fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
-    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn reserve(_file: &File, _size: u64) -> rustix::io::Result<()> {
-    Ok(())
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        // Its threads end first, so that they do not write to the file after its removal.
-        self.stream = None;
-        // The copy in a forked child must not remove the parent's file.
-        if self.pid != std::process::id() {
-            return;
-        }
-        // Already gone if it was published.
-        let _ = std::fs::remove_file(&self.hidden);
     }
 }

@@ -1,18 +1,11 @@
 //! One foreign file, read by byte ranges.
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use hocket_store::Store;
-use hocket_store::durable::open_regular;
-
 use crate::error::{CkptError, Result};
-use crate::local_file::found;
-use crate::location::{Kind, Location};
-use crate::remote::{self, found_remote};
+use crate::files::OpenFile;
+use crate::location::Location;
 use crate::workers::Interrupted;
 
 /// Limit of a single read, independent of the lengths that a file declares.
@@ -24,16 +17,10 @@ pub(crate) struct Blob {
     uri: String,
     name: String,
     size: u64,
-    source: Arc<Source>,
+    /// None for bytes in memory, of which only the fetched pieces can be read.
+    source: Option<Arc<dyn OpenFile>>,
     /// Pieces fetched earlier, each with its offset.
     fetched: Vec<(u64, Vec<u8>)>,
-}
-
-enum Source {
-    Local(PathBuf, File),
-    Remote(Store),
-    /// Only the fetched pieces can be read.
-    Memory,
 }
 
 impl Blob {
@@ -43,29 +30,14 @@ impl Blob {
         name: &str,
         interrupted: Interrupted<'_>,
     ) -> Result<Option<Self>> {
-        let blob = |size, source| Self {
+        let opened = location.files().open(name, interrupted)?;
+        Ok(opened.map(|(size, source)| Self {
             uri: location.uri().to_owned(),
             name: name.to_owned(),
             size,
-            source: Arc::new(source),
+            source: Some(source),
             fetched: Vec::new(),
-        };
-        match location.kind() {
-            Kind::Local(root) => {
-                let path = root.join(name);
-                let Some(file) = found(open_regular(&path), &path, "open the file")? else {
-                    return Ok(None);
-                };
-                let metadata = file
-                    .metadata()
-                    .map_err(|error| CkptError::io(&path, "look at the file", &error))?;
-                Ok(Some(blob(metadata.len(), Source::Local(path, file))))
-            }
-            Kind::Remote(store) => {
-                let size = remote::wait(remote::size(store.clone(), name.to_owned()), interrupted)?;
-                Ok(size.map(|size| blob(size, Source::Remote(store.clone()))))
-            }
-        }
+        }))
     }
 
     /// Opens a file that must exist.
@@ -88,7 +60,7 @@ impl Blob {
             uri: String::new(),
             name: "memory".to_owned(),
             size: 0,
-            source: Arc::new(Source::Memory),
+            source: None,
             fetched: Vec::new(),
         }
     }
@@ -104,7 +76,7 @@ impl Blob {
             uri: self.uri.clone(),
             name: self.name.clone(),
             size,
-            source: Arc::new(Source::Memory),
+            source: None,
             fetched,
         }
     }
@@ -131,20 +103,8 @@ impl Blob {
 
     /// Reads the bytes of a range.
     pub(crate) fn read(&self, range: Range<u64>, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
-        self.check(&range)?;
-        if let Some(bytes) = self.remembered(&range) {
-            return Ok(bytes.to_vec());
-        }
-        match &*self.source {
-            Source::Memory => Err(self.not_kept(&range)),
-            Source::Local(path, file) => read_local(path, file, range),
-            Source::Remote(store) => {
-                let (store, name) = (store.clone(), self.name.clone());
-                let fetch = async move { found_remote(store.get_range(&name, range).await) };
-                let bytes = remote::wait(fetch, interrupted)?;
-                bytes.map(|bytes| bytes.to_vec()).ok_or_else(|| self.gone())
-            }
-        }
+        let mut pieces = self.read_many(std::slice::from_ref(&range), interrupted)?;
+        Ok(pieces.pop().unwrap_or_default())
     }
 
     /// Reads several small ranges; nearby ranges share a request.
@@ -154,26 +114,15 @@ impl Blob {
         interrupted: Interrupted<'_>,
     ) -> Result<Vec<Vec<u8>>> {
         ranges.iter().try_for_each(|range| self.check(range))?;
-        let known = ranges
-            .iter()
-            .map(|range| self.remembered(range).map(<[u8]>::to_vec));
-        if let Some(known) = known.collect() {
+        let known = |range| self.remembered(range).map(<[u8]>::to_vec);
+        if let Some(known) = ranges.iter().map(known).collect() {
             return Ok(known);
         }
-        match &*self.source {
-            Source::Memory => ranges
-                .iter()
-                .map(|range| self.read(range.clone(), interrupted))
-                .collect(),
-            Source::Local(path, file) => ranges
-                .iter()
-                .map(|range| read_local(path, file, range.clone()))
-                .collect(),
-            Source::Remote(store) => {
-                let (store, name, ranges) = (store.clone(), self.name.clone(), ranges.to_vec());
-                let fetch = async move { found_remote(store.get_ranges(&name, &ranges).await) };
-                let pieces = remote::wait(fetch, interrupted)?.ok_or_else(|| self.gone())?;
-                Ok(pieces.iter().map(|bytes| bytes.to_vec()).collect())
+        match &self.source {
+            Some(source) => source.read(ranges, interrupted)?.ok_or_else(|| self.gone()),
+            None => {
+                let unknown = ranges.iter().find(|range| self.remembered(range).is_none());
+                Err(self.not_kept(unknown.unwrap_or(&(0..0))))
             }
         }
     }
@@ -226,14 +175,4 @@ impl Blob {
             ),
         ))
     }
-}
-
-fn read_local(path: &std::path::Path, file: &File, range: Range<u64>) -> Result<Vec<u8>> {
-    let mut bytes = vec![0_u8; (range.end - range.start) as usize];
-    file.read_exact_at(&mut bytes, range.start)
-        .map_err(|error| {
-            let action = format!("read {} bytes at {}", bytes.len(), range.start);
-            CkptError::io(path, &action, &error)
-        })?;
-    Ok(bytes)
 }

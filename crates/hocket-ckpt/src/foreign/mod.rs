@@ -27,8 +27,7 @@ use blob::Blob;
 use huggingface::INDEX_SUFFIX;
 
 use crate::error::{CkptError, Result};
-use crate::location::{Kind, Location};
-use crate::remote;
+use crate::location::Location;
 use crate::workers::Interrupted;
 
 /// Suffixes of `torch.save` files, in the order in which a folder is searched.
@@ -50,7 +49,10 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
         return file(root, &blob, interrupted);
     }
     let location = Location::open(uri)?;
-    let names = names(&location, interrupted)?;
+    let Some(listing) = location.files().level(interrupted)? else {
+        return Err(location.not_found(format!("there is no such file or folder; {EXPECTED}")));
+    };
+    let names: Vec<String> = listing.objects.into_iter().map(|one| one.key).collect();
     let has = |name: &str| names.iter().any(|one| one == name);
     if has(dcp::METADATA_NAME) {
         return dcp::catalogue(&location, interrupted);
@@ -103,7 +105,7 @@ pub fn catalogue(uri: &str, interrupted: Interrupted<'_>) -> Result<Catalogue> {
     }
     match found.as_slice() {
         [one] => file(uri, &Blob::open(&location, one, interrupted)?, interrupted),
-        [] if names.is_empty() && is_empty(&location, interrupted)? => {
+        [] if names.is_empty() && listing.dirs.is_empty() => {
             Err(location.not_found(format!("this folder is empty; {EXPECTED}")))
         }
         [] => Err(location.not_found(format!("this is not a checkpoint; {EXPECTED}"))),
@@ -149,37 +151,6 @@ fn split(uri: &str) -> Option<(&str, &str)> {
         None if uri.is_empty() || uri == "." || uri == ".." => None,
         None => Some((".", uri)),
     }
-}
-
-/// Returns the names of the files directly under a place.
-fn names(location: &Location, interrupted: Interrupted<'_>) -> Result<Vec<String>> {
-    let store = match location.kind() {
-        Kind::Local(root) if !root.is_dir() => {
-            return Err(location.not_found(format!("there is no such file or folder; {EXPECTED}")));
-        }
-        Kind::Local(_) => {
-            hocket_store::Store::open(location.uri(), hocket_store::StoreOptions::default())?
-        }
-        Kind::Remote(store) => store.clone(),
-    };
-    let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
-    Ok(listing
-        .objects
-        .into_iter()
-        .map(|object| object.key)
-        .collect())
-}
-
-/// Returns whether a place contains neither files nor folders.
-fn is_empty(location: &Location, interrupted: Interrupted<'_>) -> Result<bool> {
-    Ok(match location.kind() {
-        Kind::Local(_) => crate::list::folders(location, interrupted)?.is_empty(),
-        Kind::Remote(store) => {
-            let store = store.clone();
-            let listing = remote::wait(async move { Ok(store.list_dirs("").await?) }, interrupted)?;
-            listing.dirs.is_empty()
-        }
-    })
 }
 
 /// Returns the CRC-32 of a zip, continued from `value`.

@@ -12,6 +12,9 @@ use super::rules;
 use crate::digest::{DIGEST_BYTES, hex, xxh3_128};
 use crate::error::{CkptError, Result};
 
+/// The manifest's name inside a checkpoint; its presence is the commit.
+pub const MANIFEST_NAME: &str = "checkpoint.json.zst";
+
 /// Number of bytes that contain the first frame of every manifest.
 pub(crate) const HEAD_BYTES: u64 = 4096;
 

@@ -1,12 +1,9 @@
 //! Reads of a checkpoint's manifest.
 
-use super::frames::{HEAD_BYTES, decode, decode_head};
 use crate::error::{CkptError, Result};
 use crate::location::Location;
+use crate::manifest::{HEAD_BYTES, MANIFEST_NAME, decode, decode_head};
 use crate::workers::Interrupted;
-
-/// The manifest's name inside a checkpoint; its presence is the commit.
-pub const MANIFEST_NAME: &str = "checkpoint.json.zst";
 
 /// Limit of the stored manifest in bytes.
 const MANIFEST_LIMIT: u64 = 1 << 30;
@@ -32,9 +29,9 @@ pub fn read_head(location: &Location, interrupted: Interrupted<'_>) -> Result<Ve
 
 /// Reads the first `limit` bytes of the manifest. If there is none, the error describes what exists instead.
 fn fetch(location: &Location, limit: u64, interrupted: Interrupted<'_>) -> Result<Vec<u8>> {
-    match location.get_start(MANIFEST_NAME, limit, interrupted)? {
+    match location.files().get_start(MANIFEST_NAME, limit, interrupted)? {
         Some(bytes) => Ok(bytes),
-        None if location.has_data(interrupted)? => Err(CkptError::Partial {
+        None if location.files().has_data(interrupted)? => Err(CkptError::Partial {
             uri: location.uri().to_owned(),
         }),
         None => Err(location.not_found(format!(

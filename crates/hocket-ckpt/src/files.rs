@@ -1,0 +1,158 @@
+//! The operations that a folder on a disk and a prefix of an object store both have.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hocket_store::Listing;
+
+use crate::data_reader::Caching;
+use crate::error::Result;
+use crate::manifest_write::ManifestWrite;
+use crate::orphans::Found;
+use crate::read::Job;
+use crate::safetensors::Layout;
+use crate::verify::{Bad, Check};
+use crate::workers::Interrupted;
+use crate::written::{Content, WriteOptions};
+
+/// The place of a checkpoint, or of several. Paths have been checked. An implementation holds no client and may
+/// be kept across a fork.
+pub(crate) trait Files: Removal + Debug + Send + Sync {
+    /// Returns the URI as it was given.
+    fn uri(&self) -> &str;
+
+    /// Reads at most the first `limit` bytes of a file; returns none if it does not exist.
+    fn get_start(
+        &self,
+        path: &str,
+        limit: u64,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Vec<u8>>>;
+
+    /// Returns whether data files of Hocket exist, or only the empty folder for them, which a save leaves if it
+    /// dies before its first file.
+    fn has_data(&self, interrupted: Interrupted<'_>) -> Result<bool>;
+
+    /// Returns the names of the folders. Symbolic links are left out: they are second names of other folders.
+    fn folders(&self, interrupted: Interrupted<'_>) -> Result<Vec<String>>;
+
+    /// Looks for a checkpoint in each of the folders.
+    fn peek(&self, folders: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Peek>>;
+
+    /// Returns the files and folders directly at the place, with links; none if there is no such folder.
+    fn level(&self, interrupted: Interrupted<'_>) -> Result<Option<Listing>>;
+
+    /// Returns the size of each file in bytes; none for a missing file.
+    fn sizes(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<Vec<Option<u64>>>;
+
+    /// Opens a file, and returns it with its size in bytes; none if it does not exist.
+    fn open(&self, path: &str, interrupted: Interrupted<'_>) -> Result<Option<Opened>>;
+
+    /// Reads data files into the caller's memory; `caching` applies to files on a disk.
+    fn read(&self, job: &Job<'_>, caching: Caching, interrupted: Interrupted<'_>) -> Result<()>;
+
+    /// Returns the bad blocks of a data file, unsorted.
+    fn verify(&self, check: &Check<'_>, interrupted: Interrupted<'_>) -> Result<Vec<Bad>>;
+
+    /// Writes a new data file; after an error no file remains.
+    fn write(
+        &self,
+        path: &str,
+        layout: &Layout,
+        options: WriteOptions,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Content>;
+
+    /// Starts a new file that is written in pieces. With `is_exact`, its size is known, and otherwise `size` is
+    /// the greatest that it may have.
+    fn begin(
+        &self,
+        path: &str,
+        size: u64,
+        is_exact: bool,
+        interrupted: Interrupted<'_>,
+    ) -> Result<Box<dyn Target>>;
+
+    /// Writes the manifest under its final name, conditionally and durably.
+    fn commit(&self, manifest: &ManifestWrite, interrupted: Interrupted<'_>) -> Result<()>;
+
+    /// Removes hidden files that killed writers of `path` left beside it.
+    fn sweep_beside(&self, _path: &str) {}
+}
+
+/// The removal of a checkpoint, and of what saves and conversions leave.
+pub(crate) trait Removal {
+    /// Refuses a place that is itself a symbolic link.
+    fn refuse_link(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses paths, and a data folder, that lead through symbolic links.
+    fn refuse_links(&self, _paths: &HashSet<String>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Removes a checkpoint: first the manifest, then the `named` data files and those of Hocket.
+    fn delete(
+        &self,
+        has_manifest: bool,
+        named: HashSet<String>,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()>;
+
+    /// Removes data files, and their folders if these are then empty. Missing files are not an error.
+    fn delete_files(&self, paths: &[String], interrupted: Interrupted<'_>) -> Result<()>;
+
+    /// Returns whether a live process writes the file. An object appears only when complete, so it has no writer.
+    fn has_writer(&self, _path: &str) -> bool {
+        false
+    }
+
+    /// Returns the items in a checkpoint's place that may be garbage.
+    fn garbage(&self, interrupted: Interrupted<'_>) -> Result<Vec<Found>>;
+
+    /// Returns items outside the checkpoints' places that may be garbage, grouped by the name of the checkpoint;
+    /// `.` for files of none.
+    fn garbage_beside(&self, interrupted: Interrupted<'_>) -> Result<BTreeMap<String, Vec<Found>>>;
+
+    /// Removes garbage other than data files.
+    fn sweep(
+        &self,
+        waste: &[(Found, Duration)],
+        is_partial: bool,
+        interrupted: Interrupted<'_>,
+    ) -> Result<()>;
+}
+
+/// What a look at a folder found.
+pub(crate) struct Peek {
+    /// The start of its manifest.
+    pub(crate) start: Option<Vec<u8>>,
+    /// Whether it has data files and no manifest.
+    pub(crate) has_data: bool,
+}
+
+/// An open file with its size in bytes.
+pub(crate) type Opened = (u64, Arc<dyn OpenFile>);
+
+/// A file that is open for reads of byte ranges.
+pub(crate) trait OpenFile: Send + Sync {
+    /// Reads ranges inside the file; returns none if it is gone.
+    fn read(
+        &self,
+        ranges: &[Range<u64>],
+        interrupted: Interrupted<'_>,
+    ) -> Result<Option<Vec<Vec<u8>>>>;
+}
+
+/// A file that is written in pieces. If it is dropped unfinished, nothing remains.
+pub(crate) trait Target: Send {
+    /// Appends bytes; after an error the file is abandoned.
+    fn write(&mut self, bytes: &[u8], interrupted: Interrupted<'_>) -> Result<()>;
+
+    /// Makes the file durable and gives it its final name.
+    fn finish(self: Box<Self>, interrupted: Interrupted<'_>) -> Result<()>;
+}

@@ -1,0 +1,120 @@
+//! A file written in pieces under a hidden name.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hocket_store::durable::{Direct, SequentialWriter, hidden_path, mark_alive, sync_parent};
+
+use crate::error::{CkptError, NEVER_REPLACED, Result};
+use crate::files::Target;
+use crate::local_file::create_folder;
+use crate::workers::{self, Interrupted};
+
+/// A local file under a hidden name.
+pub(super) struct Staged {
+    hidden: PathBuf,
+    target: PathBuf,
+    file: File,
+    stream: Option<SequentialWriter>,
+    pid: u32,
+}
+
+impl Staged {
+    pub(super) fn create(target: &Path, size: u64) -> Result<Self> {
+        if target.symlink_metadata().is_ok() {
+            return Err(taken(target.display().to_string()));
+        }
+        let folder = target.parent().unwrap_or(Path::new("."));
+        create_folder(folder)?;
+        let hidden = hidden_path(target);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&hidden)
+            .map_err(|error| CkptError::io(&hidden, "create the file", &error))?;
+        mark_alive(&file);
+        let direct = Direct::open(&hidden, &file, size)
+            .map_err(|error| CkptError::io(&hidden, "open the file again", &error))?;
+        let staged = Self {
+            hidden,
+            target: target.to_owned(),
+            file,
+            stream: Some(SequentialWriter::new(direct)),
+            pid: std::process::id(),
+        };
+        // Reserves the space, so that a full disk is reported before anything is written; some file systems do
+        // not support it.
+        match reserve(&staged.file, size.max(1)) {
+            Err(error @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
+                let action = format!("reserve {size} bytes");
+                Err(CkptError::io(
+                    &staged.hidden,
+                    &action,
+                    &io::Error::from(error),
+                ))
+            }
+            _ => Ok(staged),
+        }
+    }
+
+    fn publish(mut self) -> Result<()> {
+        let written = self.stream.take().map_or(Ok(()), SequentialWriter::finish);
+        written.map_err(|error| CkptError::io(&self.hidden, "write", &error))?;
+        self.file
+            .sync_all()
+            .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
+        // A hard link, unlike a rename, fails if the name exists.
+        std::fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => taken(self.target.display().to_string()),
+            _ => CkptError::io(&self.target, "link the file to its name", &error),
+        })?;
+        let _ = std::fs::remove_file(&self.hidden);
+        Ok(sync_parent(&self.target)?)
+    }
+}
+
+impl Target for Staged {
+    fn write(&mut self, bytes: &[u8], _: Interrupted<'_>) -> Result<()> {
+        let outcome = match &mut self.stream {
+            Some(stream) => stream.write(bytes),
+            None => Ok(()),
+        };
+        outcome.map_err(|error| CkptError::io(&self.hidden, "write", &error))
+    }
+
+    fn finish(self: Box<Self>, interrupted: Interrupted<'_>) -> Result<()> {
+        workers::detached(interrupted, move || self.publish())
+    }
+}
+
+fn taken(uri: String) -> CkptError {
+    CkptError::Exists {
+        uri,
+        reason: NEVER_REPLACED.to_owned(),
+    }
+}
+
+/// Reserves space, and leaves the length of the file as it is. Only Linux does both.
+#[cfg(target_os = "linux")]
+fn reserve(file: &File, size: u64) -> rustix::io::Result<()> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, size)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve(_file: &File, _size: u64) -> rustix::io::Result<()> {
+    Ok(())
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Its threads end first, so that they do not write to the file after its removal.
+        self.stream = None;
+        // The copy in a forked child must not remove the parent's file.
+        if self.pid != std::process::id() {
+            return;
+        }
+        // Already gone if it was published.
+        let _ = std::fs::remove_file(&self.hidden);
+    }
+}

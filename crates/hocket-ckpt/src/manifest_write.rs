@@ -1,0 +1,58 @@
+//! A manifest to be committed, and its comparison with the one that is there.
+
+use bytes::Bytes;
+
+use crate::error::{CkptError, Result};
+use crate::manifest::decode_head;
+
+/// The conditions of a commit.
+#[derive(Debug, Clone, Default)]
+pub struct CommitOptions {
+    /// Commit even if the store ignores the conditions of conditional writes.
+    pub unfenced: bool,
+    /// The id of the save whose manifest is replaced; without it, no manifest may exist.
+    pub replaces: Option<String>,
+}
+
+/// A manifest to be written to a place.
+#[derive(Clone)]
+pub(crate) struct ManifestWrite {
+    pub(crate) uri: String,
+    pub(crate) bytes: Bytes,
+    pub(crate) save_id: String,
+    pub(crate) options: CommitOptions,
+}
+
+impl ManifestWrite {
+    /// Succeeds if the existing manifest is that of this save.
+    pub(crate) fn compare(&self, there: &[u8]) -> Result<()> {
+        let theirs = match decode_head(there, &self.uri) {
+            Ok((head, _, _)) if head.save_id == self.save_id => return Ok(()),
+            Ok((head, _, _)) => format!(
+                "save `{}` of step {} was committed there",
+                head.save_id, head.step
+            ),
+            Err(error) => {
+                format!("an object of that name exists and is not a manifest ({error})")
+            }
+        };
+        Err(CkptError::Exists {
+            uri: self.uri.clone(),
+            reason: format!(
+                "{theirs}, and was not touched. Save under another name, or delete it first"
+            ),
+        })
+    }
+
+    /// Returns whether the existing manifest is that of the save `save_id`.
+    pub(crate) fn is_of(&self, there: &[u8], save_id: &str) -> bool {
+        decode_head(there, &self.uri).is_ok_and(|(head, _, _)| head.save_id == save_id)
+    }
+
+    /// Builds the error of a store that ignores the condition of a write.
+    pub(crate) fn unfenced(&self) -> CkptError {
+        CkptError::Unfenced {
+            uri: self.uri.clone(),
+        }
+    }
+}

@@ -1,13 +1,13 @@
 //! Atomic writes of local files: data goes to a hidden file beside the target, which is renamed when complete.
 //! Readers see the whole file or none, also after a crash.
 
-use crate::durable::{DurableError, Folder, open_in_folder};
+use crate::durable::{DurableError, Folder, link_as_new, open_in_folder};
 use crate::error::{Result, StoreError};
 use crate::handle::Handle;
 use crate::local_meta::{describe, etag, write_error};
 use crate::meta::{ObjectMeta, PutMode};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Name prefix of the hidden files of unfinished writes; listings skip them.
@@ -69,18 +69,11 @@ impl Staged {
                 fs::rename(&self.hidden, &self.target).map_err(failed("rename to"))?
             }
             PutMode::Create => {
-                // A hard link, unlike a rename, fails if the name exists.
-                fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
-                    ErrorKind::AlreadyExists => StoreError::Exists {
-                        uri: self.uri.clone(),
-                    },
-                    _ => write_error(
-                        &self.uri,
-                        "link to (the file system must support hard links)",
-                        &error,
-                    ),
-                })?;
-                let _ = fs::remove_file(&self.hidden);
+                let action = "link to (the file system must support hard links)";
+                if !link_as_new(&self.hidden, &self.target).map_err(failed(action))? {
+                    let uri = self.uri.clone();
+                    return Err(StoreError::Exists { uri });
+                }
             }
             PutMode::Match(expected) => self.replace(&folder, expected)?,
         }

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use hocket_store::durable::{Locked, open_regular, sync_folder, sync_parent};
+use hocket_store::durable::{Locked, link_as_new, open_regular, sync_folder, sync_parent};
 
 use crate::error::{CkptError, Result};
 use crate::local_file::{create_folder, found};
@@ -97,11 +97,9 @@ fn replace(manifest: &ManifestWrite, temporary: &Path, name: &Path, old: &str) -
 
 /// Gives the file its final name; returns false if the name exists.
 fn publish(temporary: &Path, name: &Path, unfenced: bool) -> Result<bool> {
-    match std::fs::hard_link(temporary, name) {
-        Ok(()) => return Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-        // File systems without hard links report different errors; the rename below reports the actual cause.
-        Err(_) => {}
+    // File systems without hard links report different errors; the rename below reports the actual cause.
+    if let Ok(is_new) = link_as_new(temporary, name) {
+        return Ok(is_new);
     }
     let (from, flags) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
     match rustix::fs::renameat_with(from, temporary, from, name, flags) {

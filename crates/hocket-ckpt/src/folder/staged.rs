@@ -4,7 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hocket_store::durable::{Direct, SequentialWriter, hidden_path, mark_alive, sync_parent};
+use hocket_store::durable::{
+    Direct, SequentialWriter, hidden_path, link_as_new, mark_alive, sync_parent,
+};
 
 use crate::error::{CkptError, NEVER_REPLACED, Result};
 use crate::files::Target;
@@ -23,7 +25,7 @@ pub(super) struct Staged {
 impl Staged {
     pub(super) fn create(target: &Path, size: u64) -> Result<Self> {
         if target.symlink_metadata().is_ok() {
-            return Err(taken(target.display().to_string()));
+            return Err(taken(target));
         }
         let folder = target.parent().unwrap_or(Path::new("."));
         create_folder(folder)?;
@@ -64,12 +66,11 @@ impl Staged {
         self.file
             .sync_all()
             .map_err(|error| CkptError::io(&self.hidden, "flush the file", &error))?;
-        // A hard link, unlike a rename, fails if the name exists.
-        std::fs::hard_link(&self.hidden, &self.target).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => taken(self.target.display().to_string()),
-            _ => CkptError::io(&self.target, "link the file to its name", &error),
-        })?;
-        let _ = std::fs::remove_file(&self.hidden);
+        let is_new = link_as_new(&self.hidden, &self.target)
+            .map_err(|error| CkptError::io(&self.target, "link the file to its name", &error))?;
+        if !is_new {
+            return Err(taken(&self.target));
+        }
         Ok(sync_parent(&self.target)?)
     }
 }
@@ -88,9 +89,9 @@ impl Target for Staged {
     }
 }
 
-fn taken(uri: String) -> CkptError {
+fn taken(target: &Path) -> CkptError {
     CkptError::Exists {
-        uri,
+        uri: target.display().to_string(),
         reason: NEVER_REPLACED.to_owned(),
     }
 }

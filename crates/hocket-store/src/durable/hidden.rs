@@ -5,6 +5,7 @@
 use super::folder::folder_of;
 use super::lock::{has_writer, try_lock};
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Suffix of hidden names. No other program uses it, so every file with it was written by Hocket.
@@ -31,6 +32,22 @@ pub fn name_of_hidden(hidden: &str) -> Option<&str> {
 /// Marks a file as having a writer, by a lock. Has no effect if the file system does not support locks.
 pub fn mark_alive(file: &File) {
     let _ = try_lock(file);
+}
+
+/// Gives a complete file its final name in place of the hidden one; returns false if the name exists.
+///
+/// # Errors
+/// The error of the system call, for example of a file system without hard links.
+pub fn link_as_new(hidden: &Path, target: &Path) -> io::Result<bool> {
+    // A hard link, unlike a rename, fails if the name exists.
+    match fs::hard_link(hidden, target) {
+        Ok(()) => {
+            let _ = fs::remove_file(hidden);
+            Ok(true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes hidden files that killed writers of `target` left beside it. Failures are ignored, because the files

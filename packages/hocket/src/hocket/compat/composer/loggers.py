@@ -71,7 +71,9 @@ class ProgressBarLogger(_ProgressBarLogger):
 
     def __init__(self, stream: str | TextIO | None = None, log_traces: bool = False) -> None:
         del log_traces
-        super().__init__(getattr(sys, stream) if stream in ("stdout", "stderr") else stream)
+        named: dict[Any, TextIO] = {"stdout": sys.stdout, "stderr": sys.stderr}
+        chosen: Any = named.get(stream, stream)
+        super().__init__(chosen)
 
 
 #: The progress bar's past name.

@@ -37,8 +37,10 @@ def accept_calls(destination: Destination, state: State) -> None:
 
 def _own(destination: Destination, name: str) -> Callable[..., None]:
     """Return a method, as it was before the run before changed it."""
-    method: Any = getattr(destination, name)
-    return method.args[0] if isinstance(method, functools.partial) else method
+    method: Callable[..., None] = getattr(destination, name)
+    if isinstance(method, functools.partial):
+        method = method.args[0]
+    return method
 
 
 def _upload(own: Callable[..., None], run: weakref.ref[State], *args: Any, **arguments: Any) -> None:

@@ -88,7 +88,7 @@ def test_a_resume_with_another_duration_uses_it_and_its_schedule(tmp_path):
     assert run("4ba", stop_at=2) == 2
     assert run("8ba") == 8
     # The schedule depends on the time only, so it is a line to the new end.
-    assert [rates[batch] for batch in range(3, 8)] == pytest.approx([0.1 * (1 - b / 8) for b in range(2, 7)])
+    assert [rates[batch] for batch in range(2, 8)] == pytest.approx([0.1 * (1 - b / 8) for b in range(2, 8)])
 
 
 def test_autoresume_loads_the_whole_checkpoint_even_if_load_path_loads_a_part(tmp_path):

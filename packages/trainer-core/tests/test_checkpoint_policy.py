@@ -35,6 +35,15 @@ def trained(folder, duration="4ba", **options):
         return trainer
 
 
+def test_a_name_without_the_batch_gets_it_where_it_would_come_twice(tmp_path):
+    # Five batches make an epoch: the run ends within one that has a checkpoint.
+    end = parameters(trained(tmp_path, "7ba", save_interval="1ep", save_filename="ep{epoch}"))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["ep1", "ep1-ba7"]
+    with make(save_folder=str(tmp_path), max_duration="7ba", autoresume=True) as trainer:
+        assert trainer.state.timestamp.batch == 7
+        assert same(trainer, end)
+
+
 def same(trainer, expected):
     return all(torch.equal(value, expected[name]) for name, value in parameters(trainer).items())
 

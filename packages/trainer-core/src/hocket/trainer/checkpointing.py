@@ -47,7 +47,8 @@ class Checkpointer:
         state: Of the run.
         save_interval: An interval of training, in epochs when it is a bare number; or `(state, event) ->
             bool`.
-        save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`.
+        save_filename: The checkpoint's name, with fields such as `{epoch}` and `{batch}`; one that comes
+            twice in a row gets `-ba{batch}`, unless it may be overwritten.
         mode: `"sync"` or `"async"`.
         weights_only: Save the model and the time alone; such a checkpoint is loaded with `load_weights_only`.
         ignore_keys: Parts to leave out, as `tree_filter.without` takes them.
@@ -101,6 +102,7 @@ class Checkpointer:
         # The place in `Counts` that decides, and the bounds of the interval that the training is in.
         self._present: tuple[int, float, float] = (0, 0.0, 0.0)
         self._last_batch: int | None = None
+        self._last_from_template = ""
         self._handle: SaveHandle | None = None
 
     @property
@@ -232,7 +234,7 @@ class Checkpointer:
         self._finish()
         self._is_pending = False
         counts = self._state.timestamp.counts
-        fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
+        name = self._next_name(counts)
         weights_only = self._weights_only
         tree = self._run_state.weights_tree() if weights_only else self._run_state.tree()
         user = {} if weights_only else self._run_state.rank_zero()
@@ -242,7 +244,7 @@ class Checkpointer:
         self._handle = self.store.save(
             without(tree, self._ignore_keys),
             step=counts.batch,
-            name=self._template.format(run_name=self._state.run_name, **fields),
+            name=name,
             per_rank=None if weights_only else self._run_state.per_rank(),
             user=user,
             mode=self.mode,
@@ -253,6 +255,19 @@ class Checkpointer:
         if self.mode == "sync":
             self._finish()
         return handle
+
+    def _next_name(self, counts: Counts) -> str:
+        """Return the name for a save now, with the batch added where the template gave it for the last one.
+
+        A run that ends, or is stopped, within an epoch that has a checkpoint must not lose what it trained
+        since to a template such as `ep{epoch}`.
+        """
+        fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
+        name = self._template.format(run_name=self._state.run_name, **fields)
+        if self._overwrite or name != self._last_from_template:
+            self._last_from_template = name
+            return name
+        return f"{name}-ba{counts.batch}"
 
     def _finish(self) -> None:
         handle, self._handle = self._handle, None

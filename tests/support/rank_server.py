@@ -41,7 +41,7 @@ class RankServer:
     """The server of one rank number, for the whole test run.
 
     Args:
-        env: Of its processes; what may differ in `fork` does not matter here.
+        env: The server's environment variables; `fork` gets those of each rank.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:

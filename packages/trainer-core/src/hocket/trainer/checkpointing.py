@@ -257,10 +257,10 @@ class Checkpointer:
         return handle
 
     def _next_name(self, counts: Counts) -> str:
-        """Return the name for a save now, with the batch added where the template gave it for the last one.
+        """Return the name of the next checkpoint; `-ba{batch}` follows where the last one had the same name.
 
-        A run that ends, or is stopped, within an epoch that has a checkpoint must not lose what it trained
-        since to a template such as `ep{epoch}`.
+        With a template such as `ep{epoch}`, a run that ends within an epoch that has a checkpoint would
+        otherwise fail at its end and lose the steps since that checkpoint.
         """
         fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
         name = self._template.format(run_name=self._state.run_name, **fields)

@@ -3,15 +3,16 @@
 Every cell is a process of its own that trains the same small model on the CPU over the same batches in a
 list. The cells alternate, round after round, so that a change of the machine's speed affects all of them. The
 figure is processor time a step, from the first batch to the last, and its excess over the bare loop of the
-same round. Further cells are two processes each, over gloo: torch's `DistributedDataParallel` in a loop; the
-same with an additional sum of eight numbers a step, which the loop awaits at once (`ddp-waited`) or a step
-later (`ddp-agreed`), on the gradients' group (`ddp-shared`), or as a gather (`ddp-gathered`); and Hocket.
+same round. The cell `duties` is a loop written by hand with the duties that no step of Hocket's can leave
+out. Further cells are two processes each, over gloo: torch's `DistributedDataParallel` in a loop; the same
+with an additional sum of eight numbers a step, which the loop awaits at once (`ddp-waited`) or a step later
+(`ddp-agreed`), on the gradients' group (`ddp-shared`), or as a gather (`ddp-gathered`); and Hocket.
 Their figure is wall-clock time a step.
 
     uv run python tests/bench/trainer.py
     uv run python tests/bench/trainer.py --profile
     uv run python tests/bench/trainer.py --parts
-    uv run python tests/bench/trainer.py --steps --cells bare,hocket,hocket-in-use,fabric
+    uv run python tests/bench/trainer.py --steps --cells bare,duties,hocket,hocket-in-use,fabric
 
 A peer that is not installed is left out and named; `uv pip install lightning accelerate` adds three.
 Composer 0.32 needs an older torch, so `uv` makes an environment of its own for it, and its excess is measured

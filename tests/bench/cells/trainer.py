@@ -92,6 +92,48 @@ def bare(data: Batches) -> Callable[[], object]:
     return run
 
 
+def duties(data: Batches) -> Callable[[], object]:
+    """Return a loop written by hand with the duties of Hocket's step that every run has, and no option.
+
+    It fetches ahead, compares the rows of inputs and labels, reads the clock, keeps the 14 counts of a
+    timestamp, checks the loss for NaN before the update, and looks for the end of training and for a stop. It
+    shows the least that these take in Python on a machine.
+    """
+    model = Net()
+    optimizer = sgd(model)
+    signal: dict[str, Any] = {"stop": None, "counts": (0,) * 14, "loss": None}
+
+    def run() -> None:
+        batches = iter(data)
+        batch, clock_s, end = next(batches), time.perf_counter(), signal["counts"][2] + STEPS
+        rows = batch[0].shape[0]
+        while batch is not None and signal["stop"] is None:
+            loss = model.loss(model(batch), batch)
+            loss.backward()
+            loss = loss.detach()
+            now_s = time.perf_counter()
+            counts, seconds = signal["counts"], now_s - clock_s
+            clock_s = now_s
+            counts = (
+                counts[0], counts[1], counts[2] + 1, counts[3] + rows, counts[4], counts[5], counts[6],
+                counts[7] + 1, counts[8] + rows, counts[9], counts[10] + seconds, counts[11] + seconds,
+                counts[12] + seconds, seconds,
+            )  # fmt: skip
+            batch = next(batches, None) if counts[2] < end else None
+            if batch is not None:
+                rows = batch[0].shape[0]
+                if rows != batch[1].shape[0] or not rows:
+                    raise ValueError("inputs and labels have other numbers of rows")
+            value = loss.tolist()
+            if value - value != 0.0:
+                raise ValueError("the loss is not finite")
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            signal["loss"], signal["counts"] = loss, counts
+
+    return run
+
+
 def hocket(data: Batches, **arguments: Any) -> Callable[[], object]:
     """Return a run of Hocket's trainer with no optional feature in use."""
     from hocket.trainer import Trainer
@@ -309,6 +351,7 @@ def composer(data: Batches) -> Callable[[], object]:
 
 CELLS: dict[str, Callable[[Batches], Callable[[], object]]] = {
     "bare": bare,
+    "duties": duties,
     "hocket": hocket,
     "hocket-in-use": hocket_in_use,
     "fabric": fabric,

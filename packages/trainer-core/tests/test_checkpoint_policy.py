@@ -42,6 +42,12 @@ def test_a_name_without_the_batch_gets_it_where_it_would_come_twice(tmp_path):
     with make(save_folder=str(tmp_path), max_duration="7ba", autoresume=True) as trainer:
         assert trainer.state.timestamp.batch == 7
         assert same(trainer, end)
+    # A run that goes on and ends within the same epoch does not take the name that is there already.
+    with make(
+        save_folder=str(tmp_path), max_duration="9ba", autoresume=True, save_filename="ep{epoch}"
+    ) as trainer:
+        trainer.fit()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["ep1", "ep1-ba7", "ep1-ba9"]
 
 
 def same(trainer, expected):

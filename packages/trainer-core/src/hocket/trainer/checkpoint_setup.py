@@ -150,5 +150,5 @@ def load_checkpoint(parts: Parts, store: CheckpointStore | None, made: ExitStack
         follow_seed(state.train_dataloader, state.seed)
         parts.notices += parts.run_state.resume_loader()
         if parts.checkpointer is not None and (is_own or not config.load_weights_only):
-            parts.checkpointer.loaded_at(state.timestamp.counts.batch)
+            parts.checkpointer.start_from_loaded()
     parts.engine.fire(Event.AFTER_LOAD)

@@ -222,11 +222,12 @@ class Checkpointer:
             for other in self._others:
                 other.close()
 
-    def loaded_at(self, batch: int) -> None:
-        """Note that the run starts from a checkpoint of that batch, which need not be saved again."""
-        self._last_batch = batch
+    def start_from_loaded(self) -> None:
+        """Note that the state was loaded from a checkpoint: it need not be saved again, nor its name reused."""
+        counts = self._state.timestamp.counts
+        self._last_batch, self._last_from_template = counts.batch, self._name_at(counts)
         for other in self._others:
-            other.loaded_at(batch)
+            other.start_from_loaded()
 
     def save(self) -> SaveHandle:
         """Save now. Collective. Waits for the previous save, and with `mode="sync"` for this one."""
@@ -262,12 +263,15 @@ class Checkpointer:
         With a template such as `ep{epoch}`, a run that ends within an epoch that has a checkpoint would
         otherwise fail at its end and lose the steps since that checkpoint.
         """
-        fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
-        name = self._template.format(run_name=self._state.run_name, **fields)
+        name = self._name_at(counts)
         if self._overwrite or name != self._last_from_template:
             self._last_from_template = name
             return name
         return f"{name}-ba{counts.batch}"
+
+    def _name_at(self, counts: Counts) -> str:
+        fields = {field: getattr(counts, field) for field in _FIELDS[1:]}
+        return self._template.format(run_name=self._state.run_name, **fields)
 
     def _finish(self) -> None:
         handle, self._handle = self._handle, None

@@ -154,7 +154,7 @@ class Trainer(_Trainer):
             parts.loader.resume(None, num_batches=self.state.timestamp.counts.batch_in_epoch)
             parts.loader.skip()
         if parts.checkpointer is not None and not weights_only:
-            parts.checkpointer.loaded_at(self.state.timestamp.counts.batch)
+            parts.checkpointer.start_from_loaded()
 
 
 def _close_at_exit(trainer: Trainer) -> None:

@@ -4,9 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use hocket_store::durable::PageBuffer;
-
-use crate::data_reader::{Caching, DataReader};
+use crate::data_reader::{Caching, DataReader, Own};
 use crate::digest::{BLOCK_BYTES, Digest, xxh3_128};
 use crate::error::{CkptError, Result};
 use crate::manifest::DataFile;
@@ -151,11 +149,11 @@ impl Block<'_> {
     }
 }
 
-/// An open data file with the buffers of one reading thread.
+/// An open data file, as one thread reads it.
 pub(crate) struct Source<'a> {
     pub(crate) root: &'a Path,
     pub(crate) handle: &'a DataReader,
-    pub(crate) buffer: &'a mut Option<PageBuffer>,
+    pub(crate) own: &'a mut Own,
 }
 
 impl Source<'_> {
@@ -181,7 +179,7 @@ impl Source<'_> {
     }
 
     fn read_exact(&mut self, block: &Block<'_>, at: u64, target: &mut [u8]) -> Result<()> {
-        let read = self.handle.read_exact_at(target, at, self.buffer);
+        let read = self.handle.read_exact_at(target, at, self.own);
         read.map_err(|error| {
             let action = format!("read {} bytes at {at}", target.len());
             CkptError::io(&self.root.join(&block.file.path), &action, &error)

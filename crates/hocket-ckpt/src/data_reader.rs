@@ -1,15 +1,19 @@
 //! A data file open for reading: through the page cache if it is cached or may be kept there, by direct I/O
 //! otherwise.
 //!
-//! Several threads read the blocks of one file, about in order. A file that is read into the page cache is declared
-//! to be read in sequence: the kernel's own read-ahead takes large pages, which explicit requests for ranges
-//! (`POSIX_FADV_WILLNEED`) do not. With direct I/O each request reaches the disk unchanged, and other cached data of
-//! the training process is not evicted.
+//! Several threads read the blocks of one file, each a contiguous part. A file that is read into the page cache is
+//! declared to be read in sequence: the kernel's own read-ahead takes large pages, which explicit requests for
+//! ranges (`POSIX_FADV_WILLNEED`) do not. The kernel notes where the reads of an open file description are, so
+//! each thread has one of its own; with a shared one it finds no sequence. With direct I/O each request reaches the
+//! disk unchanged, and other cached data of the training process is not evicted.
 
 use std::fs::File;
 #[cfg(target_os = "linux")]
 use std::fs::OpenOptions;
 use std::io;
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 #[cfg(target_os = "linux")]
 use std::os::unix::fs::OpenOptionsExt;
@@ -48,6 +52,17 @@ pub(crate) struct DataReader {
     cached: File,
     direct: Option<File>,
     is_refused: AtomicBool,
+    /// Whether the file is not cached yet and will be.
+    is_sequential: bool,
+}
+
+/// What a reading thread keeps from one read to the next.
+#[derive(Default)]
+pub(crate) struct Own {
+    /// For direct I/O; created when needed.
+    buffer: Option<PageBuffer>,
+    /// Another open file description of the file that was read last, with the handle that it was made of.
+    file: Option<(RawFd, File)>,
 }
 
 impl DataReader {
@@ -58,10 +73,12 @@ impl DataReader {
         let is_long = size >= DIRECT_MIN_BYTES && wanted >= LOOK_MIN_BYTES;
         let is_cold = is_long && !is_cached(&cached, size as usize);
         let is_kept = caching == Caching::Keep;
-        if is_cold && is_kept {
+        let is_sequential = is_cold && is_kept;
+        if is_sequential {
             advise(&cached, Advice::Sequential);
         }
         Ok(Self {
+            is_sequential,
             direct: (is_cold && !is_kept).then(|| open_direct(path)).flatten(),
             cached,
             is_refused: AtomicBool::new(false),
@@ -73,19 +90,21 @@ impl DataReader {
         Ok(self.cached.metadata()?.len())
     }
 
-    /// Fills `target` with the bytes at `at`. `buffer` belongs to the calling thread and is created when
-    /// needed.
+    /// Fills `target` with the bytes at `at`. `own` belongs to the calling thread.
     pub(crate) fn read_exact_at(
         &self,
         target: &mut [u8],
         at: u64,
-        buffer: &mut Option<PageBuffer>,
+        own: &mut Own,
     ) -> io::Result<()> {
+        if self.is_sequential {
+            return own.file_of(&self.cached).read_exact_at(target, at);
+        }
         let direct = self.direct.as_ref();
         let Some(direct) = direct.filter(|_| !self.is_refused.load(Ordering::Relaxed)) else {
             return self.cached.read_exact_at(target, at);
         };
-        let buffer = match buffer {
+        let buffer = match &mut own.buffer {
             Some(buffer) => buffer,
             none => none.insert(PageBuffer::new()?),
         };
@@ -102,6 +121,27 @@ impl DataReader {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+}
+
+impl Own {
+    /// Returns this thread's own open file description of an open file, or the given one if there is none.
+    #[cfg(target_os = "linux")]
+    fn file_of<'a>(&'a mut self, file: &'a File) -> &'a File {
+        let key = file.as_raw_fd();
+        if self.file.as_ref().is_none_or(|(of, _)| *of != key) {
+            // By its path it could be another file by now.
+            self.file = File::open(format!("/proc/self/fd/{key}"))
+                .inspect(|own| advise(own, Advice::Sequential))
+                .ok()
+                .map(|own| (key, own));
+        }
+        self.file.as_ref().map_or(file, |(_, own)| own)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn file_of<'a>(&'a mut self, file: &'a File) -> &'a File {
+        self.file.as_ref().map_or(file, |(_, own)| own)
     }
 }
 
@@ -210,7 +250,7 @@ mod tests {
         let mut opened = DataReader::open(file.path(), u64::MAX, Caching::Bypass).unwrap();
         assert!(opened.direct.is_none(), "small");
         opened.direct = open_direct(file.path());
-        let mut buffer = None;
+        let mut own = Own::default();
         for (at, length) in [
             (0, 1),
             (4095, 2),
@@ -222,11 +262,11 @@ mod tests {
         ] {
             let mut target = vec![0; length];
             opened
-                .read_exact_at(&mut target, at as u64, &mut buffer)
+                .read_exact_at(&mut target, at as u64, &mut own)
                 .unwrap();
             assert_eq!(target, data[at..at + length], "{length} at {at}");
         }
-        let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, &mut buffer);
+        let beyond = opened.read_exact_at(&mut [0; 6], data.len() as u64 - 5, &mut own);
         assert_eq!(beyond.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
@@ -255,7 +295,11 @@ mod tests {
         }
         let kept = DataReader::open(file.path(), DIRECT_MIN_BYTES, Caching::Keep).unwrap();
         let mut read = vec![0; size];
-        kept.read_exact_at(&mut read, 0, &mut None).unwrap();
+        let mut own = Own::default();
+        kept.read_exact_at(&mut read, 0, &mut own).unwrap();
+        if cfg!(target_os = "linux") {
+            assert!(own.file.is_some(), "no description of its own");
+        }
         assert!(read.iter().all(|&byte| byte == 7));
         assert!(is_cached(file.as_file(), size));
     }

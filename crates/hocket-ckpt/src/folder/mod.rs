@@ -3,6 +3,7 @@
 mod commit;
 mod read;
 mod removal;
+mod shares;
 mod staged;
 mod write;
 

@@ -4,13 +4,15 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use crate::block::{Block, Source, open_data};
-use crate::data_reader::{Caching, DataReader};
+use crate::data_reader::{Caching, DataReader, Own};
 use crate::digest::{BLOCK_BYTES, num_blocks};
 use crate::error::{CkptError, Result};
 use crate::plan::{Read, Touch};
 use crate::read::Job;
 use crate::verify::{Bad, Check};
 use crate::workers::{self, Interrupted};
+
+use super::shares::Shares;
 
 const READ_WORKERS: usize = 8;
 
@@ -25,24 +27,23 @@ pub(super) fn read(
 ) -> Result<()> {
     let opened = open_all(root, job, caching)?;
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let workers = READ_WORKERS.min(cores * 2);
-    // The buffer for a block is allocated when first needed; partial reads go straight to their destinations.
-    let start = || Ok((Vec::new(), None));
+    let shares = Shares::new(job.spans.len(), READ_WORKERS.min(cores * 2));
+    // The memory for a block is allocated when first needed; partial reads go straight to their destinations.
+    let start = || Ok((shares.join(), Vec::new(), Own::default()));
     workers::run(
-        workers,
+        shares.len(),
         job.spans.len(),
         interrupted,
         start,
-        |(scratch, buffer), index| {
+        |(share, scratch, own), _| {
+            let Some(index) = shares.take(*share) else {
+                return Ok(());
+            };
             for (block, touches) in job.blocks(index) {
                 let Some(handle) = opened[touches[0].file].as_ref() else {
                     continue;
                 };
-                let mut source = Source {
-                    root,
-                    handle,
-                    buffer,
-                };
+                let mut source = Source { root, handle, own };
                 if job.is_whole(&block) {
                     read_whole(&mut source, &block, touches, job, scratch)?;
                 } else {
@@ -128,19 +129,15 @@ pub(super) fn verify(
     let (file, caching) = (check.file, Caching::Bypass);
     let handle = &open_data(root, check.uri, file, file.stored_bytes(), caching)?;
     let mut start = vec![0_u8; check.block(0).stored().start as usize];
-    let read = handle.read_exact_at(&mut start, 0, &mut None);
+    let read = handle.read_exact_at(&mut start, 0, &mut Own::default());
     read.map_err(|error| CkptError::io(&root.join(&file.path), "read the header", &error))?;
     let bad = Mutex::new(Vec::from_iter(check.judge_header(&start)));
-    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], None));
+    let start = || Ok((vec![0_u8; BLOCK_BYTES as usize], Own::default()));
     let count = num_blocks(file.data_bytes()) as usize;
-    let judge = |(content, buffer): &mut (Vec<u8>, _), index: usize| {
+    let judge = |(content, own): &mut (Vec<u8>, _), index: usize| {
         let block = check.block(index as u64);
         let content = &mut content[..block.bytes()];
-        let mut source = Source {
-            root,
-            handle,
-            buffer,
-        };
+        let mut source = Source { root, handle, own };
         let read = source.read_block(&block, content);
         if let (Some(found), Ok(mut bad)) = (Check::judge(&block, read, content)?, bad.lock()) {
             bad.push(found);

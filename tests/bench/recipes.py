@@ -119,7 +119,7 @@ def _first(recipe: Any, curve: Any) -> Any:
 def _ratio(these: list[Any], plain: list[Any], column: int) -> str:
     """Return the median and range of the ratios seed by seed, where both runs reached the quality."""
     pairs = [(one, other) for one, other in zip(these, plain, strict=True) if one and other]
-    note = "" if len(pairs) == len(these) else f" [{len(pairs)} seeds]"
+    note = "" if len(pairs) == len(these) else f" [{len(pairs)} seed{'s' * (len(pairs) != 1)}]"
     return _spread([one[column] / other[column] for one, other in pairs], 2) + note * bool(pairs)
 
 
